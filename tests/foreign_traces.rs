@@ -1,4 +1,5 @@
-//! Traces of other tools in `hotness`, `parquet` and `convert`. The golden files all tell one story, whose counts are here.
+//! Traces of other tools in `hotness`, `parquet` and `convert`. All golden files contain the same routing, as far as their format can
+//! represent it.
 
 mod conditions;
 mod converting;
@@ -16,7 +17,7 @@ use serde_json::Value;
 
 use crate::support::{arg, fail, known_run, repository, run};
 
-/// `(layer, expert)` → count of the story in `fixtures/foreign/make/text.py`.
+/// `(layer, expert)` → count of the routing in `fixtures/foreign/make/text.py`.
 const COUNTS: [((u64, u64), u64); 9] = [
     ((0, 0), 1),
     ((0, 1), 2),
@@ -33,7 +34,7 @@ fn golden(name: &str) -> PathBuf {
     repository("fixtures/foreign").join(name)
 }
 
-/// Rows that `hotness -o json` prints, without the experts that were never chosen.
+/// Counts above 0 that `hotness -o json` prints, by layer and expert.
 fn hotness(path: &Path, more: &[&str]) -> BTreeMap<(u64, u64), u64> {
     let args = ["--quiet", "hotness", arg(path), "-o", "json"];
     let rows: Vec<Value> = serde_json::from_str(&run![args, more]).unwrap();
@@ -48,7 +49,7 @@ fn hotness(path: &Path, more: &[&str]) -> BTreeMap<(u64, u64), u64> {
 }
 
 #[test]
-fn hotness_counts_what_any_tool_traced() {
+fn hotness_counts_traces_of_every_tool() {
     for name in [
         "bigmoeonedge/small.route.csv", "learn/new.json", "learn/old.json",
         "coli-usage/small.coli_usage", "expert-tracer/written.json", "expert-tracer/planned.json",
@@ -57,7 +58,7 @@ fn hotness_counts_what_any_tool_traced() {
     ] {
         assert_eq!(hotness(&golden(name), &[]), BTreeMap::from(COUNTS), "{name}");
     }
-    // Of each pass, the thesis tells the first token alone: 0, 3 and 4, by hand.
+    // A TensorAccessLog trace contains only the first token of each pass: 0, 3 and 4.
     let counts = hotness(&golden("thesis-json"), &[]);
     assert_eq!(counts[&(0, 5)], 2);
     assert_eq!(counts[&(1, 6)], 3);
@@ -65,7 +66,7 @@ fn hotness_counts_what_any_tool_traced() {
 }
 
 #[test]
-fn counts_phases_where_they_are_known() {
+fn filters_by_phase_if_phases_are_recorded() {
     let route = golden("bigmoeonedge/small.route.csv");
     // Tokens 3 and 4.
     let generated = hotness(&route, &["--phase", "generate"]);
@@ -79,7 +80,7 @@ fn counts_phases_where_they_are_known() {
 }
 
 #[test]
-fn counts_tokens_only_with_top_k() {
+fn reports_tokens_of_counts_only_with_top_k() {
     let usage = golden("coli-usage/small.coli_usage");
     let text = run!["--quiet", "hotness", usage];
     assert!(text.lines().nth(1) == Some("20 choices in 2 layers of 8 experts"), "{text}");
@@ -92,7 +93,7 @@ fn counts_tokens_only_with_top_k() {
 }
 
 #[test]
-fn a_trace_without_phases_and_times_becomes_a_table_without_them() {
+fn parquet_writes_null_for_unknown_phases_and_timestamps() {
     let dir = tempfile::tempdir().unwrap();
     let lattice = golden("lattice/small.jsonl");
     run!["--quiet", "parquet", lattice, "--out", dir.path()];
@@ -116,7 +117,7 @@ fn a_trace_without_phases_and_times_becomes_a_table_without_them() {
 }
 
 #[test]
-fn a_dataset_takes_traces_of_several_tools() {
+fn a_dataset_contains_traces_of_several_tools() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["bigmoeonedge/small.route.csv", "jsonl/with-weights.jsonl"] {
         run!["--quiet", "parquet", golden(name), "--dataset", dir.path()];
@@ -127,14 +128,14 @@ fn a_dataset_takes_traces_of_several_tools() {
 }
 
 #[test]
-fn a_thesis_trace_gives_all_three_tables() {
+fn parquet_writes_three_tables_of_a_tensor_access_log() {
     let dir = tempfile::tempdir().unwrap();
     let (binary, json) = (dir.path().join("binary"), dir.path().join("json"));
     run!["--quiet", "parquet", golden("thesis/small.bin"), "--out", binary];
     run!["--quiet", "parquet", golden("thesis-json"), "--out", json];
     for tables in [&binary, &json] {
         let batch = read_routing(tables).unwrap().next().unwrap().unwrap();
-        // The warm-up has none, and positions are those of the sequence.
+        // The routing excludes the warm-up pass; token_id is the position in the sequence.
         assert_eq!(batch.token_id(), [0, 0, 0, 0, 3, 3, 3, 3, 4, 4, 4, 4]);
         assert_eq!(batch.expert_id(), [5, 1, 2, 6, 1, 5, 6, 0, 0, 3, 6, 4]);
         assert_eq!(
@@ -147,14 +148,14 @@ fn a_thesis_trace_gives_all_three_tables() {
         );
         let info: Value =
             serde_json::from_str(&run!["info", tables.join("ops.parquet"), "-o", "json"]).unwrap();
-        // Four passes of 17 operations, the warm-up among them.
+        // Four passes of 17 operations, including the warm-up pass.
         assert!(info.to_string().contains("68"), "{info}");
         assert!(tables.join("accesses.parquet").exists());
     }
 }
 
 #[test]
-fn the_model_is_held_against_the_trace_and_its_map_comes_along() {
+fn model_is_compared_with_the_trace_and_its_map_is_written() {
     let dir = tempfile::tempdir().unwrap();
     let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
     let route = golden("bigmoeonedge/small.route.csv");
@@ -169,7 +170,6 @@ fn the_model_is_held_against_the_trace_and_its_map_comes_along() {
     assert!(text.contains("4 of 32 experts for a token"), "{text}");
 }
 
-/// What a tool does not tell is null, never 0.
 #[test]
 fn mass_is_null_without_router_weights() {
     let dir = tempfile::tempdir().unwrap();
@@ -221,7 +221,7 @@ fn info_prints_the_format_and_its_missing_columns() {
     assert!(text.contains("ds4-hotlist") && text.contains("weight column"), "{text}");
 }
 
-/// The first bytes of the dump could be a record of 1024 bytes; those of the array could not.
+/// The first 1024 bytes of the dump could be a record; those of the array could not.
 #[test]
 fn detects_formats_that_resemble_records() {
     for (name, format) in [("sglang-pt/stat.pt", "sglang-pt"), ("npy/counts.npy", "npy")] {
@@ -236,7 +236,7 @@ fn detects_formats_that_resemble_records() {
 }
 
 #[test]
-fn operation_numbers_can_be_given() {
+fn reads_operation_numbers_from_a_table() {
     let dir = tempfile::tempdir().unwrap();
     let ops = dir.path().join("ops.csv");
     let trace = golden("thesis/small.bin");
@@ -245,7 +245,7 @@ fn operation_numbers_can_be_given() {
     assert!(error.contains("--ops"), "{error}");
     fs::write(&ops, "number,name\n30,MUL_MAT_ID\n").unwrap();
     assert_eq!(hotness(&trace, &["--ops", arg(&ops)]).values().sum::<u64>(), 12);
-    // Quotes, spaces, columns in another order and unknown columns.
+    // Quotes, spaces, another order of columns, unknown columns.
     for table in [
         "\"number\", \"name\"\n\"30\", \"MUL_MAT_ID\"\n",
         "30 , \"MUL_MAT_ID\"\n",
@@ -256,7 +256,7 @@ fn operation_numbers_can_be_given() {
         let counts = hotness(&trace, &["--ops", arg(&ops)]);
         assert_eq!(counts.values().sum::<u64>(), 12, "{table}");
     }
-    // Without a header nothing says what a third column is.
+    // Without a header a line must have two columns.
     for (table, line) in [
         ("30,MUL_MAT_ID,x\n29,MUL_MAT\n", 1),
         ("a,b\n30,MUL_MAT_ID,x\n", 2),
@@ -272,9 +272,9 @@ fn operation_numbers_can_be_given() {
     assert!(error.contains("line 2"), "{error}");
 }
 
-/// The published traces; rows and the experts chosen most often as `awk` and `sort` count them in the files.
+/// Traces that BigMoeOnEdge published; the numbers of rows are those of `awk`.
 #[test]
-fn published_traces_keep_every_row() {
+fn parquet_keeps_every_row_of_published_traces() {
     let Some(data) = moe_testkit::data("bigmoeonedge") else {
         return;
     };

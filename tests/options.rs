@@ -145,7 +145,7 @@ fn ignores_and_reports_a_top_k_that_the_trace_contradicts() {
         let [plain, _] = hotness(&[]);
         let [text, remarks] = hotness(&["--top-k", "1"]);
         let warning =
-            "warning: the trace itself has 2 experts for a token; the top-k of 1 is passed over";
+            "warning: the trace has 2 experts per token; the specified top-k of 1 is ignored";
         assert!(remarks.contains(warning), "{remarks}");
         assert_eq!(text, plain);
         let [_, remarks] = hotness(&["--top-k", "2"]);

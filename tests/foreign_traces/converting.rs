@@ -10,15 +10,16 @@ use serde_json::Value;
 use super::{COUNTS, golden, hotness};
 use crate::support::{N_LAYER, arg, experts_of, fail, known_run, repository, run, tokens_of};
 
-/// Of the tiny qwen3moe model: gate and up of 64 × 256 in Q4_K (9216 bytes each), down in Q5_0 (11264) or Q8_0 (17408).
+/// Expert sizes of the tiny qwen3moe model: gate and up are 64 × 256 Q4_K (9216 bytes each), down is Q5_0 (11,264 bytes) or Q8_0 (17,408
+/// bytes).
 const EXPERT_BYTES: [&str; 6] = [
     "# layer=0 expert_bytes=29696", "# layer=1 expert_bytes=29696", "# layer=2 expert_bytes=35840",
     "# layer=3 expert_bytes=29696", "# layer=4 expert_bytes=29696", "# layer=5 expert_bytes=35840",
 ];
 
-/// As the thesis's tracer would have seen it: of the prompt the first token of each layer, then every generated one.
+/// The format contains the first token of the prompt in each layer, and every generated token.
 #[test]
-fn a_run_as_thesis_json_and_back() {
+fn converts_a_run_to_token_json_and_back() {
     let dir = tempfile::tempdir().unwrap();
     let (run, json) = (dir.path().join("run"), dir.path().join("json"));
     known_run(&run);
@@ -36,21 +37,21 @@ fn a_run_as_thesis_json_and_back() {
 }
 
 #[test]
-fn counts_have_no_order_to_write() {
+fn rejects_counts_where_routing_is_needed() {
     let dir = tempfile::tempdir().unwrap();
     let learn = golden("learn/new.json");
     let tables = dir.path().join("tables");
     let error = fail!["--quiet", "parquet", learn, "--out", tables];
-    assert!(error.contains("counts alone") && error.contains("hotness"), "{error}");
+    assert!(error.contains("only counts"), "{error}");
     assert!(!tables.exists());
     let out = dir.path().join("out.jsonl");
     let error = fail!["--quiet", "convert", learn, "--to", "jsonl", "--out", out];
-    assert!(error.contains("counts alone"), "{error}");
+    assert!(error.contains("only counts"), "{error}");
     assert!(!out.exists());
 }
 
 #[test]
-fn convert_writes_a_learn_file_that_counts_the_same() {
+fn converts_counts_to_an_equal_learn_file() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("learn.json");
     let learn = golden("learn/new.json");
@@ -60,7 +61,7 @@ fn convert_writes_a_learn_file_that_counts_the_same() {
         run!["--quiet", "convert", from, "--to", "learn", "--out", out, "--force"];
         assert_eq!(hotness(&out, &[]), BTreeMap::from(COUNTS));
     }
-    // A learn file keeps its passes.
+    // Converting a learn file keeps its passes.
     let (before, after): (Value, Value) = (
         serde_json::from_slice(&fs::read(&learn).unwrap()).unwrap(),
         serde_json::from_slice(&fs::read(&out).unwrap()).unwrap(),
@@ -69,7 +70,7 @@ fn convert_writes_a_learn_file_that_counts_the_same() {
 }
 
 #[test]
-fn convert_says_what_it_cannot_do() {
+fn convert_reports_unknown_formats_and_existing_outputs() {
     let dir = tempfile::tempdir().unwrap();
     let route = golden("bigmoeonedge/small.route.csv");
     let out = dir.path().join("out");
@@ -88,7 +89,10 @@ fn convert_says_what_it_cannot_do() {
     let error = convert(&route, "thesis-json", &json);
     assert!(error.starts_with("moe-analyze: thesis-json needs the operations of a run"), "{error}");
     assert!(!json.exists());
+}
 
+#[test]
+fn docs_list_every_format() {
     let list: Vec<Value> = serde_json::from_str(&run!["convert", "--list", "-o", "json"]).unwrap();
     let of = |name: &str| {
         list.iter()
@@ -97,20 +101,21 @@ fn convert_says_what_it_cannot_do() {
     };
     assert_eq!(of("learn"), Some("both".into()));
     assert_eq!(of("megatron"), Some("read".into()));
-    let named = list.iter().filter(|row| row["direction"] != "write");
-    let documented = fs::read_to_string(repository("docs/foreign-formats.md")).unwrap();
-    for row in named {
-        let name = row["format"].as_str().unwrap();
-        assert!(
-            documented.contains(&format!("| `{name}` |")),
-            "{name} is in docs/foreign-formats.md"
-        );
+    let page = fs::read_to_string(repository("docs/foreign-formats.md")).unwrap();
+    for row in list {
+        let (name, direction) = (row["format"].as_str().unwrap(), &row["direction"]);
+        let line = page
+            .lines()
+            .find(|line| line.starts_with(&format!("| `{name}` |")));
+        let line = line.unwrap_or_else(|| panic!("docs/foreign-formats.md does not list {name}"));
+        let columns: Vec<&str> = line.split('|').map(str::trim).collect();
+        assert_eq!(columns[3], direction.as_str().unwrap(), "{line}");
     }
 }
 
-/// A run's own map tells the bytes of an expert, as its model would.
+/// Expert sizes are in the offset map of the run, and equal to those of the model.
 #[test]
-fn a_run_is_converted_with_the_expert_bytes_of_its_map() {
+fn convert_uses_expert_sizes_of_the_offset_map() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     known_run(&run);
@@ -126,7 +131,7 @@ fn a_run_is_converted_with_the_expert_bytes_of_its_map() {
     let lines = preamble("route.csv", &[]);
     assert_eq!(lines, EXPERT_BYTES);
     assert_eq!(lines, preamble("of-model.csv", &["--model", arg(&model)]));
-    // A run without a map does not tell.
+    // Without an offset map, expert sizes are unknown.
     fs::remove_file(run.join("gguf-map.parquet")).unwrap();
     assert!(preamble("without.csv", &[]).is_empty());
 }

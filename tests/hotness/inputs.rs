@@ -201,7 +201,7 @@ fn an_expert_twice_in_a_token_is_remarked() {
         String::from_utf8_lossy(&assert.get_output().stderr).into_owned()
     };
     let found = remarks(&path, &[]);
-    assert!(found.contains("left out: 1 expert that a token names again"), "{found}");
+    assert!(found.contains("skipped 1 repeated expert"), "{found}");
     // A format with a row for each slot hands over what it says.
     let route = support::repository("fixtures/foreign/bigmoeonedge/small.route.csv");
     let rows = fs::read_to_string(route).unwrap();

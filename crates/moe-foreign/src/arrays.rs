@@ -1,4 +1,4 @@
-//! What is known from servers as arrays: counts `[layers, experts]` and routing `[tokens, layers, top_k]`.
+//! Arrays of servers: counts `[layers, experts]` and routing `[tokens, layers, top_k]`.
 
 use moe_trace::{CountRow, ExpertId, Facts, LayerId, MAX_ID, Phase, RoutingRow, TokenId};
 
@@ -6,52 +6,114 @@ use crate::binary::array::Array;
 use crate::layers::{RowBlocks, RowUse, blocks_of_rows};
 use crate::{At, ForeignError, ImportOptions, Missing, Output};
 
-/// Experts that a token of a known model is routed to, at most.
+/// Most experts that a token of any known model selects.
 const MAX_TOP_K: usize = 32;
-/// Experts in a layer of a known model are fewer.
+/// Experts in a layer of any known model are fewer.
 const MAX_EXPERT: i64 = 1024;
 
-/// Why an array does not hold counts of experts.
+/// Why an array does not contain expert counts.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub(crate) enum CountError {
-    #[error("physical_to_logical_map of shape {shape:?} is not [layers, physical experts]")]
-    MapShape { shape: Vec<usize> },
+#[non_exhaustive]
+pub enum CountError {
+    /// The map of physical experts has the wrong number of dimensions.
+    #[error("physical_to_logical_map has shape {shape:?}; expected [layers, physical experts]")]
+    MapShape {
+        /// Shape of the map.
+        shape: Vec<usize>,
+    },
+    /// The counts have the wrong number of dimensions.
     #[error(
-        "an array of shape {shape:?} is neither [layers, experts] nor [steps, layers, experts]"
+        "the array has shape {shape:?}; counts are [layers, experts] or [steps, layers, experts]"
     )]
-    Shape { shape: Vec<usize> },
+    Shape {
+        /// Shape of the array.
+        shape: Vec<usize>,
+    },
+    /// No model has that many layers or experts.
     #[error(
-        "{n_layer} layers with {n_expert} experts are more than any model has ({MAX_ID}); the array is of something else"
+        "{n_layer} layers of {n_expert} experts exceed the limit of {MAX_ID}; the array does not contain expert counts"
     )]
-    TooMany { n_layer: usize, n_expert: usize },
+    TooMany {
+        /// Layers of the array.
+        n_layer: usize,
+        /// Experts in a layer.
+        n_expert: usize,
+    },
+    /// The counts of one file belong to different models.
     #[error(
-        "{n_expert} experts in a layer, {before} in the counts before it; the file is of several models"
+        "{n_expert} experts in a layer, but {before} in earlier counts; the file mixes several models"
     )]
-    OtherModel { n_expert: usize, before: usize },
-    #[error("{found} is not a count; the array is of something else")]
-    NotCount { found: f64 },
+    OtherModel {
+        /// Experts in a layer of these counts.
+        n_expert: usize,
+        /// Experts in a layer of earlier counts.
+        before: usize,
+    },
+    /// An element is negative or not an integer.
+    #[error("{found} is not a count; the array does not contain expert counts")]
+    NotCount {
+        /// The element.
+        found: f64,
+    },
+    /// The map lacks a physical expert.
     #[error(
-        "physical_to_logical_map does not contain which expert {physical} of layer {layer} is; the file is damaged"
+        "physical_to_logical_map has no valid entry for physical expert {physical} of layer {layer}; the file is damaged"
     )]
-    Unmapped { physical: usize, layer: usize },
+    Unmapped {
+        /// Index of the physical expert.
+        physical: usize,
+        /// Row of the array.
+        layer: usize,
+    },
+    /// Physical counts without `physical_to_logical_map`.
+    #[error(
+        "counts of physical experts without last_physical_to_logical_map, which maps them to experts of the model; use the complete dump"
+    )]
+    NoMap,
+    /// `physical_to_logical_map` without counts.
+    #[error("the file is a placement without counts; use a file with logical_count")]
+    NoCounts,
+    /// Three dimensions of JSON lists, which may be counts or routing.
+    #[error(
+        "the lists are three or more deep: they are routing [tokens, layers, top_k] or counts [steps, layers, experts], which the \
+         format does not distinguish; sum the counts over the steps, write them as logical_count, or save routing with numpy.save"
+    )]
+    Ambiguous,
 }
 
-/// Why an array does not hold routing.
+/// Why an array does not contain routing.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-enum RoutingError {
-    #[error("an array of shape {shape:?} is not [tokens, layers, top_k]")]
-    Shape { shape: Vec<usize> },
-    #[error("token {position} of the sequence is more than 32 bits count")]
-    Position { position: usize },
-    #[error("not an expert; the array is of something else")]
+#[non_exhaustive]
+pub enum RoutingError {
+    /// The array has the wrong number of dimensions.
+    #[error("the array has shape {shape:?}; routing is [tokens, layers, top_k]")]
+    Shape {
+        /// Shape of the array.
+        shape: Vec<usize>,
+    },
+    /// A position exceeds 32 bits.
+    #[error("token position {position} is out of range (0..4294967296)")]
+    Position {
+        /// The position.
+        position: usize,
+    },
+    /// An element is not an integer, or not a known expert.
+    #[error("the element is not an expert id; the array does not contain routing")]
     NotExpert,
+    /// A token has more slots than the array has experts.
     #[error(
-        "{n_used} experts in one layer, but no expert is above {highest}; the array is of something else"
+        "a token has {n_used} experts in one layer, but the highest expert id of the array is {highest}; the array does not \
+         contain routing"
     )]
-    Repeats { n_used: usize, highest: i64 },
+    Repeated {
+        /// Slots of the token that are not empty.
+        n_used: usize,
+        /// Highest expert id of the array.
+        highest: i64,
+    },
 }
 
-/// Where experts are replicated: which expert of the model each physical one is a copy of, `[layers, physical]`.
+/// The expert of the model that each physical expert (replica) is a copy of: `[layers, physical experts]`.
 pub(crate) struct PhysicalMap<'a>(Array<'a>);
 
 impl<'a> PhysicalMap<'a> {
@@ -65,7 +127,7 @@ impl<'a> PhysicalMap<'a> {
         }
     }
 
-    /// The expert of the model that `physical` is a copy of; there are no more of them than there are copies.
+    /// The expert of the model that `physical` is a copy of. Ids are below the number of physical experts.
     pub(crate) fn logical(&self, layer: usize, physical: usize) -> Option<usize> {
         let expert = usize::try_from(self.0.integer(&[layer, physical])?).ok()?;
         (expert < self.0.shape()[1]).then_some(expert)
@@ -88,48 +150,49 @@ pub(crate) struct CountSums {
     sums: Vec<u64>,
 }
 
-/// Index of an element, and what is wrong with it.
-pub(crate) type ElementFault = (Vec<usize>, CountError);
+/// Index of an element, and the error.
+pub(crate) type ElementError = (Vec<usize>, CountError);
 
 impl CountSums {
-    /// Adds counts `[layers, experts]`, or, over the steps, `[steps, layers, experts]`; with a map, of physical experts.
+    /// Adds counts `[layers, experts]`, or the sum over the steps of `[steps, layers, experts]`. With `map`, the experts are
+    /// physical experts.
     pub(crate) fn add(
         &mut self,
         counts: &Array<'_>,
         map: Option<&PhysicalMap<'_>>,
-    ) -> Result<(), ElementFault> {
+    ) -> Result<(), ElementError> {
         let (n_steps, n_layer, n_physical) = match *counts.shape() {
             [n_layer, n_physical] => (None, n_layer, n_physical),
             [n_steps, n_layer, n_physical] => (Some(n_steps), n_layer, n_physical),
             ref shape => {
                 let shape = shape.to_vec();
-                return Err(whole(CountError::Shape { shape }));
+                return Err(without_index(CountError::Shape { shape }));
             }
         };
-        self.make_room(n_layer, map.map_or(n_physical, PhysicalMap::n_logical))?;
+        self.allocate(n_layer, map.map_or(n_physical, PhysicalMap::n_logical))?;
         for step in 0..n_steps.unwrap_or(1) {
             for layer in 0..n_layer {
                 for physical in 0..n_physical {
                     let index = [step, layer, physical];
                     let index = &index[usize::from(n_steps.is_none())..];
                     self.add_one(counts, map, index, layer, physical)
-                        .map_err(|reason| (index.to_vec(), reason))?;
+                        .map_err(|error| (index.to_vec(), error))?;
                 }
             }
         }
         Ok(())
     }
 
-    fn make_room(&mut self, n_layer: usize, n_expert: usize) -> Result<(), ElementFault> {
+    fn allocate(&mut self, n_layer: usize, n_expert: usize) -> Result<(), ElementError> {
         if n_layer > MAX_ID as usize || n_expert > MAX_ID as usize {
-            return Err(whole(CountError::TooMany { n_layer, n_expert }));
+            return Err(without_index(CountError::TooMany { n_layer, n_expert }));
         }
         if self.sums.is_empty() {
             self.n_expert = n_expert;
             self.sums = vec![0; n_layer * n_expert];
         }
         if self.sums.len() != n_layer * n_expert || self.n_expert != n_expert {
-            return Err(whole(CountError::OtherModel {
+            return Err(without_index(CountError::OtherModel {
                 n_expert,
                 before: self.n_expert,
             }));
@@ -163,7 +226,7 @@ impl CountSums {
         Ok(())
     }
 
-    /// Hands over the sums, by the blocks of the model in `options`, and how many experts a layer has.
+    /// Passes on the sums, mapped to the blocks of the model, and the number of experts in a layer.
     pub(crate) fn finish(
         &self,
         options: &ImportOptions,
@@ -198,19 +261,19 @@ impl CountSums {
     }
 }
 
-/// Warns where an array that was read as counts may be routing: nothing in its shape shows which. The model's number of experts
-/// does.
-pub(crate) fn warn_of_routing(array: &Array<'_>, options: &ImportOptions, output: &mut Output<'_>) {
+/// Warns if an array that was read as counts may be routing. Its shape does not distinguish them; the number of experts of the
+/// model does.
+pub(crate) fn warn_if_routing(array: &Array<'_>, options: &ImportOptions, output: &mut Output<'_>) {
     if options.n_expert().is_none() && may_be_routing(array) {
         output.note(format!(
-            "warning: an array of shape {:?} was read as counts of experts, but its numbers may be the experts of tokens; routing is an \
-             array of integers [tokens, layers, top_k]",
+            "warning: an array of shape {:?} was read as expert counts, but its numbers may be expert ids; routing needs an array of \
+             integers [tokens, layers, top_k]",
             array.shape()
         ));
     }
 }
 
-/// Whether the last dimension may be the experts of a token: a few small numbers, none of them twice.
+/// Whether the last dimension may be the selected experts of a token: few, small and distinct numbers.
 fn may_be_routing(array: &Array<'_>) -> bool {
     let Some((&n_slots, outer)) = array.shape().split_last() else {
         return false;
@@ -242,34 +305,36 @@ fn may_be_routing(array: &Array<'_>) -> bool {
     true
 }
 
-/// A place in an array, by its index.
+/// The location of an element in an array without a name.
 pub(crate) fn element(index: &[usize]) -> At {
     element_of("", index)
 }
 
-/// A place in the array that is called `name`.
+/// The location of an element in the array `name`.
 pub(crate) fn element_of(name: &str, index: &[usize]) -> At {
     At::Element(format!("{name}{index:?}"))
 }
 
-fn whole(reason: CountError) -> ElementFault {
-    (Vec::new(), reason)
+fn without_index(error: CountError) -> ElementError {
+    (Vec::new(), error)
 }
 
-/// Tokens of one sequence, as [`tokens`] hands them over.
+/// The tokens of an array: part of one sequence.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tokens {
-    /// Position of the first one.
+    /// Position of the first token.
     pub(crate) first: usize,
-    /// The sequence, if it is known that there are several.
+    /// The sequence; `None` if the format does not distinguish sequences.
     pub(crate) sequence_id: Option<u32>,
-    /// Tokens of the prompt among those from position 0 on, if that is known.
+    /// Number of prompt tokens of the sequence, counted from position 0, if known.
     pub(crate) n_prompt: Option<usize>,
 }
 
-/// Hands over routing `[tokens, layers, top_k]`, token by token. Negative ids mark empty slots, and a token has no expert in a
-/// layer where all slots are 0, which is how servers fill what they did not compute.
-pub(crate) fn tokens(
+/// Passes on routing `[tokens, layers, top_k]`, token by token.
+///
+/// A negative id is an empty slot. If all slots of a token in a layer are 0, the layer did not route the token: servers fill
+/// results that they did not compute with 0.
+pub(crate) fn import_tokens(
     array: &Array<'_>,
     tokens: Tokens,
     element: impl Fn(&[usize]) -> At,
@@ -283,10 +348,10 @@ pub(crate) fn tokens(
     if n_tokens == 0 {
         return Ok(());
     }
-    // Unused slots may be padding, or experts of other ranks: they do not show how many experts a token is routed to.
+    // Unused slots may be padding, or experts of other ranks, so the size of the dimension is not the top-k.
     output.check_slots(n_used_slots(array), || element(&[]))?;
-    if let Some((index, fault)) = repeats(array) {
-        return Err(output.invalid(element(&index), fault));
+    if let Some((index, error)) = find_repeated(array) {
+        return Err(output.invalid(element(&index), error));
     }
     let blocks = row_blocks(
         options,
@@ -336,15 +401,15 @@ pub(crate) fn tokens(
     }
     if has_empty {
         output.note(
-            "tokens with expert 0 in every slot of a layer were not routed there and were left out",
+            "skipped tokens with expert 0 in every slot of a layer, which the layer did not route",
         );
     }
     Ok(())
 }
 
-/// The first token of routing `[tokens, layers, top_k]` with more experts in a layer than the array has, so that some repeat, and
-/// what is wrong with it. A token with expert 0 in every slot was not routed.
-fn repeats(array: &Array<'_>) -> Option<(Vec<usize>, RoutingError)> {
+/// The index of the first token in `[tokens, layers, top_k]` that has more experts in a layer than the array has ids, so that
+/// some repeat. Tokens with expert 0 in every slot are not routed.
+fn find_repeated(array: &Array<'_>) -> Option<(Vec<usize>, RoutingError)> {
     let &[n_tokens, n_layer, top_k] = array.shape() else {
         return None;
     };
@@ -353,9 +418,9 @@ fn repeats(array: &Array<'_>) -> Option<(Vec<usize>, RoutingError)> {
     let experts = move |(token, layer): (usize, usize)| {
         (0..top_k).filter_map(move |slot| array.integer(&[token, layer, slot]))
     };
-    // An id that shows as many experts as a token has slots settles it; usually one of the first tokens has one.
-    let shows_enough = |expert: i64| usize::try_from(expert).is_ok_and(|id| id >= top_k - 1);
-    if places().flat_map(experts).any(shows_enough) {
+    // An id of top_k - 1 or more proves that there are enough experts. Usually one of the first tokens has one.
+    let is_sufficient = |expert: i64| usize::try_from(expert).is_ok_and(|id| id >= top_k - 1);
+    if places().flat_map(experts).any(is_sufficient) {
         return None;
     }
     let highest = places().flat_map(experts).max()?;
@@ -367,16 +432,16 @@ fn repeats(array: &Array<'_>) -> Option<(Vec<usize>, RoutingError)> {
             0
         }
     };
-    let most = usize::try_from(highest).ok()?.saturating_add(1);
-    let (token, layer) = places().find(|&place| n_used(place) > most)?;
+    let n_expert = usize::try_from(highest).ok()?.saturating_add(1);
+    let (token, layer) = places().find(|&place| n_used(place) > n_expert)?;
     let n_used = n_used((token, layer));
     Some((
         vec![token, layer],
-        RoutingError::Repeats { n_used, highest },
+        RoutingError::Repeated { n_used, highest },
     ))
 }
 
-/// Slots, the last dimension, up to the last one that holds an expert for some token. Servers pad the last dimension, for example to 8.
+/// Number of slots up to the last one that any token uses. Servers pad the last dimension, for example to 8.
 pub(crate) fn n_used_slots(array: &Array<'_>) -> usize {
     let &[n_tokens, n_layer, top_k] = array.shape() else {
         return 0;
@@ -392,8 +457,8 @@ pub(crate) fn n_used_slots(array: &Array<'_>) -> usize {
         .map_or(0, |slot| slot + 1)
 }
 
-/// The block of each row of a server's array; `None` for an empty row of a dense layer. Where the model is not known, `output`
-/// records that the numbering is an assumption.
+/// The block of each row of a server's array; `None` for the empty row of a dense layer. If the numbering is an assumption, this
+/// reports [`Missing::Layers`].
 pub(crate) fn row_blocks(
     options: &ImportOptions,
     n_rows: usize,
@@ -409,7 +474,7 @@ pub(crate) fn row_blocks(
     Ok(blocks)
 }
 
-/// What a layer of routing `[tokens, layers, top_k]` holds.
+/// The use of a layer of routing `[tokens, layers, top_k]`.
 pub(crate) fn use_of_layer(array: &Array<'_>, layer: usize) -> RowUse {
     let &[n_tokens, _, top_k] = array.shape() else {
         return RowUse::Empty;

@@ -1,11 +1,11 @@
-//! A trace held in memory, for small ones.
+//! [`Collected`]: a sink that keeps a small trace in memory.
 
 use moe_trace::{CountRow, LayerRow, RoutingRow, Sink, SinkError};
 
-/// Keeps all that it is handed; memory grows with the trace.
+/// Keeps all rows in memory, which grows with the trace.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Collected {
-    /// Rows of routing, in order.
+    /// Routing rows, in order.
     pub routing: Vec<RoutingRow>,
     /// Counts, in order.
     pub counts: Vec<CountRow>,

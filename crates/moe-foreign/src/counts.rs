@@ -1,4 +1,4 @@
-//! Counts of a trace, whether it told rows or counts.
+//! [`Counts`]: expert counts of a trace, summed from routing or from recorded counts.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -7,12 +7,12 @@ use moe_trace::{
     CountRow, ExpertId, LayerId, LayerRow, Phase, RoutingRow, Sink, SinkError, TokenStarts,
 };
 
-/// How often one expert was chosen.
+/// Activations of one expert.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ExpertCount {
-    /// Times it was chosen.
+    /// Number of tokens that selected the expert.
     pub count: u64,
-    /// Sum of the router weights; `None` if a part of them is not told.
+    /// Sum of the router weights; `None` if any of them is unknown.
     pub mass: Option<f64>,
 }
 
@@ -28,36 +28,36 @@ impl ExpertCount {
     }
 }
 
-/// One layer in one phase.
+/// Counts of one layer in one phase.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LayerCounts {
-    /// Passes in which it routed something; `None` = not told.
+    /// Number of passes in which the layer routed tokens; `None` if unknown.
     pub calls: Option<u64>,
-    /// Tokens that it routed; `None` = not told.
+    /// Number of tokens that the layer routed; `None` if unknown.
     pub rows: Option<u64>,
-    /// The experts that were chosen.
+    /// The experts that any token selected.
     pub experts: BTreeMap<ExpertId, ExpertCount>,
 }
 
-/// Counts of every layer and phase; memory grows with the experts seen, not with the trace.
+/// Counts of every layer and phase. Memory grows with the number of experts, not with the trace.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Counts {
     layers: BTreeMap<(LayerId, Option<Phase>), LayerCounts>,
-    /// Time of the last pass seen, by layer.
+    /// Timestamp of the last pass, by layer.
     last_pass: BTreeMap<LayerId, u64>,
     tokens: TokenStarts,
     n_slot: u32,
 }
 
 impl Counts {
-    /// Every layer and phase that was seen, layers ascending.
+    /// Every layer and phase of the trace, layers ascending.
     pub fn iter(&self) -> impl Iterator<Item = (LayerId, Option<Phase>, &LayerCounts)> {
         self.layers
             .iter()
             .map(|(&(layer, phase), counts)| (layer, phase, counts))
     }
 
-    /// The layers that were seen, ascending, their phases summed.
+    /// Every layer of the trace, ascending, with its phases summed.
     pub fn layers(&self) -> BTreeMap<LayerId, LayerCounts> {
         let mut layers = BTreeMap::new();
         for (layer, _, counts) in self.iter() {
@@ -71,7 +71,7 @@ impl Counts {
         layers
     }
 
-    /// Experts in a layer, as far as was seen: the highest id plus one.
+    /// Lower bound of the number of experts in a layer: the highest expert id + 1.
     pub fn n_expert_seen(&self) -> u32 {
         let highest = self
             .layers
@@ -80,14 +80,14 @@ impl Counts {
         highest.map(|(expert, _)| expert.0 + 1).max().unwrap_or(0)
     }
 
-    /// Experts of a token, as far as was seen: the highest slot plus one; 0 without rows.
+    /// Lower bound of the number of experts that a token selects: the highest slot + 1; 0 without routing.
     pub fn n_slot_seen(&self) -> u32 {
         self.n_slot
     }
 }
 
 impl LayerCounts {
-    /// All choices of the layer.
+    /// Activations of the layer: the sum over its experts.
     pub fn total(&self) -> u64 {
         self.experts
             .values()

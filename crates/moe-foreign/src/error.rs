@@ -1,4 +1,4 @@
-//! What can go wrong with a foreign trace.
+//! Errors about foreign traces.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -10,21 +10,21 @@ use moe_trace::{Contradiction, Error, Facts, MAX_ID};
 use crate::importers::responses::ResponseError;
 use crate::layers::LayerError;
 
-/// A place in a file.
+/// A location in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum At {
     /// A line, counted from 1.
     Line(u64),
-    /// A record, counted from 0, and the byte where it begins.
+    /// A record.
     Record {
-        /// Its number.
+        /// Number of the record, counted from 0.
         record: u64,
-        /// Its first byte.
+        /// Byte offset of the record in the file.
         offset: u64,
     },
-    /// A byte, counted from 0.
+    /// A byte offset, counted from 0.
     Byte(u64),
-    /// An element of a document, as `layers[3].experts[0]`.
+    /// An element of a document or array: `layers[3].experts[0]`.
     Element(String),
 }
 
@@ -39,7 +39,7 @@ impl fmt::Display for At {
     }
 }
 
-/// What a trace does not record and its model's file contains.
+/// A value that a trace does not record, but the GGUF file of its model does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Missing {
     /// The number of experts that a token selects.
@@ -52,70 +52,96 @@ impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::TopK => "the number of experts that a token selects",
-            Self::Layers => "which blocks of the model the layers are",
+            Self::Layers => "the number of layers with experts",
         })
     }
 }
 
-/// Why a foreign trace could not be read; each says on one line what is wrong, where, and what to do.
+/// Why a foreign trace cannot be read. Each message is one line: what is wrong, where, and what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForeignError {
     /// A file operation failed.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation, as a verb: `read`.
         action: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
         /// Why it failed.
         source: io::Error,
     },
-    /// The file cannot be read, or is larger than any of its kind.
+    /// The file cannot be read, or exceeds a size limit.
     #[error(transparent)]
     Read(#[from] Error),
-    /// A place in the file makes no sense.
+    /// The data at a location are invalid.
     #[error("{}: {at}: {source}", path.display())]
     Invalid {
         /// The file.
         path: PathBuf,
-        /// Where.
+        /// Where in the file.
         at: At,
-        /// What is wrong, and what to do: an error of the format.
+        /// What is wrong and what to do; see [`ForeignError::cause`].
         source: Box<dyn StdError + Send + Sync>,
     },
-    /// The file as a whole cannot be used.
+    /// The file cannot be used, for a reason without a location.
     #[error("{}: {source}", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and what to do: an error of the format.
+        /// What is wrong and what to do; see [`ForeignError::cause`].
         source: Box<dyn StdError + Send + Sync>,
     },
-    /// The table of operations is not that of the trace.
+    /// A layer, expert or slot number is not below the limit.
+    #[error("{}: {at}: {name} {id} is out of range (0..{limit}); the file is damaged{}", path.display(), or_other_model(*limit))]
+    OutOfRange {
+        /// The file.
+        path: PathBuf,
+        /// Where in the file.
+        at: At,
+        /// What the number identifies: `layer`, `expert` or `slot`.
+        name: &'static str,
+        /// The number.
+        id: u64,
+        /// The number of layers or experts of the model, or [`MAX_ID`].
+        limit: u32,
+    },
+    /// The format has a version that the importer does not read.
+    #[error("{}: {at}: format version {found:?} is not supported (supported: {supported}); convert it with a newer version of this program", path.display())]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Where in the file.
+        at: At,
+        /// The version of the file.
+        found: String,
+        /// The versions that the importer reads.
+        supported: &'static str,
+    },
+    /// The table of operations is not that of the llama.cpp that recorded the trace.
     #[error(
-        "{}: the records with experts are of operation {operation}, which is not MUL_MAT_ID in the table of operations; give \
-         the table of operations of the llama.cpp that recorded",
+        "{}: the records with expert ids have operation number {operation}, which is not MUL_MAT_ID in the table of operations; \
+         use the table of the llama.cpp version that recorded the trace",
         path.display()
     )]
     Operations {
         /// The file.
         path: PathBuf,
-        /// Number of the operation that selects experts.
+        /// Operation number of the records with expert ids.
         operation: u8,
     },
-    /// The trace holds nothing.
-    #[error("{} holds no routing ({format}{}); give a trace of a mixture-of-experts model", path.display(), after_colon(notes))]
-    Nothing {
+    /// The trace contains neither routing nor counts.
+    #[error("{}: no routing in this {format} trace{}; use a trace of a mixture-of-experts model", path.display(), in_parentheses(notes))]
+    NoRouting {
         /// The file or directory.
         path: PathBuf,
         /// Name of its format.
         format: &'static str,
-        /// What the importer said: perhaps that all there was is left out.
+        /// Notes of the importer, which may say what it skipped.
         notes: Vec<String>,
     },
-    /// The trace has counts alone.
-    #[error("{} has counts alone ({format}), and this needs tokens in their order; count it with `hotness`, or give a trace of tokens", path.display())]
+    /// The trace contains only counts, but the caller needs routing in order.
+    #[error("{}: {format} files contain only counts, but this operation needs routing per token; use a trace with routing", path.display())]
     NoOrder {
         /// The file or directory.
         path: PathBuf,
@@ -129,10 +155,10 @@ pub enum ForeignError {
         path: PathBuf,
         /// The array or row.
         at: At,
-        /// Why they cannot.
+        /// Why they cannot be mapped.
         source: LayerError,
     },
-    /// The routing of a server's response makes no sense.
+    /// The routing in a response of a server is invalid.
     #[error("{}: {at}: {source}", path.display())]
     Response {
         /// The file.
@@ -142,18 +168,18 @@ pub enum ForeignError {
         /// What is wrong.
         source: ResponseError,
     },
-    /// The trace does not record something without which it cannot be read.
-    #[error("{}: {at}: {missing} is not recorded", path.display())]
+    /// The trace does not record a value that the importer needs.
+    #[error("{}: {at}: {missing} is not recorded in the trace", path.display())]
     Missing {
         /// The file.
         path: PathBuf,
-        /// Where it would be, or what needs it.
+        /// The data that cannot be read without the value.
         at: At,
-        /// What is missing.
+        /// The missing value.
         missing: Missing,
     },
-    /// The trace is of another model than the one that was named, or that what it goes with is of.
-    #[error("{}: {contradiction}; give what is of one model", path.display())]
+    /// The trace belongs to another model than the one that the user specified, or than the other inputs.
+    #[error("{}: {contradiction}; use inputs of the same model", path.display())]
     OtherModel {
         /// The file or directory.
         path: PathBuf,
@@ -163,20 +189,28 @@ pub enum ForeignError {
     /// A GGUF file cannot be read.
     #[error(transparent)]
     Gguf(#[from] moe_gguf::Error),
-    /// Where the rows go, something failed.
+    /// The sink of the rows failed.
     #[error(transparent)]
     Sink(#[from] Box<dyn StdError + Send + Sync>),
 }
 
-fn after_colon(notes: &[String]) -> String {
+fn in_parentheses(notes: &[String]) -> String {
     match notes {
         [] => String::new(),
-        notes => format!(": {}", notes.join("; ")),
+        notes => format!(" ({})", notes.join("; ")),
+    }
+}
+
+fn or_other_model(limit: u32) -> &'static str {
+    if limit == MAX_ID {
+        ""
+    } else {
+        ", or belongs to another model"
     }
 }
 
 impl ForeignError {
-    /// A place in a file that makes no sense; `source` says also what to do.
+    /// An error at a location in a file; `source` also says what to do.
     pub fn invalid(
         path: &Path,
         at: At,
@@ -189,7 +223,7 @@ impl ForeignError {
         }
     }
 
-    /// A file that cannot be used as a whole; `source` says also what to do.
+    /// An error about a file, without a location; `source` also says what to do.
     pub fn file(path: &Path, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self::File {
             path: path.to_owned(),
@@ -206,24 +240,33 @@ impl ForeignError {
         }
     }
 
-    pub(crate) fn id(path: &Path, at: At, what: &str, id: u64, limit: u32) -> Self {
-        let hint = if limit == MAX_ID {
-            "the file is damaged"
-        } else {
-            "the file is damaged, or belongs to another model"
-        };
-        Self::invalid(
-            path,
-            at,
-            format!("{what} {id} is out of range (below {limit}); {hint}"),
-        )
+    /// The source of [`ForeignError::Invalid`] or [`ForeignError::File`] if it is a `T`: [`LineError`](crate::LineError),
+    /// [`JsonError`](crate::JsonError), [`CountError`](crate::CountError) or [`RoutingError`](crate::RoutingError).
+    pub fn cause<T: StdError + 'static>(&self) -> Option<&T> {
+        match self {
+            Self::Invalid { source, .. } | Self::File { source, .. } => source.downcast_ref(),
+            _ => None,
+        }
+    }
+
+    /// The location of the error, if it has one.
+    pub fn at(&self) -> Option<&At> {
+        match self {
+            Self::Invalid { at, .. }
+            | Self::OutOfRange { at, .. }
+            | Self::Version { at, .. }
+            | Self::Layers { at, .. }
+            | Self::Response { at, .. }
+            | Self::Missing { at, .. } => Some(at),
+            _ => None,
+        }
     }
 }
 
-/// Makes sure that the trace at `path`, which says `facts`, can be of `model`.
+/// Checks that the `facts` recorded in the trace at `path` do not contradict `model`.
 ///
 /// # Errors
-/// [`ForeignError::OtherModel`] if it cannot.
+/// [`ForeignError::OtherModel`] if they do.
 pub fn check_model(model: &Facts, facts: &Facts, path: &Path) -> Result<(), ForeignError> {
     match model.contradiction(facts) {
         Some(contradiction) => Err(ForeignError::OtherModel {

@@ -1,8 +1,8 @@
-//! Writing traces for other tools.
+//! [`Export`] and the traits of exporters: traces in the formats of other tools.
 
 use std::io::{self, Write};
 
-use moe_trace::{Facts, Run, Sink};
+use moe_trace::{Facts, LayerId, Run, Sink, TokenId};
 
 use crate::counts::Counts;
 use crate::error::ForeignError;
@@ -10,40 +10,40 @@ use crate::input::Input;
 use crate::output::Summary;
 use crate::{ImportOptions, Records};
 
-/// Writes one foreign format.
+/// Writes one foreign format to one file.
 pub trait Exporter: Sync {
-    /// Short name, as `--to` takes it; that of the importer of the same format.
+    /// Short name of the format: the same as that of its importer, if there is one.
     fn name(&self) -> &'static str;
 
-    /// One line: what the format is and who reads it.
+    /// One line that says what the format is and which tool reads it.
     fn description(&self) -> &'static str;
 
-    /// Writes `export` to `out` from front to back; returns what the format could not hold, for the user.
+    /// Writes `export` to `out`; returns notes about what the format cannot represent.
     ///
     /// # Errors
-    /// [`ExportError`]; what was written so far is then dropped.
+    /// [`ExportError`]; the caller discards what was written.
     fn export(&self, export: &Export<'_>, out: &mut dyn Write) -> Result<Vec<String>, ExportError>;
 }
 
-/// Writes one foreign format that is a directory of files.
+/// Writes one foreign format to a directory of files.
 pub trait FilesExporter: Sync {
-    /// As [`Exporter::name`].
+    /// See [`Exporter::name`].
     fn name(&self) -> &'static str;
 
-    /// As [`Exporter::description`].
+    /// See [`Exporter::description`].
     fn description(&self) -> &'static str;
 
-    /// Whether [`FilesExporter::export`] could create a file of that name.
+    /// Whether [`FilesExporter::export`] may create a file with this name.
     fn is_file_name(&self, name: &str) -> bool;
 
-    /// The bytes with which every file of [`FilesExporter::export`] starts.
+    /// The text at the start of every file of [`FilesExporter::export`].
     fn head(&self) -> &'static str;
 
-    /// Writes `export` to files, each of which `create` opens by its name, one after the other; returns what the format could
-    /// not hold, for the user.
+    /// Writes `export` to files, one after the other, which `create` opens by name; returns notes about what the format cannot
+    /// represent.
     ///
     /// # Errors
-    /// As [`Exporter::export`].
+    /// The same as [`Exporter::export`].
     fn export(
         &self,
         export: &Export<'_>,
@@ -51,63 +51,112 @@ pub trait FilesExporter: Sync {
     ) -> Result<Vec<String>, ExportError>;
 }
 
-/// Why a trace could not be written in a format.
+/// Why a trace cannot be written in a format.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {
-    /// The trace has counts alone, and the format holds tokens in order.
+    /// The trace contains only counts, but the format contains routing.
     #[error(
-        "{format} holds tokens in their order, and a trace of {from} has counts alone; convert it to a format of counts"
+        "{format} files contain routing per token, but the input ({from}) contains only counts; convert it to a format of counts"
     )]
     NoOrder {
-        /// The format to be written.
+        /// The format to write.
         format: &'static str,
-        /// The format that was read.
+        /// The format of the input.
         from: &'static str,
     },
-    /// The format needs what the trace does not contain.
+    /// The format needs data that the trace does not contain.
     #[error("{format} needs {what}, which the trace does not contain; {hint}")]
     Missing {
-        /// The format to be written.
+        /// The format to write.
         format: &'static str,
-        /// What is needed.
+        /// The missing data.
         what: &'static str,
         /// What to do.
         hint: &'static str,
     },
-    /// The trace does not fit into the format.
+    /// The format cannot represent the trace.
     #[error("{format}: {source}")]
     Unfit {
-        /// The format to be written.
+        /// The format to write.
         format: &'static str,
-        /// What does not fit, and what to do.
+        /// The reason, usually an [`UnfitError`].
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The trace could not be read.
+    /// The trace cannot be read.
     #[error(transparent)]
     Read(#[from] ForeignError),
-    /// The file could not be written.
+    /// The file cannot be written.
     #[error("cannot write: {0}")]
     Write(#[from] std::io::Error),
 }
 
-/// A trace to be written elsewhere: what is known of it as a whole, and its rows as often as they are wanted.
+/// Why a format cannot represent a trace.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum UnfitError {
+    /// The trace has several sequences, but the format contains one.
+    #[error("the trace has several sequences, but the format contains one; {hint}")]
+    Sequences {
+        /// What to do.
+        hint: &'static str,
+    },
+    /// Some tokens of the trace have a sequence and others have none.
+    #[error(
+        "some tokens have a sequence and others have none, but each row of the format needs one; convert it to jsonl"
+    )]
+    MixedSequences,
+    /// A token occurs twice in a layer.
+    #[error(
+        "token {token_id} occurs twice in layer {layer_id}: the trace has several sequences without distinguishing them, but the \
+         format contains one; convert it to jsonl"
+    )]
+    RepeatedToken {
+        /// Position of the token.
+        token_id: TokenId,
+        /// The layer.
+        layer_id: LayerId,
+    },
+    /// The array would not fit in memory.
+    #[error(
+        "an array of {n_tokens} tokens × {n_layer} layers × {top_k} experts is too large; convert the trace to jsonl"
+    )]
+    TooLarge {
+        /// Tokens of the trace.
+        n_tokens: usize,
+        /// Layers of the array.
+        n_layer: usize,
+        /// Slots of a token.
+        top_k: usize,
+    },
+    /// The operations of one output file are not consecutive in the run.
+    #[error("the operations of token {number} are not consecutive in the run; record one prompt")]
+    NotConsecutive {
+        /// Number of the token and of its file.
+        number: u32,
+    },
+    /// The input changed between two reads.
+    #[error("the trace changed while it was read; convert it again")]
+    Changed,
+}
+
+/// The input of an exporter: counts and facts of a trace, and its rows as a stream that can be read repeatedly.
 pub struct Export<'a> {
     input: &'a Input,
     options: &'a ImportOptions,
-    /// The records of another tool's trace of every operation.
+    /// Records of a foreign trace that contains every operation.
     records: Option<Records>,
-    /// What was read, model facts and notes included.
+    /// Result of the import: facts about the model and notes.
     pub summary: Summary,
-    /// Its counts, from rows or from counts.
+    /// Counts of the trace, summed from routing or from recorded counts.
     pub counts: Counts,
 }
 
 impl<'a> Export<'a> {
-    /// Reads `input` once, for its counts.
+    /// Reads `input` once to sum its counts.
     ///
     /// # Errors
-    /// As [`Input::read`].
+    /// The same as [`Input::read`].
     pub fn new(input: &'a Input, options: &'a ImportOptions) -> Result<Self, ForeignError> {
         let mut counts = Counts::default();
         let summary = input.read(options, &mut counts)?;
@@ -124,7 +173,7 @@ impl<'a> Export<'a> {
         })
     }
 
-    /// The run, where the trace contains every operation.
+    /// The run, if the trace contains every operation.
     pub fn run(&self) -> Option<&Run> {
         match self.input {
             Input::Run(run) => Some(run),
@@ -132,20 +181,20 @@ impl<'a> Export<'a> {
         }
     }
 
-    /// What is known about the model.
+    /// Facts about the model.
     pub fn facts(&self) -> &Facts {
         &self.summary.facts
     }
 
-    /// Experts in a layer: as the trace or the model says, else the highest id seen plus one.
+    /// Experts in a layer: the number of the trace or the model, else the highest expert id + 1.
     pub fn n_expert(&self) -> u32 {
         self.facts()
             .n_expert
             .unwrap_or_else(|| self.counts.n_expert_seen())
     }
 
-    /// Experts that a token is routed to: as the trace or the model says, else the highest slot seen plus one. Where layers
-    /// differ and the trace has no slots, the most of any layer.
+    /// Experts that a token selects: the number of the trace or the model, else the highest slot + 1. If layers differ and the
+    /// trace has no slots, the most of any layer.
     pub fn n_expert_used(&self) -> Option<u32> {
         let facts = self.facts();
         let seen = Some(self.counts.n_slot_seen()).filter(|&n| n > 0);
@@ -156,10 +205,10 @@ impl<'a> Export<'a> {
             .or_else(|| facts.max_expert_used())
     }
 
-    /// Streams the rows in order into `sink`, for the exporter `format`.
+    /// Streams the routing rows in order into `sink`, for the exporter named `format`.
     ///
     /// # Errors
-    /// [`ExportError::NoOrder`] if the trace has counts alone.
+    /// [`ExportError::NoOrder`] if the trace contains only counts.
     pub fn rows(&self, format: &'static str, sink: &mut dyn Sink) -> Result<(), ExportError> {
         if !self.summary.is_ordered() {
             return Err(ExportError::NoOrder {

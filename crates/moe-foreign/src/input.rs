@@ -1,4 +1,4 @@
-//! Any trace, as rows: a run, tables, or a foreign format.
+//! [`Input`]: reads run directories, Parquet tables and foreign formats as routing rows.
 
 use std::path::{Path, PathBuf};
 
@@ -11,21 +11,21 @@ use crate::output::{Output, Summary};
 use crate::source::Source;
 use crate::{At, Detected, ImportOptions, import};
 
-/// A trace that can be read as often as one wants.
+/// A trace that can be read repeatedly.
 pub enum Input {
-    /// A run directory, or a bare trace of this program's records.
+    /// A run directory, or a `trace.bin` without one.
     Run(Box<Run>),
-    /// A table of routing: a Parquet file, a directory that holds one, or a dataset.
+    /// A routing table: a Parquet file, a directory that contains one, or a dataset.
     Tables(PathBuf),
-    /// Another tool's trace.
+    /// A trace of another tool.
     Foreign(Detected),
 }
 
 impl Input {
-    /// Reads all of it into `sink`.
+    /// Reads the complete trace into `sink`.
     ///
     /// # Errors
-    /// As [`import`].
+    /// The same as [`import`].
     pub fn read(
         &self,
         options: &ImportOptions,
@@ -66,14 +66,14 @@ fn read_run(run: &Run, output: &mut Output<'_>) -> Result<(), ForeignError> {
             let mut row = RoutingRow {
                 token_id: token.token_id(),
                 sequence_id: token.sequence_id(),
-                phase: Some(
-                    token
-                        .head()
-                        .phase()
-                        .ok_or_else(|| output.invalid(at(), "its phase is not known"))?,
-                ),
+                phase: Some(token.head().phase().ok_or_else(|| {
+                    output.invalid(
+                        at(),
+                        "phase is neither prompt nor generate; the trace is damaged",
+                    )
+                })?),
                 timestamp_ns: Some(head.timestamp_ns.get()),
-                // What belongs to no layer is refused with the number that the record has.
+                // `output` rejects the number for "no layer", which is above MAX_ID.
                 ..RoutingRow::at_layer(LayerId(head.layer_id.get()))
             };
             for expert in token.experts() {

@@ -1,4 +1,4 @@
-//! JSON documents and lines.
+//! JSON documents and JSON lines, with errors that name the line.
 
 use std::io::{self, BufRead, Read};
 use std::path::Path;
@@ -12,15 +12,34 @@ use serde::de::DeserializeOwned;
 use crate::error::{At, ForeignError};
 use crate::source;
 
-/// Reads a JSON document of a known shape, whose numbers make up most of it.
-pub(crate) fn document<T: DeserializeOwned>(path: &Path) -> Result<T, ForeignError> {
-    parse(path, &source::read_whole(path)?)
+/// Why a text is not the expected JSON.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum JsonError {
+    /// A number is `NaN`, `Infinity` or `-Infinity`.
+    #[error("{value} is not JSON (column {column}); replace it with null")]
+    NonFinite {
+        /// The text of the value.
+        value: String,
+        /// Column in bytes, counted from 1.
+        column: usize,
+    },
+    /// The text is not JSON, or the JSON does not have the structure of the format.
+    #[error("{reason} (column {column}); the file is damaged, or has another format")]
+    Invalid {
+        /// What the parser reports.
+        reason: String,
+        /// Column in bytes, counted from 1.
+        column: usize,
+    },
 }
 
-/// Reads a JSON document of a known shape whose lists and maps may take many times the memory of its text.
-///
-/// # Errors
-/// Also if it is larger than 32 MiB.
+/// Reads a JSON document of at most 256 MiB that consists mostly of numbers.
+pub(crate) fn document<T: DeserializeOwned>(path: &Path) -> Result<T, ForeignError> {
+    parse(path, &source::read_text(path)?)
+}
+
+/// Reads a JSON document of at most 32 MiB, whose lists and maps may take many times the memory of its text.
 pub(crate) fn small_document<T: DeserializeOwned>(path: &Path) -> Result<T, ForeignError> {
     parse(path, &bounded::read(path, bounded::MAX_DOCUMENT)?)
 }
@@ -29,7 +48,7 @@ fn parse<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T, ForeignErr
     serde_json::from_slice(bytes).map_err(|error| invalid_in(path, &error, 0, bytes))
 }
 
-/// Reads the JSON of one line.
+/// Reads the JSON document in line `line` of a file.
 pub(crate) fn line<'a, T: Deserialize<'a>>(
     path: &Path,
     line: u64,
@@ -38,7 +57,7 @@ pub(crate) fn line<'a, T: Deserialize<'a>>(
     serde_json::from_str(text).map_err(|error| invalid_in(path, &error, line - 1, text.as_bytes()))
 }
 
-/// What serde_json says of `text`, with the line in the file; `lines_before` are those before the text.
+/// Converts an error of serde_json in `text`, which `lines_before` lines of the file precede.
 pub(crate) fn invalid_in(
     path: &Path,
     error: &serde_json::Error,
@@ -48,7 +67,7 @@ pub(crate) fn invalid_in(
     invalid(path, error, lines_before, non_finite(error, text))
 }
 
-/// What serde_json says of a file that it read as a stream. Reads the place of the error again.
+/// Converts an error of serde_json in a file that was read as a stream. Reads the location of the error again.
 pub(crate) fn invalid_in_stream(path: &Path, error: &serde_json::Error) -> ForeignError {
     let near = || {
         let mut reader = source::text_reader(path).ok()?;
@@ -71,16 +90,16 @@ fn invalid(
     non_finite: Option<&str>,
 ) -> ForeignError {
     let line = lines_before + error.line().max(1) as u64;
-    let reason = match non_finite {
-        Some(value) => format!(
-            "{value} is not JSON (column {}); replace it by null",
-            error.column()
-        ),
-        None => format!(
-            "{} (column {}); the file is damaged, or of another format",
-            reason(error),
-            error.column()
-        ),
+    let column = error.column();
+    let error = match non_finite {
+        Some(value) => JsonError::NonFinite {
+            value: value.to_owned(),
+            column,
+        },
+        None => JsonError::Invalid {
+            reason: reason(error),
+            column,
+        },
     };
-    ForeignError::invalid(path, At::Line(line), reason)
+    ForeignError::invalid(path, At::Line(line), error)
 }

@@ -1,10 +1,10 @@
-//! Layer numbering: the block of the model that a row of a server's array belongs to.
+//! Layer numbering: maps the rows of a server's array to the blocks of the model.
 //!
-//! vLLM and SGLang number the hidden layers of a model. GGUF counts the blocks of the multi-token prediction (MTP) head too,
-//! after the hidden layers: `block_count` includes `nextn_predict_layers`. A server writes one of two layouts: a row for each
-//! hidden layer, where the rows of dense layers are empty, or a row for each layer with experts. Blocks of the MTP head are in
-//! neither.
+//! vLLM and SGLang number the hidden layers of a model. GGUF also counts the blocks of the multi-token prediction (MTP) head, which
+//! follow the hidden layers: `block_count` includes `nextn_predict_layers`. A server writes one of two layouts: one row per
+//! hidden layer, where the rows of dense layers are empty, or one row per MoE layer. Neither has rows for blocks of the MTP head.
 
+use moe_gguf::text::counted;
 use moe_trace::{Facts, LayerId, MAX_ID};
 
 /// Why the layers of a trace cannot be mapped to the blocks of the model.
@@ -13,8 +13,9 @@ use moe_trace::{Facts, LayerId, MAX_ID};
 pub enum LayerError {
     /// The number of rows fits neither layout.
     #[error(
-        "{n_rows} layers are neither the {n_hidden} hidden layers of the model{} nor its {n_moe} with experts; the trace is of another model",
-        without_mtp(*n_nextn)
+        "the array has {n_rows} layers, but the model has {n_hidden} hidden layers, {n_moe} of them with experts{}; the trace is of \
+         another model",
+        and_mtp(*n_nextn)
     )]
     Rows {
         /// Rows of the array.
@@ -26,7 +27,7 @@ pub enum LayerError {
         /// Blocks of the MTP head.
         n_nextn: u32,
     },
-    /// Tokens are routed in a block without experts.
+    /// A layer that is dense in the model selects experts.
     #[error(
         "layer {layer} selects experts, but block {layer} of the model is dense; the trace is of another model, or numbers its layers differently"
     )]
@@ -36,18 +37,18 @@ pub enum LayerError {
     },
     /// A token has more experts than the model selects.
     #[error(
-        "{n_slots} experts for a token, but the model selects {most}; the array is of another model, or holds counts"
+        "a token has {n_slots} experts, but the model selects {max}; the array is of another model, or contains counts"
     )]
     Slots {
         /// Slots of a token that are in use.
         n_slots: usize,
-        /// Experts that the model selects in any layer.
-        most: usize,
+        /// Most experts that the model selects in any layer.
+        max: usize,
     },
-    /// The layers of a trace are fewer than those of the model.
+    /// The trace has fewer layers than the model.
     #[error(
-        "the trace has {n_layers} layers, the model {n_moe} with experts; with pipeline parallelism each stage numbers its layers from \
-         0, and which layers of the model they are is not in the trace"
+        "the trace has {n_layers} layers, but the model has {n_moe} with experts; with pipeline parallelism each stage numbers its \
+         layers from 0, and the trace does not record the stage; record without pipeline parallelism"
     )]
     Stages {
         /// Layers of the trace.
@@ -55,9 +56,9 @@ pub enum LayerError {
         /// Hidden layers of the model with experts.
         n_moe: usize,
     },
-    /// No model has as many layers.
+    /// No model has that many layers.
     #[error(
-        "{n_rows} layers are more than any model has ({MAX_ID}); the array is of something else"
+        "the array has {n_rows} layers, above the limit of {MAX_ID}; it does not contain routing or counts"
     )]
     TooMany {
         /// Rows of the array.
@@ -65,28 +66,28 @@ pub enum LayerError {
     },
 }
 
-fn without_mtp(n_nextn: u32) -> String {
+fn and_mtp(n_nextn: u32) -> String {
     if n_nextn > 0 {
-        format!(" (without {n_nextn} of the MTP head)")
+        format!(", and {} in the MTP head", counted(n_nextn, "layer"))
     } else {
         String::new()
     }
 }
 
-/// What a row of a server's array holds.
+/// What a row of a server's array contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RowUse {
-    /// Experts that tokens select.
+    /// Selected experts, or counts above 0.
     Used,
-    /// No expert: nothing but filler.
+    /// Only padding.
     Empty,
-    /// Expert 0 in the only slot of every token, which may be a selection or filler.
+    /// Expert 0 in the only slot of every token, which may be a selected expert or padding.
     Zero,
 }
 
 impl RowUse {
-    /// The use of a row whose tokens have these `experts`. Negative ids mark empty slots. Several slots with 0 are filler, as no
-    /// router selects an expert twice.
+    /// The use of a row, from the expert ids of each token. A negative id is an empty slot. Several slots with 0 are padding,
+    /// because a router selects an expert at most once per token.
     pub(crate) fn of_tokens<T: IntoIterator<Item = Option<i64>>>(
         tokens: impl IntoIterator<Item = T>,
     ) -> Self {
@@ -120,20 +121,20 @@ impl RowUse {
 /// The layouts in which a server may write the layers of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layouts {
-    /// Hidden layers: a row for each.
+    /// Number of hidden layers: the rows of the first layout.
     n_hidden: u32,
-    /// Hidden layers with experts, ascending: a row for each. Empty if they are not known.
+    /// Hidden layers with experts, ascending: the rows of the second layout. Empty if unknown.
     moe: Vec<LayerId>,
     n_nextn: u32,
 }
 
 impl Layouts {
-    /// The layouts of `model`; `None` if nothing is known about its layers.
+    /// The layouts of `model`; `None` if its layers are unknown.
     pub(crate) fn of(model: Option<&Facts>) -> Option<Self> {
         let model = model?;
         let n_hidden = model.n_hidden_layer();
         let is_hidden = |layer: &LayerId| n_hidden.is_none_or(|n| u32::from(layer.0) < n);
-        // A trace names the layers with experts by the bytes of an expert alone.
+        // Facts from a trace identify MoE layers only by their expert sizes.
         let with_experts: Vec<LayerId> = if model.moe_layers.is_empty() {
             model.expert_bytes.keys().copied().collect()
         } else {
@@ -150,7 +151,7 @@ impl Layouts {
         })
     }
 
-    /// The numbers of rows that an array may have: of the hidden layers, and of those with experts if they are fewer.
+    /// The numbers of rows that an array may have: all hidden layers, and the MoE layers if they are fewer.
     pub(crate) fn n_rows(&self) -> impl Iterator<Item = usize> {
         let (all, moe) = (self.n_hidden as usize, self.moe.len());
         [all, moe]
@@ -159,12 +160,12 @@ impl Layouts {
             .filter(|&n| n > 0)
     }
 
-    /// Whether every row of a dense layer is empty, in an array with a row for each hidden layer.
+    /// Whether every row of a dense layer is empty in an array with one row per hidden layer.
     pub(crate) fn dense_rows_are_empty(&self, row_use: impl Fn(usize) -> RowUse) -> bool {
         self.first_dense_in_use(row_use).is_none()
     }
 
-    /// Hidden layers with experts; 0 if they are not known.
+    /// Number of hidden layers with experts; 0 if unknown.
     pub(crate) fn n_moe(&self) -> usize {
         self.moe.len()
     }
@@ -178,8 +179,8 @@ impl Layouts {
         rows.find(|&row| self.is_dense(row) && row_use(row) == RowUse::Used)
     }
 
-    /// The error for an array of `n_rows` rows, which fits neither layout.
-    pub(crate) fn unfit(&self, n_rows: usize) -> LayerError {
+    /// The error for an array of `n_rows` rows, which matches neither layout.
+    pub(crate) fn mismatch(&self, n_rows: usize) -> LayerError {
         LayerError::Rows {
             n_rows,
             n_hidden: self.n_hidden,
@@ -194,15 +195,14 @@ impl Layouts {
 pub(crate) struct RowBlocks {
     /// Block of each row; `None` for an empty row of a dense layer.
     pub(crate) blocks: Vec<Option<LayerId>>,
-    /// Whether the numbering is an assumption: without the model, a row for each layer cannot be told from a row for each
-    /// layer with experts unless a row is empty.
+    /// Whether the numbering is an assumption. Without the model the two layouts look the same unless a row is empty.
     pub(crate) is_assumed: bool,
 }
 
 /// Maps the `n_rows` rows of a server's array to blocks of `model`.
 ///
 /// # Errors
-/// [`LayerError`] if the rows fit none of the layouts of the model.
+/// [`LayerError`] if the rows match neither layout of the model.
 pub(crate) fn blocks_of_rows(
     model: Option<&Facts>,
     n_rows: usize,
@@ -231,7 +231,7 @@ pub(crate) fn blocks_of_rows(
     } else if n_rows == layouts.moe.len() {
         layouts.moe.iter().copied().map(Some).collect()
     } else {
-        return Err(layouts.unfit(n_rows));
+        return Err(layouts.mismatch(n_rows));
     };
     Ok(RowBlocks {
         blocks,
@@ -243,7 +243,7 @@ pub(crate) fn blocks_of_rows(
 mod tests {
     use super::*;
 
-    /// Blocks 0 and 3 dense, 1, 2 and 4 with experts, 5 the MTP head with experts.
+    /// Blocks 0 and 3 are dense; 1, 2 and 4 have experts; 5 is the MTP head and has experts.
     fn model() -> Facts {
         Facts {
             n_layer: Some(6),
@@ -264,17 +264,17 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_all_hidden_layers_are_blocks_of_the_same_number() {
+    fn maps_one_row_per_hidden_layer_to_the_same_block_number() {
         let expected = [None, Some(1), Some(2), None, Some(4)].map(|block| block.map(LayerId));
         assert_eq!(blocks(5, &[0, 3]).unwrap(), expected);
-        // A layer with experts may be empty too.
+        // A MoE layer may be empty too.
         assert_eq!(blocks(5, &[0, 1, 3]).unwrap(), expected);
         let error = blocks(5, &[0]).unwrap_err();
         assert_eq!(error, LayerError::Dense { layer: 3 });
     }
 
     #[test]
-    fn rows_of_layers_with_experts_skip_dense_blocks_and_the_mtp_head() {
+    fn maps_one_row_per_moe_layer_around_dense_blocks_and_the_mtp_head() {
         assert_eq!(
             blocks(3, &[]).unwrap(),
             [1, 2, 4].map(|block| Some(LayerId(block)))
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn several_zeros_of_a_token_are_filler_and_a_single_one_may_be_an_expert() {
+    fn several_zeros_of_a_token_are_padding_and_a_single_zero_is_ambiguous() {
         let row = |tokens: &[&[i64]]| {
             let tokens = tokens
                 .iter()
@@ -295,7 +295,7 @@ mod tests {
         assert_eq!(row(&[&[0], &[0]]), RowUse::Zero);
         assert_eq!(row(&[&[0, -1], &[0, 0]]), RowUse::Zero);
         assert_eq!(RowUse::of_tokens([[None]]), RowUse::Used);
-        // In a dense layer it is filler.
+        // In a dense layer a single zero is padding.
         let model = model();
         let zero = |row: usize| {
             if row == 0 || row == 3 {
@@ -320,23 +320,23 @@ mod tests {
     }
 
     #[test]
-    fn other_numbers_of_rows_are_refused() {
+    fn rejects_a_row_count_that_matches_neither_layout() {
         for n_rows in [0, 1, 2, 4, 6, 7] {
             let error = blocks(n_rows, &[0, 3]).unwrap_err();
-            assert_eq!(
-                error.to_string(),
-                format!(
-                    "{n_rows} layers are neither the 5 hidden layers of the model (without 1 of the MTP head) nor its 3 with experts; \
-                     the trace is of another model"
-                )
-            );
+            let expected = LayerError::Rows {
+                n_rows,
+                n_hidden: 5,
+                n_moe: 3,
+                n_nextn: 1,
+            };
+            assert_eq!(error, expected);
         }
         let error = blocks_of_rows(None, 5000, |_| RowUse::Used).unwrap_err();
         assert_eq!(error, LayerError::TooMany { n_rows: 5000 });
     }
 
     #[test]
-    fn without_a_model_rows_are_numbered_from_0() {
+    fn numbers_rows_from_0_without_a_model() {
         for model in [None, Some(Facts::default())] {
             let rows = blocks_of_rows(model.as_ref(), 3, |_| RowUse::Used).unwrap();
             assert_eq!(
@@ -344,7 +344,7 @@ mod tests {
                 [Some(LayerId(0)), Some(LayerId(1)), Some(LayerId(2))]
             );
             assert!(rows.is_assumed);
-            // An empty row is that of a dense layer: then all layers have rows.
+            // An empty row belongs to a dense layer, so the layout has one row per hidden layer.
             let rows = blocks_of_rows(model.as_ref(), 3, |row| used(row != 0)).unwrap();
             assert_eq!(rows.blocks, [None, Some(LayerId(1)), Some(LayerId(2))]);
             assert!(!rows.is_assumed);
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_of_which_only_the_number_of_layers_is_known() {
+    fn accepts_a_model_with_only_the_number_of_layers_known() {
         let model = Facts {
             n_layer: Some(3),
             ..Facts::default()
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn distinguishes_the_two_layouts_by_their_rows() {
+    fn distinguishes_the_two_layouts_by_the_rows_of_dense_layers() {
         let layouts = Layouts::of(Some(&model())).unwrap();
         assert_eq!(layouts.n_rows().collect::<Vec<_>>(), [5, 3]);
         assert!(layouts.dense_rows_are_empty(|row| used(![0, 3].contains(&row))));

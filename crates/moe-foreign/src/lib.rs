@@ -1,12 +1,16 @@
-//! Traces of other tools: one file a format and direction, recognised by content.
+//! Importers and exporters for the traces of other tools: one file per format and direction.
 //!
-//! A format holds one of two things. *Routing* in order: which expert a token was routed to, row by row. Or *counts*: how
-//! often each expert of each layer was chosen, without order. An importer streams what it reads to a [`Sink`], so memory does
-//! not grow with the file; what a format cannot tell is `None`, and what it has lost is told as a note.
+//! A format contains one of two things:
 //!
-//! [`detect`] finds the importer of a path in [`IMPORTERS`], [`import`] runs it. An [`Export`] is a trace, read by an importer or
-//! recorded, for an exporter of [`EXPORTERS`] or [`FILES_EXPORTERS`]. [`Input`] reads all of these alike: runs, tables, and traces of
-//! other tools.
+//! - *Routing*: the selected experts of each token in each layer, in order.
+//! - *Counts*: how many tokens selected each expert of each layer, without order.
+//!
+//! An importer streams what it reads to a [`Sink`], so its memory does not grow with the file. Values that a format does not
+//! record are `None`. What a format loses is reported as a note ([`Summary::notes`]).
+//!
+//! [`detect`] recognizes a format by the first [`SAMPLE_SIZE`] bytes of a file, never by its name, and returns the importer from
+//! [`IMPORTERS`]. [`import`] runs the importer. [`Export`] is the input of the exporters in [`EXPORTERS`] and
+//! [`FILES_EXPORTERS`]. [`Input`] reads run directories, Parquet tables and traces of other tools through one interface.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::cast_possible_truncation))]
@@ -31,13 +35,16 @@ mod source;
 use moe_trace::ops::OpTable;
 use moe_trace::{Facts, LayerId, Run, Sink};
 
+pub use arrays::{CountError, RoutingError};
 pub use binary::npy::{npy_header_f64, npy_header_u64};
 pub use collected::Collected;
 pub use counts::{Counts, ExpertCount, LayerCounts};
 pub use error::{At, ForeignError, Missing, check_model};
-pub use export::{Export, ExportError, Exporter, FilesExporter};
+pub use export::{Export, ExportError, Exporter, FilesExporter, UnfitError};
 pub use importers::responses::ResponseError;
+pub use importers::text::LineError;
 pub use input::Input;
+pub use json::JsonError;
 pub use layers::LayerError;
 pub use output::{Output, Summary};
 pub use registry::{Detected, EXPORTERS, FILES_EXPORTERS, IMPORTERS, detect};
@@ -45,35 +52,36 @@ pub use source::{SAMPLE_SIZE, Source};
 
 /// Reads one foreign format.
 pub trait Importer: Sync {
-    /// Short name, as commands and messages use it: `bigmoeonedge`.
+    /// Short name of the format in commands and messages: `bigmoeonedge`.
     fn name(&self) -> &'static str;
 
-    /// One line: what the format is and who writes it.
+    /// One line that says what the format is and which tool writes it.
     fn description(&self) -> &'static str;
 
-    /// Whether a file that begins with `sample` is of this format. `sample` holds the first [`SAMPLE_SIZE`] bytes, or the whole
-    /// file if it is smaller; it may end inside a line or a record.
+    /// Whether a file that starts with `sample` has this format.
+    ///
+    /// `sample` is the first [`SAMPLE_SIZE`] bytes, or the complete file if it is smaller. It may end inside a line or a record.
     fn is_applicable(&self, sample: &[u8]) -> bool;
 
-    /// What its files hold. Callers that can do more with records or learn files than with rows ask for this, not for the name.
+    /// What files of this format contain. Callers that handle records or learn files specially check this, not the name.
     fn contents(&self) -> Contents {
         Contents::Routing
     }
 
-    /// Whether its files are binary; a text may have a byte order mark in front.
+    /// Whether the format is binary. Text files may start with a UTF-8 byte order mark.
     fn is_binary(&self) -> bool {
         false
     }
 
-    /// Whether a directory whose files are of this format is one trace.
+    /// Whether a directory of files of this format is one trace.
     fn takes_directories(&self) -> bool {
         false
     }
 
-    /// The records of a format that tells every operation; `None` for the others.
+    /// The records of a format that contains every operation; `None` for other formats.
     ///
     /// # Errors
-    /// As [`Importer::import`].
+    /// The same as [`Importer::import`].
     fn records(
         &self,
         source: &Source,
@@ -83,10 +91,10 @@ pub trait Importer: Sync {
         Ok(None)
     }
 
-    /// Reads `source` to its end and hands over what it says.
+    /// Reads all of `source` and passes routing or counts to `output`.
     ///
     /// # Errors
-    /// [`ForeignError`] with the line, record or byte where the source makes no sense; whatever the sink refuses.
+    /// [`ForeignError`] with the line, record or byte of invalid data, or the error of the sink.
     fn import(
         &self,
         source: &Source,
@@ -95,75 +103,75 @@ pub trait Importer: Sync {
     ) -> Result<(), ForeignError>;
 }
 
-/// What the files of a format hold.
+/// What the files of a format contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contents {
     /// Routing or counts.
     Routing,
-    /// Every operation, which [`Importer::records`] turns into records.
+    /// Every operation. [`Importer::records`] converts them to records.
     Operations,
-    /// Records, which [`Run::open`] reads, too.
+    /// 1024-byte records, which [`Run::open`] reads too.
     Records,
-    /// Counts as a learn file, which [`moe_placement::learn`] reads, too.
+    /// A learn file (counts), which [`moe_placement::learn`] reads too.
     LearnFile,
 }
 
 impl Contents {
-    /// Whether there are operations, whose numbers a table gives names.
+    /// Whether the format contains operations, whose numbers or names need a table of operations ([`ImportOptions::ops`]).
     pub fn has_operations(self) -> bool {
         matches!(self, Self::Operations | Self::Records)
     }
 }
 
-/// A trace of whole records: every operation, not the routing alone.
+/// A trace of every operation, as records.
 #[derive(Debug)]
 pub struct Records {
-    /// The records, as a run without manifest and map.
+    /// The records as a run without a manifest and an offset map.
     pub run: Run,
-    /// What the format has lost, and what is left out of the routing.
+    /// What the format loses, and what the routing of the run skips.
     pub notes: Vec<String>,
 }
 
-/// What the user can tell about a trace that its format does not.
+/// What the user specifies because the format may not record it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ImportOptions {
-    /// Experts that a token is routed to.
+    /// Experts that a token selects in a layer (top-k).
     pub top_k: Option<u32>,
     /// Operation numbers of a trace of records; `None` = [`moe_trace::ops::default_table`].
     pub ops: Option<OpTable>,
-    /// The model, where the user named its file.
+    /// The model of the trace.
     pub model: Option<Facts>,
 }
 
 impl ImportOptions {
-    /// Experts that a token is routed to in this layer: as the user says, else as the model says.
+    /// Experts that a token selects in `layer`: `top_k` if it is set, else the number of the model.
     pub fn n_expert_used_in(&self, layer: LayerId) -> Option<u32> {
         let of_model = || self.model.as_ref()?.n_expert_used_in(layer);
         self.top_k.or_else(of_model).filter(|&k| k > 0)
     }
 
-    /// The most experts that a token is routed to in any layer: as the user says, else as the model says.
+    /// Most experts that a token selects in any layer: `top_k` if it is set, else the number of the model.
     pub fn max_expert_used(&self) -> Option<u32> {
         let of_model = || self.model.as_ref()?.max_expert_used();
         self.top_k.or_else(of_model).filter(|&k| k > 0)
     }
 
-    /// Whether all layers route a token to the same number of experts, as far as is known.
+    /// Whether all layers select the same number of experts for a token, as far as is known.
     pub fn has_one_top_k(&self) -> bool {
         let model = self.model.as_ref();
         self.top_k.is_some() || model.is_none_or(|model| model.n_expert_used_by_block.is_empty())
     }
 
-    /// Experts in a layer, as the model says.
+    /// Experts in a layer of the model.
     pub fn n_expert(&self) -> Option<u32> {
         self.model.as_ref().and_then(|model| model.n_expert)
     }
 }
 
-/// Reads `source` into `sink`.
+/// Reads `source` into `sink` with `importer`.
 ///
 /// # Errors
-/// As [`Importer::import`]; [`ForeignError::Nothing`] where there was nothing to read.
+/// The same as [`Importer::import`]; [`ForeignError::NoRouting`] if the source contains neither routing nor counts.
 pub fn import(
     importer: &dyn Importer,
     source: &Source,

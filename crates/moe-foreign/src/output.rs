@@ -1,4 +1,4 @@
-//! Where an importer's rows go, checked on the way.
+//! [`Output`]: checks the rows of an importer and passes them to a [`Sink`].
 
 use std::collections::BTreeSet;
 use std::error::Error as StdError;
@@ -15,47 +15,47 @@ use crate::importers::responses::ResponseError;
 use crate::layers::LayerError;
 use crate::source::Source;
 
-/// What was read.
+/// Result of an import.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Summary {
     /// Name of the format.
     pub format: &'static str,
-    /// What the trace says about its model, filled up with what the user's model says.
+    /// Facts about the model from the trace, completed from [`ImportOptions::model`].
     pub facts: Facts,
-    /// Rows of routing.
+    /// Number of routing rows: one per token, layer and slot.
     pub rows: u64,
-    /// Counts.
+    /// Number of counts above 0: one per layer, expert and phase.
     pub counts: u64,
-    /// What the format has lost, and what was left out.
+    /// What the format loses, and what the importer skipped.
     pub notes: Vec<String>,
-    /// What was assumed because the trace does not record it.
+    /// What the importer assumed because the trace does not record it.
     pub missing: BTreeSet<Missing>,
 }
 
 impl Summary {
-    /// Whether the trace has an order: rows of routing, not counts alone.
+    /// Whether the trace contains routing, and not only counts.
     pub fn is_ordered(&self) -> bool {
         self.rows > 0
     }
 }
 
-/// Notes of one import, at most.
+/// Maximum number of notes of one import.
 const MAX_NOTES: usize = 64;
 
-/// What an importer hands its rows to.
+/// Receives the rows of an importer, checks them and passes them to the sink.
 pub struct Output<'a> {
     format: &'static str,
     path: PathBuf,
-    /// File that is being read, in a directory.
+    /// The file that is being read; differs from `path` if that is a directory.
     file: PathBuf,
     options: &'a ImportOptions,
     sink: &'a mut dyn Sink,
     facts: Facts,
-    /// Experts that a token is routed to, as the trace says.
+    /// Experts that a token selects, as recorded in the trace.
     top_k: Option<u32>,
-    /// The highest slot of any row, plus one.
+    /// Highest slot of any row + 1.
     n_slot: u32,
-    /// The first layer in which a token has more experts than the model selects there.
+    /// First layer in which a token has more experts than the model selects.
     above_model: Option<LayerId>,
     rows: u64,
     counts: u64,
@@ -64,25 +64,25 @@ pub struct Output<'a> {
     repeated: Repeated,
 }
 
-/// Experts that a token names again.
+/// Experts that occur more than once for the same token.
 #[derive(Default)]
 struct Repeated {
-    /// By expert: number of the last token that named it, from 1.
-    named: Vec<u64>,
-    tokens: u64,
-    /// How many there were, and the place of the first.
+    /// By expert: number of the last token that selected it, from 1.
+    last_token: Vec<u64>,
+    n_tokens: u64,
+    /// Number of repeated experts, and the location of the first.
     n: u64,
     first: Option<String>,
 }
 
 impl Repeated {
-    /// Whether the running token named the expert before.
-    fn is_again(&mut self, expert: ExpertId) -> bool {
+    /// Whether the current token has selected the expert before.
+    fn is_repeated(&mut self, expert: ExpertId) -> bool {
         let expert = expert.index();
-        if self.named.len() <= expert {
-            self.named.resize(expert + 1, 0);
+        if self.last_token.len() <= expert {
+            self.last_token.resize(expert + 1, 0);
         }
-        std::mem::replace(&mut self.named[expert], self.tokens) == self.tokens
+        std::mem::replace(&mut self.last_token[expert], self.n_tokens) == self.n_tokens
     }
 }
 
@@ -116,55 +116,54 @@ impl<'a> Output<'a> {
         }
         if named != Facts::default() {
             output.facts(&named)?;
-            output.top_k = None; // the user's number, not the trace's
+            output.top_k = None; // specified by the user, not recorded in the trace
         }
-        if source.left_out() > 0 {
+        if source.n_skipped() > 0 {
             output.note(format!(
-                "left out: {} in {} that {} no part of the trace",
-                counted(source.left_out(), "file"),
-                source.path().display(),
-                if source.left_out() == 1 { "is" } else { "are" }
+                "skipped {} of other formats in {}",
+                counted(source.n_skipped(), "file"),
+                source.path().display()
             ));
         }
         Ok(output)
     }
 
-    /// Names the file that the rows to come are in.
+    /// Sets the file that contains the following rows; errors name it.
     pub fn begin_file(&mut self, file: &Path) {
         self.file = file.to_owned();
     }
 
-    /// What the trace says about its model, as soon as it is known. May be called again with more.
+    /// Adds facts about the model that the trace records. Importers call it before the rows, and again for further facts.
     ///
     /// # Errors
-    /// [`ForeignError::OtherModel`] if it contradicts the model that the user named, [`ForeignError::File`] if no model has
-    /// as many layers or experts: nobody downstream has to doubt the numbers.
+    /// [`ForeignError::OtherModel`] if the facts contradict [`ImportOptions::model`]. [`ForeignError::File`] if no model has
+    /// that many layers or experts, so that sinks need not check the numbers.
     pub fn facts(&mut self, facts: &Facts) -> Result<(), ForeignError> {
-        if let Some(fault) = facts.impossible() {
-            return Err(ForeignError::file(&self.file, fault));
+        if let Some(error) = facts.impossible() {
+            return Err(ForeignError::file(&self.file, error));
         }
         if let Some(model) = &self.options.model {
             check_model(model, facts, &self.path)?;
         }
-        // What the trace says of itself goes before what the user says: the top-k of the model may have been overridden.
+        // The number in the trace has precedence: the run may have overridden the top-k of the model.
         self.top_k = facts.n_expert_used.or(self.top_k);
         let mut facts = facts.clone();
         if let (Some(model), Some(n_layer)) = (&self.options.model, facts.n_layer) {
-            // A trace may count the blocks of the MTP head or not.
+            // A trace may or may not count the blocks of the MTP head.
             facts.n_layer = model.blocks_for(n_layer).or(facts.n_layer);
         }
         facts.fill_from(&self.facts);
         self.facts = facts;
-        let taken = self.sink.facts(&self.facts);
-        self.check(taken, || At::Byte(0))
+        let result = self.sink.facts(&self.facts);
+        self.check(result, || At::Byte(0))
     }
 
-    /// What is known about the model so far.
+    /// Facts about the model so far.
     pub fn known(&self) -> &Facts {
         &self.facts
     }
 
-    /// Hands over a row of routing that was read at `at`.
+    /// Passes on a routing row; `at` is its location in the file.
     pub fn routing(&mut self, at: impl Fn() -> At, row: &RoutingRow) -> Result<(), ForeignError> {
         self.check_ids(&at, row.layer_id, row.expert_id)?;
         self.check_has_experts(&at, row.layer_id)?;
@@ -179,25 +178,26 @@ impl<'a> Output<'a> {
         {
             self.above_model = Some(row.layer_id);
         }
-        let taken = self.sink.routing(row);
-        self.check(taken, at)
+        let result = self.sink.routing(row);
+        self.check(result, at)
     }
 
-    /// Hands over a token's experts, best first: `row` with one slot after the other. Negative ids mark empty slots. An expert
-    /// that the token names again is left out and noted.
+    /// Passes on the selected experts of a token in a layer, best first: `row` with slots 0, 1, 2, ...
+    ///
+    /// A negative id is an empty slot. Repeated experts are skipped with a note.
     pub fn token(
         &mut self,
         at: impl Fn() -> At,
         row: &RoutingRow,
         experts: impl IntoIterator<Item = (i64, Option<f32>)>,
     ) -> Result<(), ForeignError> {
-        self.repeated.tokens += 1;
+        self.repeated.n_tokens += 1;
         for (slot, (expert, weight)) in experts.into_iter().enumerate() {
             if expert < 0 {
                 continue;
             }
             let expert = self.expert_id(&at, expert as u64)?;
-            if self.repeated.is_again(expert) {
+            if self.repeated.is_repeated(expert) {
                 self.repeated.n += 1;
                 self.repeated.first.get_or_insert_with(|| at().to_string());
                 continue;
@@ -213,24 +213,24 @@ impl<'a> Output<'a> {
         Ok(())
     }
 
-    /// Refuses an array that has more experts for a token than the model: it is of another model, or no routing at all. If the
-    /// user names the number, the trace's own is taken with a warning.
+    /// Rejects an array with more slots for a token than the model selects experts: it belongs to another model, or is not
+    /// routing. If [`ImportOptions::top_k`] is set, the number in the trace is used with a warning instead.
     pub(crate) fn check_slots(
         &self,
         n_slots: usize,
         at: impl Fn() -> At,
     ) -> Result<(), ForeignError> {
-        let most = self.options.max_expert_used().map(|most| most as usize);
-        match most {
-            Some(most) if n_slots > most && self.options.top_k.is_none() => {
-                let source = LayerError::Slots { n_slots, most };
+        let max = self.options.max_expert_used().map(|max| max as usize);
+        match max {
+            Some(max) if n_slots > max && self.options.top_k.is_none() => {
+                let source = LayerError::Slots { n_slots, max };
                 Err(self.layers(at(), source))
             }
             _ => Ok(()),
         }
     }
 
-    /// Hands over a count that was read at `at`. Zeros are left out.
+    /// Passes on a count; `at` is its location in the file. Counts of 0 are skipped.
     pub fn count(&mut self, at: impl Fn() -> At, row: &CountRow) -> Result<(), ForeignError> {
         self.check_ids(&at, row.layer_id, row.expert_id)?;
         if row.count == 0 {
@@ -238,18 +238,18 @@ impl<'a> Output<'a> {
         }
         self.check_has_experts(&at, row.layer_id)?;
         self.counts += 1;
-        let taken = self.sink.count(row);
-        self.check(taken, at)
+        let result = self.sink.count(row);
+        self.check(result, at)
     }
 
-    /// Hands over totals of a layer, after its counts.
+    /// Passes on the totals of a layer, after its counts.
     pub fn layer(&mut self, at: impl Fn() -> At, row: &LayerRow) -> Result<(), ForeignError> {
         self.check_ids(&at, row.layer_id, ExpertId(0))?;
-        let taken = self.sink.layer(row);
-        self.check(taken, at)
+        let result = self.sink.layer(row);
+        self.check(result, at)
     }
 
-    /// Notes for the user what the format has lost, or what was left out. The same note is kept once.
+    /// Adds a note about what the format loses or what the importer skipped. Duplicates are dropped.
     pub fn note(&mut self, note: impl Into<String>) {
         let note = note.into();
         if self.notes.len() < MAX_NOTES && !self.notes.contains(&note) {
@@ -257,12 +257,12 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// Notes that something was assumed because the trace does not record it.
+    /// Reports that the importer assumed a value because the trace does not record it.
     pub fn missing(&mut self, missing: Missing) {
         self.missing.insert(missing);
     }
 
-    /// An error about the layers of an array in the file that is being read.
+    /// An error about the layers of an array in the current file.
     pub fn layers(&self, at: At, source: LayerError) -> ForeignError {
         ForeignError::Layers {
             path: self.file.clone(),
@@ -271,7 +271,7 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// An error about the routing of a response in the file that is being read.
+    /// An error about the routing in a response in the current file.
     pub(crate) fn response(&self, at: At, source: ResponseError) -> ForeignError {
         ForeignError::Response {
             path: self.file.clone(),
@@ -280,8 +280,8 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// An error about something that is not recorded, without which the file cannot be read.
-    pub fn lacks(&self, at: At, missing: Missing) -> ForeignError {
+    /// An error about a missing value, without which the current file cannot be read.
+    pub fn not_recorded(&self, at: At, missing: Missing) -> ForeignError {
         ForeignError::Missing {
             path: self.file.clone(),
             at,
@@ -289,31 +289,61 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// The layer of a number that was read at `at`.
+    /// Converts a layer number that was read at `at`.
     ///
     /// # Errors
-    /// [`ForeignError::Invalid`] for a number of [`MAX_ID`] or more.
+    /// [`ForeignError::OutOfRange`] if it is [`MAX_ID`] or more.
     pub fn layer_id(&self, at: impl Fn() -> At, id: u64) -> Result<LayerId, ForeignError> {
         self.number(at, "layer", id).map(LayerId)
     }
 
-    /// The expert of a number that was read at `at`.
+    /// Converts an expert number that was read at `at`.
     ///
     /// # Errors
-    /// [`ForeignError::Invalid`] for a number of [`MAX_ID`] or more.
+    /// [`ForeignError::OutOfRange`] if it is [`MAX_ID`] or more.
     pub fn expert_id(&self, at: impl Fn() -> At, id: u64) -> Result<ExpertId, ForeignError> {
         self.number(at, "expert", id).map(|id| ExpertId(id.into()))
     }
 
-    /// A layer, expert or slot number of any width, as the 16 bits that hold all real ones.
-    fn number(&self, at: impl Fn() -> At, what: &str, id: u64) -> Result<u16, ForeignError> {
+    /// Converts a layer, expert or slot number below [`MAX_ID`] to 16 bits.
+    fn number(
+        &self,
+        at: impl Fn() -> At,
+        name: &'static str,
+        id: u64,
+    ) -> Result<u16, ForeignError> {
         match u16::try_from(id) {
             Ok(id) if u32::from(id) < MAX_ID => Ok(id),
-            _ => Err(ForeignError::id(&self.file, at(), what, id, MAX_ID)),
+            _ => Err(self.out_of_range(at(), name, id, MAX_ID)),
         }
     }
 
-    /// An error at a place in the file that is being read.
+    fn out_of_range(&self, at: At, name: &'static str, id: u64, limit: u32) -> ForeignError {
+        ForeignError::OutOfRange {
+            path: self.file.clone(),
+            at,
+            name,
+            id,
+            limit,
+        }
+    }
+
+    /// An error about a format version that this importer does not read.
+    pub(crate) fn version(
+        &self,
+        at: At,
+        found: impl ToString,
+        supported: &'static str,
+    ) -> ForeignError {
+        ForeignError::Version {
+            path: self.file.clone(),
+            at,
+            found: found.to_string(),
+            supported,
+        }
+    }
+
+    /// An error at a location in the current file.
     pub fn invalid(
         &self,
         at: At,
@@ -325,13 +355,14 @@ impl<'a> Output<'a> {
     pub(crate) fn finish(mut self) -> Result<Summary, ForeignError> {
         if let Some(first) = self.repeated.first.take() {
             self.note(format!(
-                "left out: {} that a token names again, which no router does (the first at {first}); the trace is damaged, or not what it seems",
-                counted(self.repeated.n, "expert")
+                "warning: skipped {} (the first at {first}): a router selects an expert at most once per token, so the trace is \
+                 damaged or does not contain routing",
+                counted(self.repeated.n, "repeated expert")
             ));
         }
         self.check_top_k();
         if self.rows == 0 && self.counts == 0 {
-            return Err(ForeignError::Nothing {
+            return Err(ForeignError::NoRouting {
                 path: self.path,
                 format: self.format,
                 notes: self.notes,
@@ -347,33 +378,34 @@ impl<'a> Output<'a> {
         })
     }
 
-    /// Takes the trace's own number of experts for a token, and says so, where the user names another, or where the model has
-    /// fewer: a run may route a token to fewer than the model does.
+    /// Uses the top-k of the trace, with a warning, if it differs from the user's or exceeds that of the model. A top-k below
+    /// that of the model is valid: a run may select fewer experts.
     fn check_top_k(&mut self) {
-        let Some(named) = self.options.max_expert_used() else {
+        let Some(expected) = self.options.max_expert_used() else {
             return;
         };
-        let is_named = self.options.top_k.is_some();
-        let own = self.top_k.or(Some(self.n_slot).filter(|&n| n > named));
-        let Some(own) = own.filter(|&own| own > named || is_named && own < named) else {
+        let is_from_user = self.options.top_k.is_some();
+        let recorded = self.top_k.or(Some(self.n_slot).filter(|&n| n > expected));
+        let differs = |&recorded: &u32| recorded > expected || is_from_user && recorded < expected;
+        let Some(recorded) = recorded.filter(differs) else {
             if let Some(layer) = self.above_model {
                 let used = self.options.n_expert_used_in(layer).unwrap_or(0);
                 self.note(format!(
-                    "warning: in layer {layer} the trace has more experts for a token than the {used} that the model selects there: \
-                     the trace is of another model, or its top-k was changed"
+                    "warning: layer {layer}: the trace has more experts per token than the {used} that the model selects; the \
+                     trace is of another model, or its top-k was changed"
                 ));
             }
             return;
         };
-        self.facts.n_expert_used = Some(own);
+        self.facts.n_expert_used = Some(recorded);
         self.facts.n_expert_used_by_block.clear();
-        let experts = counted(own, "expert");
-        self.note(if is_named {
-            format!("warning: the trace itself has {experts} for a token; the top-k of {named} is passed over")
+        let experts = counted(recorded, "expert");
+        self.note(if is_from_user {
+            format!("warning: the trace has {experts} per token; the specified top-k of {expected} is ignored")
         } else {
             format!(
-                "warning: the trace has {experts} for a token, the model selects {named}: the trace is of another model, or its \
-                 top-k was changed"
+                "warning: the trace has {experts} per token, but the model selects {expected}; the trace is of another model, or \
+                 its top-k was changed"
             )
         });
     }
@@ -386,18 +418,18 @@ impl<'a> Output<'a> {
     ) -> Result<(), ForeignError> {
         let n_layer = self.facts.n_layer.unwrap_or(MAX_ID).min(MAX_ID);
         let n_expert = self.facts.n_expert.unwrap_or(MAX_ID).min(MAX_ID);
-        for (what, id, limit) in [
+        for (name, id, limit) in [
             ("layer", layer.0.into(), n_layer),
             ("expert", expert.0, n_expert),
         ] {
             if id >= limit {
-                return Err(ForeignError::id(&self.file, at(), what, id.into(), limit));
+                return Err(self.out_of_range(at(), name, id.into(), limit));
             }
         }
         Ok(())
     }
 
-    /// Refuses a layer that is dense in the model that the user named.
+    /// Rejects a layer that is dense in [`ImportOptions::model`].
     fn check_has_experts(&self, at: &impl Fn() -> At, layer: LayerId) -> Result<(), ForeignError> {
         let moe_layers = self.options.model.as_ref().map(|model| &model.moe_layers);
         if moe_layers.is_some_and(|layers| !layers.is_empty() && !layers.contains(&layer)) {
@@ -407,8 +439,13 @@ impl<'a> Output<'a> {
         Ok(())
     }
 
-    fn check(&self, taken: Result<(), SinkError>, at: impl Fn() -> At) -> Result<(), ForeignError> {
-        taken.map_err(|error| match error {
+    /// Adds the location to an error of the sink.
+    fn check(
+        &self,
+        result: Result<(), SinkError>,
+        at: impl Fn() -> At,
+    ) -> Result<(), ForeignError> {
+        result.map_err(|error| match error {
             SinkError::Refused(source) => self.invalid(at(), source),
             SinkError::NeedsOrder => ForeignError::NoOrder {
                 path: self.path.clone(),

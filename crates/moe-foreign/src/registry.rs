@@ -1,4 +1,4 @@
-//! The list of all formats, and which of them a file has.
+//! The list of all formats, and the detection of the format of a file.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::export::{Exporter, FilesExporter};
 use crate::source::{self, Source};
 use crate::{Importer, exporters, importers};
 
-/// All formats that are read; the first one that recognises a file reads it, so the choosy ones come first.
+/// All importers. The first one that recognizes a file reads it, so importers with strict checks come first.
 pub const IMPORTERS: &[&dyn Importer] = &[
     &importers::learn::Learn,
     &importers::thesis::ThesisJson,
@@ -39,7 +39,7 @@ pub const IMPORTERS: &[&dyn Importer] = &[
     &importers::coli_usage::ColiUsage,
 ];
 
-/// All formats of one file that are written.
+/// All exporters that write one file.
 pub const EXPORTERS: &[&dyn Exporter] = &[
     &exporters::bigmoeonedge::BigMoeOnEdge,
     &exporters::coli_usage::ColiUsage,
@@ -53,20 +53,20 @@ pub const EXPORTERS: &[&dyn Exporter] = &[
     &exporters::learn::Learn,
 ];
 
-/// All formats of several files that are written.
+/// All exporters that write a directory of files.
 pub const FILES_EXPORTERS: &[&dyn FilesExporter] =
     &[&exporters::mesh_llm::MeshLlm, &exporters::thesis::Thesis];
 
-/// A path and the importer that recognised it.
+/// A trace and the importer that recognized it.
 pub struct Detected {
-    /// Reads it.
+    /// The importer of its format.
     pub importer: &'static dyn Importer,
-    /// What it reads.
+    /// The files of the trace.
     pub source: Source,
 }
 
 impl Detected {
-    /// Names the trace in datasets: its format, and a hash of the names, sizes and first bytes of its files.
+    /// Identifier of the trace in datasets: `FORMAT-HASH`, with a hash of the names, sizes and samples of its files.
     ///
     /// # Errors
     /// A file cannot be read.
@@ -82,7 +82,7 @@ impl Detected {
     }
 }
 
-/// Finds the importer of a file, or of a directory of files of one format; `None` if no one recognises it.
+/// Finds the importer of a file, or of a directory of files of one format; `None` if no importer recognizes it.
 ///
 /// # Errors
 /// The path cannot be read.
@@ -93,16 +93,16 @@ pub fn detect(path: &Path) -> Result<Option<Detected>, ForeignError> {
     let sample = source::sample(path)?;
     let importer = IMPORTERS
         .iter()
-        .find(|&&importer| recognises(importer, &sample));
+        .find(|&&importer| recognizes(importer, &sample));
     Ok(importer.map(|&importer| Detected {
         importer,
         source: Source::file(path),
     }))
 }
 
-/// Whether `importer` reads a file that starts with `sample`; a text may have a byte order mark in front. Of the formats that
-/// [`Content`] recognizes, importance matrices (GGUF) and files of `torch.save` (ZIP) are traces.
-fn recognises(importer: &dyn Importer, sample: &[u8]) -> bool {
+/// Whether `importer` recognizes a file that starts with `sample`; text may start with a byte order mark. Of the containers that
+/// [`Content`] identifies, only GGUF (importance matrices) and ZIP (files of `torch.save`) can be traces.
+fn recognizes(importer: &dyn Importer, sample: &[u8]) -> bool {
     if !matches!(
         Content::of(sample),
         None | Some(Content::Gguf | Content::Zip)
@@ -117,28 +117,28 @@ fn recognises(importer: &dyn Importer, sample: &[u8]) -> bool {
     importer.is_applicable(text)
 }
 
-/// The first file that is recognised decides; files of other formats are left out.
+/// The first file that an importer recognizes determines the format. Files of other formats are skipped.
 fn detect_directory(path: &Path) -> Result<Option<Detected>, ForeignError> {
     let mut found: Option<&'static dyn Importer> = None;
     let mut files = Vec::new();
-    let mut left_out = 0;
+    let mut n_skipped = 0;
     for file in source::files(path)? {
         let sample = source::sample(&file)?;
         let importer = found.or_else(|| {
             let mut candidates = IMPORTERS.iter().copied();
             candidates
-                .find(|importer| importer.takes_directories() && recognises(*importer, &sample))
+                .find(|importer| importer.takes_directories() && recognizes(*importer, &sample))
         });
         match importer {
-            Some(importer) if recognises(importer, &sample) => {
+            Some(importer) if recognizes(importer, &sample) => {
                 found = Some(importer);
                 files.push(file);
             }
-            _ => left_out += 1,
+            _ => n_skipped += 1,
         }
     }
     Ok(found.map(|importer| Detected {
         importer,
-        source: Source::directory(path, files, left_out),
+        source: Source::directory(path, files, n_skipped),
     }))
 }

@@ -1,4 +1,4 @@
-//! Files of a foreign trace, read in pieces.
+//! Access to the files of a foreign trace: sample, complete text, or line by line with size limits.
 
 use std::error::Error as StdError;
 use std::fs::{self, File};
@@ -11,19 +11,19 @@ use moe_trace::bounded;
 use crate::error::{At, ForeignError};
 use crate::output::Output;
 
-/// Bytes of a file by which its format is recognised.
+/// Number of bytes at the start of a file by which its format is recognized.
 pub const SAMPLE_SIZE: usize = 64 * 1024;
-/// Bytes of a line, at most.
+/// Maximum length of a line in bytes.
 const MAX_LINE: u64 = 64 << 20;
-/// Bytes of a file that is read as a whole, at most.
+/// Maximum size in bytes of a file that is read into memory.
 const MAX_DOCUMENT: u64 = 256 << 20;
 
-/// A file, or a directory of files, of one format.
+/// A file, or the files of a directory, of one format.
 #[derive(Clone, Debug)]
 pub struct Source {
     path: PathBuf,
     files: Vec<PathBuf>,
-    left_out: usize,
+    n_skipped: usize,
 }
 
 impl Source {
@@ -32,28 +32,28 @@ impl Source {
         Self::directory(path, vec![path.to_owned()], 0)
     }
 
-    /// A directory of which `files` are read and `left_out` others are not.
-    pub fn directory(path: &Path, files: Vec<PathBuf>, left_out: usize) -> Self {
+    /// The `files` of a directory, which contains `n_skipped` files of other formats.
+    pub fn directory(path: &Path, files: Vec<PathBuf>, n_skipped: usize) -> Self {
         Self {
             path: path.to_owned(),
             files,
-            left_out,
+            n_skipped,
         }
     }
 
-    /// What the user named.
+    /// Path of the file or directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The files to read, in order of their names.
+    /// The files to read, sorted by name.
     pub fn files(&self) -> &[PathBuf] {
         &self.files
     }
 
-    /// Files of the directory that are of no known format, or of another one.
-    pub fn left_out(&self) -> usize {
-        self.left_out
+    /// Number of files in the directory that have another format or none that is known.
+    pub fn n_skipped(&self) -> usize {
+        self.n_skipped
     }
 }
 
@@ -67,13 +67,13 @@ pub(crate) fn sample(path: &Path) -> Result<Vec<u8>, ForeignError> {
     Ok(sample)
 }
 
-/// Bytes of a file.
+/// Size of a file in bytes.
 pub(crate) fn size(path: &Path) -> Result<u64, ForeignError> {
     let metadata = fs::metadata(path).map_err(ForeignError::io("read the size of", path))?;
     Ok(metadata.len())
 }
 
-/// The regular files of a directory in order of their names, hidden ones left out.
+/// The regular files of a directory, sorted by name, without hidden files.
 pub(crate) fn files(dir: &Path) -> Result<Vec<PathBuf>, ForeignError> {
     let mut files = Vec::new();
     for entry in fs::read_dir(dir).map_err(ForeignError::io("list", dir))? {
@@ -87,20 +87,20 @@ pub(crate) fn files(dir: &Path) -> Result<Vec<PathBuf>, ForeignError> {
     Ok(files)
 }
 
-/// Opens a regular file; anything else could be waited for without end.
+/// Opens a regular file. Other kinds, such as pipes, could block forever.
 pub(crate) fn open(path: &Path) -> Result<File, ForeignError> {
     Ok(bounded::open(path)?)
 }
 
-/// A whole text without its byte order mark, where its format cannot be read in pieces.
+/// Reads a complete text file, without its byte order mark.
 ///
 /// # Errors
-/// It cannot be read, or is larger than 256 MiB.
-pub(crate) fn read_whole(path: &Path) -> Result<Vec<u8>, ForeignError> {
+/// The file cannot be read, or is larger than 256 MiB.
+pub(crate) fn read_text(path: &Path) -> Result<Vec<u8>, ForeignError> {
     Ok(bounded::read(path, MAX_DOCUMENT)?)
 }
 
-/// Opens a text, behind its byte order mark if it has one.
+/// Opens a text file and skips its byte order mark.
 pub(crate) fn text_reader(path: &Path) -> Result<BufReader<File>, ForeignError> {
     let mut reader = BufReader::with_capacity(128 * 1024, open(path)?);
     let start = reader.fill_buf().map_err(ForeignError::io("read", path))?;
@@ -109,14 +109,14 @@ pub(crate) fn text_reader(path: &Path) -> Result<BufReader<File>, ForeignError> 
     Ok(reader)
 }
 
-/// The lines of a text, one at a time in the same buffer.
+/// The lines of a text file, read one at a time into the same buffer.
 pub(crate) struct Lines {
     path: PathBuf,
     lines: bounded::Lines,
 }
 
 impl Lines {
-    /// Opens a text, behind its byte order mark if it has one.
+    /// Opens a text file and skips its byte order mark.
     pub(crate) fn open(path: &Path) -> Result<Self, ForeignError> {
         Ok(Self {
             path: path.to_owned(),
@@ -124,7 +124,7 @@ impl Lines {
         })
     }
 
-    /// The next line that holds anything, white space around it removed, and where it is; `None` at the end.
+    /// The number and the trimmed text of the next line that is not blank; `None` at the end of the file.
     ///
     /// # Errors
     /// The line is not UTF-8, or longer than 64 MiB.
@@ -139,11 +139,11 @@ impl Lines {
         let number = self.lines.number();
         match std::str::from_utf8(self.lines.current().trim_ascii()) {
             Ok(text) => Ok(Some((number, text))),
-            Err(_) => Err(self.invalid("not UTF-8; the file is damaged")),
+            Err(_) => Err(self.invalid("the line is not UTF-8; the file is damaged")),
         }
     }
 
-    /// An error in the line that was handed out last.
+    /// An error in the current line.
     pub(crate) fn invalid(
         &self,
         source: impl Into<Box<dyn StdError + Send + Sync>>,
@@ -151,12 +151,12 @@ impl Lines {
         ForeignError::invalid(&self.path, At::Line(self.lines.number()), source)
     }
 
-    /// What to do about `error` in the line that was handed out last: without an end it is a last line that was cut as it was
-    /// written, which is noted; any other line is damaged. What is but one line was never of the format.
+    /// Skips the current line with a note if it is truncated: the last line of the file, without a line feed, because its
+    /// writer was interrupted.
     ///
     /// # Errors
-    /// `error`, if the line is not cut.
-    pub(crate) fn cut_or(
+    /// `error` for any other line. It is also returned for the only line of a file, which is probably not of the format.
+    pub(crate) fn skip_truncated(
         &self,
         error: ForeignError,
         output: &mut Output<'_>,
@@ -165,7 +165,7 @@ impl Lines {
             return Err(error);
         }
         output.note(format!(
-            "{} is cut at its end; what is left of line {} was left out",
+            "{} is truncated; skipped its incomplete last line {}",
             self.path.display(),
             self.lines.number()
         ));
@@ -173,20 +173,20 @@ impl Lines {
     }
 }
 
-/// Whether a sample is probably not the complete file; it may lack the byte order mark.
-pub(crate) fn is_cut(sample: &[u8]) -> bool {
+/// Whether a sample may be shorter than its file. Allows for a byte order mark that was removed.
+pub(crate) fn is_partial(sample: &[u8]) -> bool {
     sample.len() >= SAMPLE_SIZE - 16
 }
 
-/// The whole lines of a sample; the last one only if the sample is the whole file or ends with it.
+/// The complete lines of a sample: all lines of the complete file, otherwise those that end with a line feed.
 pub(crate) fn sample_lines(sample: &[u8]) -> impl Iterator<Item = &str> {
-    let whole = if !is_cut(sample) {
-        sample
-    } else {
+    let complete = if is_partial(sample) {
         let end = sample.iter().rposition(|&byte| byte == b'\n');
         &sample[..end.unwrap_or(sample.len())]
+    } else {
+        sample
     };
-    whole
+    complete
         .split(|&byte| byte == b'\n')
         .map_while(|line| std::str::from_utf8(line).ok())
         .map(str::trim)

@@ -1,6 +1,6 @@
-//! Numbers in an n-dimensional array that lies in a file: a view, nothing is copied.
+//! [`Array`]: a view of an n-dimensional array in the bytes of a file.
 
-/// The types of elements that ids, counts and scores come in.
+/// Element types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ElementType {
     Bool,
@@ -32,29 +32,29 @@ impl ElementType {
     }
 }
 
-/// An element, widened.
+/// An element, widened to 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Number {
     Int(i64),
-    /// Beyond what an `i64` holds.
+    /// An integer above `i64::MAX`.
     Big(u64),
     Float(f64),
 }
 
-/// Dimensions of an array, at most: no format has more, and errors name them all.
+/// Maximum number of dimensions. No format has more, and errors list all of them.
 const MAX_DIMS: usize = 8;
 
 /// Why bytes cannot be viewed as an array.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ArrayError {
-    #[error("{n} dimensions are more than an array of a trace has ({MAX_DIMS})")]
+    #[error("the array has {n} dimensions; the maximum is {MAX_DIMS}")]
     Dimensions { n: usize },
-    #[error("{n_dims} dimensions with {n_strides} strides")]
+    #[error("the array has {n_dims} dimensions, but {n_strides} strides")]
     Strides { n_dims: usize, n_strides: usize },
-    #[error("an array of shape {shape:?} does not fit the {n_bytes} bytes that are there")]
+    #[error("an array of shape {shape:?} does not fit in {n_bytes} bytes")]
     Size { shape: Vec<usize>, n_bytes: usize },
     #[error(
-        "an array of shape {shape:?} with strides {strides:?} reaches past the {n_bytes} bytes that are there"
+        "an array of shape {shape:?} with strides {strides:?} extends past the end of its {n_bytes} bytes"
     )]
     Reach {
         shape: Vec<usize>,
@@ -62,7 +62,7 @@ pub(crate) enum ArrayError {
         n_bytes: usize,
     },
     #[error(
-        "an array of shape {shape:?} with strides {strides:?} has elements that share bytes, as an expanded tensor has"
+        "elements of an array of shape {shape:?} with strides {strides:?} overlap, as in an expanded tensor"
     )]
     Overlap {
         shape: Vec<usize>,
@@ -70,10 +70,10 @@ pub(crate) enum ArrayError {
     },
 }
 
-/// A view of an array. Every element of it lies in the bytes, and no two elements share bytes.
+/// A view of an array. All elements are inside `bytes`, and no two elements overlap.
 #[derive(Clone, Debug)]
 pub(crate) struct Array<'a> {
-    /// From its first element on.
+    /// Starts with the first element.
     bytes: &'a [u8],
     ty: ElementType,
     big_endian: bool,
@@ -83,15 +83,15 @@ pub(crate) struct Array<'a> {
 }
 
 impl<'a> Array<'a> {
-    /// Views `bytes` as an array, `strides` counted in elements. The stride of a dimension of size 1 has no meaning and may be
-    /// anything, as in NumPy and PyTorch; without elements no stride has.
+    /// Returns a view of `bytes` as an array, with `strides` in elements. As in NumPy and PyTorch, the stride of a dimension of
+    /// size 1 is ignored, and so are all strides of an empty array.
     ///
-    /// The elements must lie in the bytes and share none, so that walking through them is bounded by the file, whatever its
-    /// header says. Strides that interleave dimensions are refused too, though their elements may differ: no program writes
-    /// such.
+    /// Elements must be inside `bytes` and must not overlap. So the number of elements is bounded by the file size, whatever the
+    /// header of the file claims. Strides that interleave dimensions are rejected too, even if no elements overlap, because no
+    /// program writes them.
     ///
     /// # Errors
-    /// [`ArrayError`] if they do not.
+    /// [`ArrayError`] if shape and strides violate these rules.
     pub(crate) fn new(
         bytes: &'a [u8],
         ty: ElementType,
@@ -108,7 +108,7 @@ impl<'a> Array<'a> {
                 n_strides: strides.len(),
             });
         }
-        // An empty array has no elements to look for, but its other dimensions must not be walked in vain.
+        // Loops over the other dimensions of an empty array must end at once, whatever their sizes.
         let shape = if shape.contains(&0) {
             vec![0; shape.len()]
         } else {
@@ -126,7 +126,7 @@ impl<'a> Array<'a> {
                 .filter(|&(_, ne)| ne > 1)
                 .collect();
             dims.sort_unstable();
-            // The last element of the dimensions so far, which the stride of the next one must go beyond.
+            // Index of the last element of the dimensions so far. The stride of the next dimension must exceed it.
             let mut last = Some(0usize);
             for (stride, ne) in dims {
                 if last.is_some_and(|last| stride <= last) {
@@ -154,7 +154,7 @@ impl<'a> Array<'a> {
         })
     }
 
-    /// As [`Array::new`], with the last index running fastest, or, in Fortran's order, the first.
+    /// [`Array::new`] with contiguous elements: row-major (C order), or column-major (Fortran order).
     pub(crate) fn contiguous(
         bytes: &'a [u8],
         ty: ElementType,
@@ -176,7 +176,7 @@ impl<'a> Array<'a> {
         Self::new(bytes, ty, big_endian, shape, strides)
     }
 
-    /// Elements in each dimension; all 0 where there are no elements.
+    /// Size of each dimension; all 0 if the array is empty.
     pub(crate) fn shape(&self) -> &[usize] {
         &self.shape
     }
@@ -185,7 +185,7 @@ impl<'a> Array<'a> {
         self.ty
     }
 
-    /// The element at `index`, one number a dimension, if it is whole; a float counts as whole where it is.
+    /// The element at `index` (one number per dimension) if it is an integer, or a float with an integer value.
     #[expect(
         clippy::cast_possible_truncation,
         reason = "an integer of at most 53 bits"
@@ -193,7 +193,7 @@ impl<'a> Array<'a> {
     pub(crate) fn integer(&self, index: &[usize]) -> Option<i64> {
         match self.number(index)? {
             Number::Int(n) => Some(n),
-            // Beyond 2^53 a float does not tell one whole number from the next.
+            // Above 2^53 a 64-bit float does not represent every integer.
             Number::Float(x) if x.fract() == 0.0 && x.abs() <= (1u64 << 53) as f64 => {
                 Some(x as i64)
             }
@@ -219,7 +219,7 @@ impl<'a> Array<'a> {
             if i >= ne {
                 return None;
             }
-            element += i * stride; // the last element's place was computed with checks
+            element += i * stride; // cannot overflow: `new` checks the index of the last element
         }
         let size = self.ty.size();
         let mut bytes = [0; 8];
@@ -249,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn elements_lie_where_the_strides_say() {
+    fn strides_locate_elements() {
         let bytes: Vec<u8> = (0u16..6).flat_map(u16::to_be_bytes).collect();
         let row_major =
             Array::contiguous(&bytes, ElementType::I16, true, vec![2, 3], false).unwrap();
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claimed_shape_is_held_against_the_bytes() {
+    fn rejects_shapes_that_do_not_fit_in_the_bytes() {
         let bytes = [0; 24];
         let view = |shape: &[usize], strides: &[usize]| {
             Array::new(
@@ -274,10 +274,13 @@ mod tests {
             )
         };
         assert!(view(&[2, 3], &[3, 1]).is_ok());
-        assert!(view(&[2, 3], &[4, 1]).is_err(), "the last row reaches out");
+        assert!(
+            view(&[2, 3], &[4, 1]).is_err(),
+            "the last row extends past the end"
+        );
         assert!(
             view(&[1 << 40, 1], &[0, 1]).is_err(),
-            "one element shown many times"
+            "one element repeated 2^40 times"
         );
         assert!(view(&[usize::MAX, 2], &[1, 1]).is_err());
         assert!(view(&[2, 2], &[usize::MAX, 1]).is_err());
@@ -287,11 +290,11 @@ mod tests {
             ArrayError::Dimensions { n: 9 }
         );
         let empty = view(&[usize::MAX, 0], &[1, 1]).unwrap();
-        assert_eq!(empty.shape(), [0, 0], "nothing to walk through");
+        assert_eq!(empty.shape(), [0, 0], "loops over an empty array end");
     }
 
     #[test]
-    fn elements_that_share_bytes_are_refused() {
+    fn rejects_overlapping_elements() {
         let bytes = [0; 24];
         let view = |shape: &[usize], strides: &[usize]| {
             let (shape, strides) = (shape.to_vec(), strides.to_vec());
@@ -309,7 +312,7 @@ mod tests {
             let error = view(&shape, &strides).unwrap_err();
             assert_eq!(error, ArrayError::Overlap { shape, strides });
         }
-        // Transposed, with gaps, and with any stride where there is one element or none.
+        // Valid: transposed, with gaps, and any stride for dimensions of size 0 or 1.
         for (shape, strides) in [
             (&[3, 2][..], &[1, 3][..]),
             (&[2, 2], &[4, 1]),
@@ -326,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn distinguishes_integers() {
+    fn integer_rejects_fractions_and_large_numbers() {
         let bytes: Vec<u8> = [2.0f64, 2.5, f64::NAN, 1e300]
             .into_iter()
             .flat_map(f64::to_le_bytes)

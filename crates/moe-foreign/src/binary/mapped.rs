@@ -1,4 +1,4 @@
-//! A file's bytes, mapped.
+//! [`Mapped`]: a memory-mapped file.
 
 use std::ops::Deref;
 use std::path::Path;
@@ -7,7 +7,7 @@ use moe_files::MappedFile;
 
 use crate::{ForeignError, source};
 
-/// The bytes of a file; nothing of it is read before it is looked at.
+/// The bytes of a memory-mapped file.
 #[derive(Debug)]
 pub(crate) struct Mapped(MappedFile);
 

@@ -1,7 +1,7 @@
-//! Files that are no text: mapped, arrays of NumPy and PyTorch, and arrays written as nested lists.
+//! Readers for binary files (NumPy, PyTorch), and arrays as views of their bytes.
 
 pub(crate) mod array;
-pub(crate) mod fault;
+pub(crate) mod error;
 pub(crate) mod mapped;
 pub(crate) mod nested;
 pub(crate) mod npy;

@@ -1,4 +1,4 @@
-//! An array written as lists in lists, `[[1, 2], [3, 4]]`.
+//! Arrays that JSON contains as nested lists: `[[1, 2], [3, 4]]`.
 
 use std::fmt;
 
@@ -8,10 +8,10 @@ use zerocopy::IntoBytes;
 
 use super::array::{Array, ArrayError, ElementType};
 
-/// Lists within lists, at most; the deepest that is known has three.
+/// Maximum depth of the lists. Known formats have at most three.
 const MAX_DIMS: usize = 4;
 
-/// Numbers out of nested lists, which must be equally long at each depth.
+/// The numbers of nested lists, whose lengths must be equal at each depth.
 #[derive(Debug)]
 pub(crate) struct Nested {
     shape: Shape,
@@ -19,10 +19,10 @@ pub(crate) struct Nested {
 }
 
 impl Nested {
-    /// The numbers as an array of 64-bit floats; of nothing but a number, one without dimensions.
+    /// The numbers as an array of 64-bit floats. A single number is an array without dimensions.
     ///
     /// # Errors
-    /// [`ArrayError`]; none for lists that were read.
+    /// [`ArrayError`]; does not occur for lists that were parsed.
     pub(crate) fn array(&self) -> Result<Array<'_>, ArrayError> {
         Array::contiguous(
             self.numbers.as_bytes(),
@@ -52,7 +52,7 @@ struct Shape {
     n_dims: usize,
 }
 
-/// What lies `depth` lists deep: a number, or a list whose elements are all of one shape.
+/// The value inside `depth` lists: a number, or a list whose elements have the same shape.
 struct Level<'a> {
     numbers: &'a mut Vec<f64>,
     depth: usize,
@@ -88,7 +88,7 @@ impl<'de> Visitor<'de> for Level<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Shape, A::Error> {
         if self.depth >= MAX_DIMS {
-            let reason = format!("lists more than {MAX_DIMS} deep");
+            let reason = format!("lists are nested more than {MAX_DIMS} deep");
             return Err(de::Error::custom(reason));
         }
         let mut length = 0;
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_one_shape_are_an_array() {
+    fn reads_lists_of_equal_shape_as_an_array() {
         let nested = read("[[[1, 2], [3, -4]], [[5, 6], [7, 8.0]], [[0, 0], [0, 9]]]").unwrap();
         let array = nested.array().unwrap();
         assert_eq!(array.shape(), [3, 2, 2]);
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn ragged_lists_are_refused() {
+    fn rejects_ragged_lists() {
         for text in [
             "[[1, 2], [3]]",
             "[1, [2]]",

@@ -1,30 +1,34 @@
-//! NumPy's `.npy`: a header in Python's notation, then the elements.
+//! `.npy` files of NumPy: a header as a Python literal, then the elements.
+//!
+//! Format: <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>
 
 use super::array::{Array, ElementType};
-use super::fault::BinaryFault;
+use super::error::BinaryError;
 
-/// The first bytes of a file.
+/// First bytes of a file.
 pub(crate) const MAGIC: &[u8] = b"\x93NUMPY";
-/// NumPy itself refuses longer headers, unless told otherwise.
+/// Maximum header length in bytes; the default limit of NumPy.
 const MAX_HEADER: usize = 10_000;
-/// The elements of a file that NumPy writes begin at a multiple of this.
+/// Alignment of the elements in files that NumPy writes, in bytes.
 const ALIGNMENT: usize = 64;
 
-/// Views the array in a `.npy` file of version 1, 2 or 3.
-pub(crate) fn read(bytes: &[u8]) -> Result<Array<'_>, BinaryFault> {
+/// Returns a view of the array in a `.npy` file of version 1, 2 or 3.
+pub(crate) fn read(bytes: &[u8]) -> Result<Array<'_>, BinaryError> {
     if !bytes.starts_with(MAGIC) {
-        return Err(BinaryFault::at(
+        return Err(BinaryError::at(
             0,
-            "not a .npy file: it does not begin with \\x93NUMPY",
+            "not a .npy file: it does not start with \\x93NUMPY",
         ));
     }
     let (length, start) = match bytes.get(6) {
         Some(1) => (le(bytes, 8, 2), 10),
         Some(2 | 3) => (le(bytes, 8, 4), 12),
         Some(version) => {
-            return Err(BinaryFault::at(
+            return Err(BinaryError::at(
                 6,
-                format!("version {version} of .npy is not known; save it with numpy.save"),
+                format!(
+                    "version {version} of the .npy format is not supported (supported: 1 to 3); save the array with numpy.save"
+                ),
             ));
         }
         None => (None, 6),
@@ -33,13 +37,13 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Array<'_>, BinaryFault> {
         .filter(|&length| length <= MAX_HEADER)
         .and_then(|length| bytes.get(start..)?.get(..length));
     let Some(header) = header else {
-        return Err(BinaryFault::at(
+        return Err(BinaryError::at(
             8,
-            "the header is cut off or longer than 10000 bytes; save the array anew",
+            "the header is truncated or longer than 10,000 bytes; save the array again",
         ));
     };
     let header =
-        Header::parse(header).map_err(|(at, reason)| BinaryFault::at(start + at, reason))?;
+        Header::parse(header).map_err(|(at, reason)| BinaryError::at(start + at, reason))?;
     let data = start + length.unwrap_or(0);
     Array::contiguous(
         &bytes[data..],
@@ -48,10 +52,10 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Array<'_>, BinaryFault> {
         header.shape,
         header.fortran_order,
     )
-    .map_err(|reason| BinaryFault::at(data, format!("{reason}; the file is damaged or cut off")))
+    .map_err(|error| BinaryError::at(data, format!("{error}; the file is damaged or truncated")))
 }
 
-/// What stands before the elements of an array in C order and little-endian, as NumPy writes it.
+/// The magic and header of a little-endian array in C order, as NumPy writes them.
 pub(crate) fn header(ty: ElementType, shape: &[usize]) -> Vec<u8> {
     let sizes: Vec<String> = shape.iter().map(usize::to_string).collect();
     let comma = if shape.len() == 1 { "," } else { "" };
@@ -72,12 +76,12 @@ pub(crate) fn header(ty: ElementType, shape: &[usize]) -> Vec<u8> {
     bytes
 }
 
-/// The header of a `.npy` file of 64-bit numbers without sign, little-endian, in C order.
+/// The header of a `.npy` file with unsigned 64-bit integers, little-endian, in C order.
 pub fn npy_header_u64(shape: &[usize]) -> Vec<u8> {
     header(ElementType::U64, shape)
 }
 
-/// The header of a `.npy` file of doubles, little-endian, in C order.
+/// The header of a `.npy` file with 64-bit floats, little-endian, in C order.
 pub fn npy_header_f64(shape: &[usize]) -> Vec<u8> {
     header(ElementType::F64, shape)
 }
@@ -113,7 +117,7 @@ struct Header {
 }
 
 impl Header {
-    /// Reads `{'descr': '<i4', 'fortran_order': False, 'shape': (2, 3), }`, keys in any order.
+    /// Parses `{'descr': '<i4', 'fortran_order': False, 'shape': (2, 3), }` with the keys in any order.
     fn parse(text: &[u8]) -> Result<Self, (usize, String)> {
         let mut literal = Literal { text, at: 0 };
         let (mut descr, mut fortran_order, mut shape) = (None, None, None);
@@ -125,7 +129,9 @@ impl Header {
                 b"descr" => descr = Some((literal.at, literal.string()?)),
                 b"fortran_order" => fortran_order = Some(literal.boolean()?),
                 b"shape" => shape = Some(literal.tuple()?),
-                _ => return Err(literal.fault("a key other than descr, fortran_order and shape")),
+                _ => {
+                    return Err(literal.error("unknown key: not descr, fortran_order or shape"));
+                }
             }
             if !literal.take(b',') {
                 literal.expect(b'}')?;
@@ -134,14 +140,14 @@ impl Header {
         }
         let (Some((at, descr)), Some(fortran_order), Some(shape)) = (descr, fortran_order, shape)
         else {
-            return Err(literal.fault("the header lacks descr, fortran_order or shape"));
+            return Err(literal.error("descr, fortran_order or shape is missing"));
         };
         let (big_endian, ty) = element_type(descr).ok_or_else(|| {
             let descr = String::from_utf8_lossy(descr);
             (
                 at,
                 format!(
-                    "elements of type {descr:?} are not read; save integers or floats (astype)"
+                    "element type {descr:?} is not supported; convert the array to integers or floats with astype"
                 ),
             )
         })?;
@@ -154,7 +160,7 @@ impl Header {
     }
 }
 
-/// `<i4`: order of the bytes, kind, size.
+/// Whether a type such as `<i4` (byte order, kind, size) is big-endian, and its element type.
 fn element_type(descr: &[u8]) -> Option<(bool, ElementType)> {
     let (&order, kind) = descr.split_first()?;
     let big_endian = match order {
@@ -179,17 +185,21 @@ fn element_type(descr: &[u8]) -> Option<(bool, ElementType)> {
     Some((big_endian, ty))
 }
 
-/// The little of Python's notation that a header is made of.
+/// A parser for the Python literals in a header: dictionary, strings, booleans, tuple of integers.
 struct Literal<'a> {
     text: &'a [u8],
     at: usize,
 }
 
 impl<'a> Literal<'a> {
-    fn fault(&self, reason: &str) -> (usize, String) {
-        (self.at, format!("{reason}; the header is not NumPy's"))
+    fn error(&self, reason: &str) -> (usize, String) {
+        (
+            self.at,
+            format!("invalid .npy header: {reason}; save the array with numpy.save"),
+        )
     }
 
+    /// Skips white space; returns the rest of the text.
     fn rest(&mut self) -> &'a [u8] {
         let blank = |byte: &u8| byte.is_ascii_whitespace();
         let rest = self.text.get(self.at..).unwrap_or_default();
@@ -207,16 +217,16 @@ impl<'a> Literal<'a> {
         if self.take(byte) {
             return Ok(());
         }
-        Err(self.fault(&format!("`{}` is missing", byte as char)))
+        Err(self.error(&format!("expected `{}`", byte as char)))
     }
 
     fn string(&mut self) -> Result<&'a [u8], (usize, String)> {
         let rest = self.rest();
         let Some((&quote @ (b'\'' | b'"'), text)) = rest.split_first() else {
-            return Err(self.fault("a string is missing (records of several fields are not read)"));
+            return Err(self.error("expected a string (structured arrays are not supported)"));
         };
         let Some(end) = text.iter().position(|&byte| byte == quote) else {
-            return Err(self.fault("a string does not end"));
+            return Err(self.error("a string has no closing quote"));
         };
         self.at += end + 2;
         Ok(&text[..end])
@@ -230,7 +240,7 @@ impl<'a> Literal<'a> {
                 return Ok(value);
             }
         }
-        Err(self.fault("neither True nor False"))
+        Err(self.error("expected True or False"))
     }
 
     fn tuple(&mut self) -> Result<Vec<usize>, (usize, String)> {
@@ -243,10 +253,10 @@ impl<'a> Literal<'a> {
                 .ok()
                 .and_then(|digits| digits.parse().ok());
             let Some(size) = size else {
-                return Err(self.fault("a size in the shape is not a number"));
+                return Err(self.error("a size in the shape is not a number"));
             };
             self.at += digits;
-            self.take(b'L'); // Python 2 marked long integers
+            self.take(b'L'); // suffix of long integers in Python 2
             sizes.push(size);
             if !self.take(b',') {
                 self.expect(b')')?;

@@ -1,19 +1,20 @@
-//! The route CSV of BigMoeOnEdge.
+//! Route CSV of [BigMoeOnEdge](https://github.com/Helldez/BigMoeOnEdge): one line per token, layer and expert.
 //!
-//! A weight that is not known is `nan`, which every reader of numbers takes. A row tells whether the expert was resident and
-//! how many bytes were read for it, so hits and misses of a cache can be told, other lanes cannot.
+//! The layout is described in [`crate::importers::bigmoeonedge`]. Compared with our records, the format lacks timestamps and
+//! all lanes except cache hits and misses: `residency` is 1 for a hit, and `expert_bytes` is above 0 for a miss. An unknown
+//! router weight is written as `nan`, which number parsers accept.
 
 use std::io::Write;
 
 use moe_trace::record::lane;
 use moe_trace::{Facts, Phase, RoutingRow, SinkError};
 
-use crate::{Export, ExportError, Exporter};
+use crate::{Export, ExportError, Exporter, UnfitError};
 
 use super::note_n_expert;
 use super::tokens::for_each_token;
 
-/// Route CSV.
+/// Exporter of route CSV.
 pub struct BigMoeOnEdge;
 
 impl Exporter for BigMoeOnEdge {
@@ -22,7 +23,7 @@ impl Exporter for BigMoeOnEdge {
     }
 
     fn description(&self) -> &'static str {
-        "route CSV of BigMoeOnEdge, for its simulators"
+        "route CSV for the simulators of BigMoeOnEdge: routing"
     }
 
     fn export(&self, export: &Export<'_>, out: &mut dyn Write) -> Result<Vec<String>, ExportError> {
@@ -31,16 +32,16 @@ impl Exporter for BigMoeOnEdge {
             return Err(ExportError::Missing {
                 format: self.name(),
                 what: "phases",
-                hint: "convert it to jsonl, which can be without them",
+                hint: "convert it to jsonl, where phases are optional",
             });
         }
         write_preamble(export.facts(), export.n_expert(), out)?;
-        let mut lost = Lost::default();
+        let mut found = Found::default();
         for_each_token(export, self.name(), |rows| {
             rows.iter()
-                .try_for_each(|row| write_row(row, export.facts(), &mut lost, out))
+                .try_for_each(|row| write_row(row, export.facts(), &mut found, out))
         })?;
-        let mut losses = lost.losses();
+        let mut losses = found.losses();
         losses.extend(note_n_expert(export));
         Ok(losses)
     }
@@ -73,36 +74,41 @@ fn write_preamble(facts: &Facts, n_expert: u32, out: &mut dyn Write) -> Result<(
     Ok(())
 }
 
-/// What the format could not hold.
+/// What occurred in the rows and the format cannot represent.
 #[derive(Default)]
-struct Lost {
-    weights: bool,
-    lanes: bool,
-    sizes: bool,
-    sequences: bool,
-    /// Whether other tokens have a known sequence.
-    has_sequences: bool,
+struct Found {
+    unknown_weights: bool,
+    other_lanes: bool,
+    misses_without_size: bool,
+    tokens_without_sequence: bool,
+    tokens_with_sequence: bool,
 }
 
-impl Lost {
+impl Found {
     fn losses(&self) -> Vec<String> {
         let notes = [
-            (self.weights, "router weights that are not known are nan"),
             (
-                self.lanes,
-                "lanes other than hits and misses of a cache were left out",
+                self.unknown_weights,
+                "unknown router weights are written as nan",
             ),
             (
-                self.sizes,
-                "cache misses were left out where the size of an expert is unknown; the model's file has it",
+                self.other_lanes,
+                "lanes other than cache hits and misses are lost",
             ),
-            (self.sequences, "tokens of no known sequence are of turn 0"),
+            (
+                self.misses_without_size,
+                "cache misses are lost where the size of the expert is unknown; the GGUF file of the model contains it",
+            ),
+            (
+                self.tokens_without_sequence,
+                "tokens without a known sequence are written as turn 0",
+            ),
         ];
-        let mut losses = vec!["times were left out".to_owned()];
+        let mut losses = vec!["timestamps are lost".to_owned()];
         losses.extend(
             notes
                 .iter()
-                .filter(|(is_lost, _)| *is_lost)
+                .filter(|(is_found, _)| *is_found)
                 .map(|&(_, note)| note.to_owned()),
         );
         losses
@@ -112,7 +118,7 @@ impl Lost {
 fn write_row(
     row: &RoutingRow,
     facts: &Facts,
-    lost: &mut Lost,
+    found: &mut Found,
     out: &mut dyn Write,
 ) -> Result<(), SinkError> {
     let size = facts
@@ -124,21 +130,20 @@ fn write_row(
         (Some(lane::CACHE_HIT), _) => (1, 0),
         (Some(lane::CACHE_MISS), Some(size)) => (0, size),
         (Some(lane::CACHE_MISS), None) => {
-            lost.sizes = true;
+            found.misses_without_size = true;
             (0, 0)
         }
         (lane, _) => {
-            lost.lanes |= lane.is_some();
+            found.other_lanes |= lane.is_some();
             (0, 0)
         }
     };
-    lost.sequences |= row.sequence_id.is_none();
-    lost.has_sequences |= row.sequence_id.is_some();
-    if lost.sequences && lost.has_sequences {
-        let reason = "only some tokens have a sequence, and each row of this format has a turn; convert it to jsonl";
-        return Err(SinkError::Refused(reason.into()));
+    found.tokens_without_sequence |= row.sequence_id.is_none();
+    found.tokens_with_sequence |= row.sequence_id.is_some();
+    if found.tokens_without_sequence && found.tokens_with_sequence {
+        return Err(SinkError::Refused(UnfitError::MixedSequences.into()));
     }
-    lost.weights |= row.weight.is_none();
+    found.unknown_weights |= row.weight.is_none();
     let phase = match row.phase {
         Some(Phase::Generate) => 1,
         _ => 0,

@@ -1,8 +1,9 @@
-//! The usage history of colibri, `.coli_usage`: `layer expert count`.
+//! Usage history of [colibri](https://github.com/JustVugg/colibri), `.coli_usage`: lines `layer expert count`.
 //!
-//! A header `-1 n_layers n_experts` comes first where both are known. Layer `n_layers` is that of the multi-token predictor, which
-//! has one at most. Which engine wrote a history is not said: colibri takes
-//! one that does not say so, and refuses that of another engine.
+//! The layout is described in [`crate::importers::coli_usage`]. The header `-1 n_layers n_experts` is written if both numbers are
+//! known. Layer `n_layers` is the first layer of the MTP head; further MTP layers are skipped. The header with the engine id is
+//! omitted: colibri accepts such files, and rejects those of another engine. Compared with our records, the format lacks tokens,
+//! order, phases and router weights.
 
 use std::io::Write;
 
@@ -10,7 +11,7 @@ use crate::{Export, ExportError, Exporter};
 
 use super::{counts_without_mtp, losses_of_counts};
 
-/// Usage history.
+/// Exporter of `.coli_usage`.
 pub struct ColiUsage;
 
 impl Exporter for ColiUsage {
@@ -19,7 +20,7 @@ impl Exporter for ColiUsage {
     }
 
     fn description(&self) -> &'static str {
-        "usage history of colibri (.coli_usage), for PIN=FILE"
+        "usage history for colibri's PIN=FILE (.coli_usage): counts"
     }
 
     fn export(&self, export: &Export<'_>, out: &mut dyn Write) -> Result<Vec<String>, ExportError> {
@@ -28,14 +29,14 @@ impl Exporter for ColiUsage {
             writeln!(out, "-1 {n_layer} {n_expert}")?;
         }
         let mut losses = losses_of_counts(export);
-        let (layers, left_out) = counts_without_mtp(export, 1);
-        losses.extend(left_out);
+        let (layers, skipped) = counts_without_mtp(export, 1);
+        losses.extend(skipped);
         for (layer, counts) in layers {
             for (expert, tally) in counts.experts {
                 let count = u32::try_from(tally.count).unwrap_or(u32::MAX);
                 if tally.count > count.into() {
                     losses.push(format!(
-                        "{} choices of expert {expert} in layer {layer} were written as {count}, the most that colibri reads",
+                        "the count {} of expert {expert} in layer {layer} is written as {count}, the maximum of the format",
                         tally.count
                     ));
                 }

@@ -1,7 +1,8 @@
-//! The hot list of ds4: `layer expert hits weight`, the hottest first.
+//! Hot list of [ds4](https://github.com/antirez/ds4): lines `layer expert hits weight`, hottest first.
 //!
-//! ds4 writes the sum of the router weights in the last column, its relative in llama.cpp the share of all hits. The sum is
-//! written where it is known, else the share.
+//! The layout is described in [`crate::importers::ds4_hotlist`]. The `weight` column is the sum of the router weights, or, if any
+//! of them is unknown, the fraction of all hits: ds4 writes the former, a fork of llama.cpp the latter. Compared with our
+//! records, the format lacks tokens, order, phases and layers of the MTP head.
 
 use std::io::Write;
 
@@ -9,7 +10,7 @@ use crate::{Export, ExportError, Exporter};
 
 use super::{counts_without_mtp, losses_of_counts, note_n_expert};
 
-/// Hot list.
+/// Exporter of hot lists.
 pub struct Ds4;
 
 impl Exporter for Ds4 {
@@ -18,11 +19,11 @@ impl Exporter for Ds4 {
     }
 
     fn description(&self) -> &'static str {
-        "hot list of ds4, for its streaming expert cache"
+        "hot list for ds4's streaming expert cache: counts"
     }
 
     fn export(&self, export: &Export<'_>, out: &mut dyn Write) -> Result<Vec<String>, ExportError> {
-        let (layers, left_out) = counts_without_mtp(export, 0);
+        let (layers, skipped) = counts_without_mtp(export, 0);
         let mut ranked: Vec<_> = layers
             .iter()
             .flat_map(|(&layer, counts)| {
@@ -31,7 +32,7 @@ impl Exporter for Ds4 {
             })
             .filter(|(_, _, tally)| tally.count > 0)
             .collect();
-        // Stable, so that of equals the lower layer and expert come first.
+        // A stable sort, so that the lower layer and expert come first among equals.
         ranked.sort_by(|(_, _, a), (_, _, b)| {
             let mass = |mass: Option<f64>| mass.unwrap_or(0.0);
             b.count
@@ -65,10 +66,10 @@ impl Exporter for Ds4 {
         let mut losses = losses_of_counts(export);
         if !has_masses {
             losses.push(
-                "router weights are not known: the weight column is the share of the hits".into(),
+                "router weights are unknown: the weight column is the fraction of all hits".into(),
             );
         }
-        losses.extend(left_out);
+        losses.extend(skipped);
         losses.extend(note_n_expert(export));
         Ok(losses)
     }

@@ -1,7 +1,8 @@
-//! JSON lines, one for each token and layer: `{"t":0,"layer":0,"experts":[3,1],"phase":"decode"}`.
+//! JSONL with one line per token and layer: `{"t":0,"layer":0,"experts":[3,1],"phase":"decode"}`.
 //!
-//! The keys are those of the simplest form that simulators read; `weights` and `seq` are added where they are known. A slot without
-//! an expert is -1 with the weight `null`, so that the others keep their ranks.
+//! The layout is described in [`crate::importers::token_jsonl`]. `phase`, `weights` and `seq` are written if they are known. An
+//! empty slot is -1 with the weight `null`, so that the other experts keep their ranks. Compared with our records, the format
+//! lacks timestamps and lanes.
 
 use std::io::Write;
 
@@ -12,10 +13,10 @@ use crate::{Export, ExportError, Exporter};
 
 use super::tokens::for_each_token;
 
-/// No expert.
+/// An empty slot.
 const EMPTY: i64 = -1;
 
-/// JSON lines.
+/// Exporter of JSONL per token and layer.
 pub struct Jsonl;
 
 #[derive(Serialize)]
@@ -37,7 +38,7 @@ impl Exporter for Jsonl {
     }
 
     fn description(&self) -> &'static str {
-        "JSON lines: a token in a layer with its experts, for simulators"
+        "JSONL for simulators, one line per token and layer: routing"
     }
 
     fn export(&self, export: &Export<'_>, out: &mut dyn Write) -> Result<Vec<String>, ExportError> {
@@ -46,7 +47,7 @@ impl Exporter for Jsonl {
             let Some(first) = rows.first() else {
                 return Ok(());
             };
-            // JSON has no number for one that is not finite.
+            // JSON cannot represent numbers that are not finite.
             let weight = |row: &RoutingRow| row.weight.filter(|weight| weight.is_finite());
             let mut experts = Vec::with_capacity(rows.len());
             let mut weights = Vec::with_capacity(rows.len());
@@ -73,9 +74,9 @@ impl Exporter for Jsonl {
             serde_json::to_writer(&mut *out, &line)?;
             Ok(out.write_all(b"\n")?)
         })?;
-        let mut losses = vec!["times and lanes were left out".to_owned()];
+        let mut losses = vec!["timestamps and lanes are lost".to_owned()];
         if has_empty {
-            losses.push("slots without an expert have -1".into());
+            losses.push("empty slots are written as expert -1".into());
         }
         Ok(losses)
     }

@@ -1,4 +1,8 @@
-//! Writing learn files of the hot-cache runtime.
+//! Learn file of the [hot expert cache](https://github.com/adrianhoehne/llama.cpp) for llama.cpp.
+//!
+//! The layout is described in [`crate::importers::learn`]. Compared with our records, the format lacks tokens, order, phases and
+//! router weights. If the trace does not record passes, `calls` and `updates` count tokens. If the experts per token are
+//! unknown too, each selected expert counts as a call, and `n_expert_used` is 1.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -10,7 +14,7 @@ use crate::{Export, ExportError, Exporter};
 
 use super::note_n_expert;
 
-/// Learn files.
+/// Exporter of learn files.
 pub struct Learn;
 
 impl Exporter for Learn {
@@ -19,7 +23,7 @@ impl Exporter for Learn {
     }
 
     fn description(&self) -> &'static str {
-        "learn file of the hot-cache runtime: counts"
+        "learn file for the hot expert cache in llama.cpp: counts"
     }
 
     fn export(&self, export: &Export<'_>, out: &mut dyn Write) -> Result<Vec<String>, ExportError> {
@@ -57,13 +61,12 @@ impl Exporter for Learn {
         let passes = counts.iter().map(|layer| layer.calls).max().unwrap_or(0);
         let file = LearnFile::from_counts(n_expert, n_expert_used.unwrap_or(1), passes, counts);
         out.write_all(file.to_json().as_bytes())?;
-        let mut losses =
-            vec!["phases, tokens and router weights have no place in a learn file".into()];
+        let mut losses = vec!["tokens, order, phases and router weights are lost".into()];
         if !passes_are_known {
             losses.push("passes are not recorded: `calls` and `updates` count tokens".into());
         }
         if n_expert_used.is_none() {
-            losses.push("the number of experts of a token is not recorded: each selection is a call with `n_expert_used` 1".into());
+            losses.push("the number of experts per token is not recorded: each selected expert counts as a call, and `n_expert_used` is 1".into());
         }
         losses.extend(note_n_expert(export));
         Ok(losses)

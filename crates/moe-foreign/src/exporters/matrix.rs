@@ -1,4 +1,13 @@
-//! Counts as a matrix, layers × experts: for SGLang and ktransformers, for EPLB, for NumPy.
+//! Counts as a matrix `[layers, experts]`, in four formats:
+//!
+//! - `sglang`: JSON `{"logical_count": [[...], ...]}` for `--init-expert-location` of
+//!   [SGLang](https://github.com/sgl-project/sglang) and [ktransformers](https://github.com/kvcache-ai/ktransformers).
+//! - `eplb`, `eplb-csv`: the `weight` argument of `rebalance_experts` in [EPLB](https://github.com/deepseek-ai/EPLB), as JSON or as
+//!   CSV without a header.
+//! - `npy-counts`: a [NumPy](https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html) array of 64-bit integers.
+//!
+//! Row i is hidden layer i; rows of dense layers are 0. Compared with our records, the formats lack tokens, order, phases, router
+//! weights and layers of the MTP head.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -12,7 +21,7 @@ use crate::{Export, ExportError, Exporter, LayerCounts};
 
 use super::{losses_of_counts, note_n_expert, rows_for_servers};
 
-/// Writes `{"logical_count": [[...], ...]}`.
+/// Exporter of `{"logical_count": [[...], ...]}`.
 pub struct Sglang;
 
 impl Exporter for Sglang {
@@ -21,7 +30,7 @@ impl Exporter for Sglang {
     }
 
     fn description(&self) -> &'static str {
-        "counts for --init-expert-location of SGLang and ktransformers (logical_count JSON)"
+        "JSON for --init-expert-location of SGLang and ktransformers (logical_count): counts"
     }
 
     fn export(&self, export: &Export<'_>, out: &mut dyn Write) -> Result<Vec<String>, ExportError> {
@@ -33,7 +42,7 @@ impl Exporter for Sglang {
     }
 }
 
-/// Writes the matrix that EPLB's `rebalance_experts` takes as `weight`, as JSON.
+/// Exporter of the matrix as JSON, for EPLB.
 pub struct Eplb;
 
 impl Exporter for Eplb {
@@ -42,7 +51,7 @@ impl Exporter for Eplb {
     }
 
     fn description(&self) -> &'static str {
-        "matrix of counts, layers × experts, that EPLB balances (JSON)"
+        "JSON matrix for EPLB, [layers, experts]: counts"
     }
 
     fn export(&self, export: &Export<'_>, out: &mut dyn Write) -> Result<Vec<String>, ExportError> {
@@ -53,7 +62,7 @@ impl Exporter for Eplb {
     }
 }
 
-/// Writes the same matrix as numbers between commas, a line a layer.
+/// Exporter of the matrix as CSV without a header, one line per layer.
 pub struct EplbCsv;
 
 impl Exporter for EplbCsv {
@@ -62,7 +71,7 @@ impl Exporter for EplbCsv {
     }
 
     fn description(&self) -> &'static str {
-        "matrix of counts, layers × experts, as CSV without a header"
+        "CSV matrix without a header for EPLB, [layers, experts]: counts"
     }
 
     fn export(&self, export: &Export<'_>, out: &mut dyn Write) -> Result<Vec<String>, ExportError> {
@@ -75,7 +84,7 @@ impl Exporter for EplbCsv {
     }
 }
 
-/// Writes counts as a 64-bit array of NumPy.
+/// Exporter of the matrix as a NumPy array.
 pub struct NpyCounts;
 
 impl Exporter for NpyCounts {
@@ -84,7 +93,7 @@ impl Exporter for NpyCounts {
     }
 
     fn description(&self) -> &'static str {
-        "array of NumPy: counts [layers, experts], int64"
+        "NumPy array [layers, experts], int64: counts"
     }
 
     fn export(&self, export: &Export<'_>, out: &mut dyn Write) -> Result<Vec<String>, ExportError> {
@@ -99,25 +108,25 @@ impl Exporter for NpyCounts {
     }
 }
 
-/// Counts of both phases, `[n_layer, n_expert]`; the number of a row is that of the hidden layer.
+/// Counts `[n_layer, n_expert]`, summed over the phases. Row i is hidden layer i.
 struct Matrix {
     n_layer: usize,
     n_expert: usize,
     layers: BTreeMap<LayerId, LayerCounts>,
-    /// What the rows leave out.
-    left_out: Vec<String>,
+    /// Notes about skipped layers.
+    skipped: Vec<String>,
 }
 
 impl Matrix {
     fn new(export: &Export<'_>) -> Self {
-        let (n_layer, left_out) = rows_for_servers(export);
+        let (n_layer, skipped) = rows_for_servers(export);
         let mut layers = export.counts.layers();
         layers.retain(|layer, _| layer.index() < n_layer);
         Self {
             n_layer,
             n_expert: export.n_expert() as usize,
             layers,
-            left_out,
+            skipped,
         }
     }
 
@@ -147,20 +156,20 @@ impl Matrix {
 
     fn losses(&self, export: &Export<'_>) -> Vec<String> {
         let mut losses = losses_of_counts(export);
-        losses.extend_from_slice(&self.left_out);
+        losses.extend_from_slice(&self.skipped);
         losses.extend(note_n_expert(export));
-        let n_idle = self.n_layer - self.layers.len();
-        if n_idle > 0 {
+        let n_empty = self.n_layer - self.layers.len();
+        if n_empty > 0 {
             losses.push(format!(
-                "layers without experts: {} of zeros",
-                counted(n_idle, "row")
+                "{} of zeros for layers without routed tokens",
+                counted(n_empty, "row")
             ));
         }
         losses
     }
 }
 
-fn joined(row: &[u64], between: &str) -> String {
+fn joined(row: &[u64], separator: &str) -> String {
     let numbers: Vec<String> = row.iter().map(u64::to_string).collect();
-    numbers.join(between)
+    numbers.join(separator)
 }

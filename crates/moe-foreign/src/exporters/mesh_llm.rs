@@ -1,8 +1,9 @@
-//! The ranking of Mesh-LLM, `ranking.csv`, a file a layer.
+//! Rankings of [Mesh-LLM](https://github.com/Mesh-LLM/mesh-llm) (`ranking.csv`), one file per layer.
 //!
-//! Mesh-LLM's own ranking pools all layers, though expert 3 of one layer has nothing to do with expert 3 of another. Its reader
-//! takes the first column for the expert whatever the header says, so a column for the layer would be misread; each file here is
-//! a ranking that it reads, and says in a comment which layer it is of.
+//! The layout is described in [`crate::importers::mesh_llm`]. Mesh-LLM itself sums each expert id over all layers, although expert
+//! 3 of one layer is unrelated to expert 3 of another. Its reader treats the first column as the expert id whatever the
+//! header says, so it would misread a layer column. Therefore each layer is a separate file in Mesh-LLM's format, with the layer
+//! in a comment. Compared with our records, the format lacks tokens, order and phases.
 
 use std::io::{self, Write};
 
@@ -11,10 +12,10 @@ use moe_trace::LayerId;
 
 use super::{is_numbered, losses_of_counts};
 
-/// Start of every ranking, up to the number of its layer.
+/// Start of every file, before the layer number.
 const HEAD: &str = "# mesh-llm-moe-ranking=v1\n# layer=";
 
-/// Rankings, `layer-000.csv` and so on.
+/// Exporter of rankings: `layer-000.csv`, `layer-001.csv`, ...
 pub struct MeshLlm;
 
 impl FilesExporter for MeshLlm {
@@ -23,7 +24,7 @@ impl FilesExporter for MeshLlm {
     }
 
     fn description(&self) -> &'static str {
-        "directory of Mesh-LLM rankings (ranking.csv), one for each layer"
+        "directory of Mesh-LLM rankings (ranking.csv), one per layer: counts and router weights"
     }
 
     fn is_file_name(&self, name: &str) -> bool {
@@ -44,7 +45,7 @@ impl FilesExporter for MeshLlm {
             let mut out = create(&format!("layer-{layer:03}.csv"))?;
             let has_masses = write_layer(layer, &counts, &mut out)?;
             out.flush()?;
-            let note = "where router weights are not known, every choice weighs 1";
+            let note = "router weights are unknown in some layers: each selected expert counts as weight 1";
             if !has_masses && !losses.iter().any(|loss| loss == note) {
                 losses.push(note.into());
             }
@@ -53,7 +54,7 @@ impl FilesExporter for MeshLlm {
     }
 }
 
-/// Writes a ranking, the heaviest first; whether the router weights are known.
+/// Writes the ranking of a layer, highest mass first; returns whether all router weights are known.
 fn write_layer(layer: LayerId, counts: &LayerCounts, out: &mut dyn Write) -> io::Result<bool> {
     let has_masses = counts.experts.values().all(|tally| tally.mass.is_some());
     let mass = |tally: &ExpertCount| match tally.mass {

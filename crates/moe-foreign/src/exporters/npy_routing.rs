@@ -1,52 +1,27 @@
-//! Routing as an array of NumPy, `[tokens, layers, top_k]`, as vLLM returns it.
+//! Routing as a [NumPy](https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html) array `[tokens, layers, top_k]` of
+//! int16, like the arrays that [vLLM](https://github.com/vllm-project/vllm) returns.
 //!
-//! There is a row for each hidden layer, so that its number is that of the block in the model. A token that has no experts in a
-//! layer, because the layer is dense or computes only what is wanted of a prompt, has -1 in its slots.
+//! Row i of a token is hidden layer i, which is block i of the model. All slots of a token are -1 in dense layers, and in layers that
+//! compute only the requested outputs of a prompt. Compared with our records, the format lacks sequences, phases, router weights,
+//! timestamps, lanes and layers of the MTP head.
 
 use std::io::Write;
 
-use moe_trace::{LayerId, RoutingRow, SinkError, TokenId};
+use moe_trace::{RoutingRow, SinkError};
 
 use crate::binary::array::ElementType;
 use crate::binary::npy;
-use crate::{Export, ExportError, Exporter};
+use crate::{Export, ExportError, Exporter, UnfitError};
 
 use super::rows_for_servers;
 use super::tokens::for_each_token;
 
-/// Numbers in an array, at most: it is filled in memory.
+/// Maximum number of elements of an array, which is built in memory.
 const MAX_NUMBERS: usize = 1 << 29;
-/// No expert.
+/// An empty slot.
 const EMPTY: i16 = -1;
 
-/// Why a trace does not fit into an array.
-#[derive(Debug, thiserror::Error)]
-enum RowsFault {
-    #[error(
-        "the trace has several sequences and the array holds one; convert it to jsonl, or record one prompt"
-    )]
-    Sequences,
-    #[error(
-        "an array of {n_tokens} tokens with {n_layer} layers and {top_k} experts each is too large; convert the trace to jsonl"
-    )]
-    TooLarge {
-        n_tokens: usize,
-        n_layer: usize,
-        top_k: usize,
-    },
-    #[error("the trace changed while it was read")]
-    Changed,
-    #[error(
-        "token {token_id} is in layer {layer_id} twice, so the trace has several sequences and does not distinguish them; \
-         the array holds one"
-    )]
-    Twice {
-        token_id: TokenId,
-        layer_id: LayerId,
-    },
-}
-
-/// Array of routing.
+/// Exporter of routing as a NumPy array.
 pub struct NpyRouting;
 
 impl Exporter for NpyRouting {
@@ -55,21 +30,21 @@ impl Exporter for NpyRouting {
     }
 
     fn description(&self) -> &'static str {
-        "array of NumPy: routing [tokens, layers, top_k], int16, as of vLLM; one sequence"
+        "NumPy array [tokens, layers, top_k], int16, like vLLM's; one sequence: routing"
     }
 
     fn export(&self, export: &Export<'_>, out: &mut dyn Write) -> Result<Vec<String>, ExportError> {
-        let (n_layer, left_out) = rows_for_servers(export);
+        let (n_layer, skipped) = rows_for_servers(export);
         let mut extent = Extent {
             n_layer,
             ..Extent::default()
         };
-        for_each_token(export, self.name(), |rows| extent.see(rows))?;
+        for_each_token(export, self.name(), |rows| extent.include(rows))?;
         let n_expert_used = export.n_expert_used().unwrap_or(0);
         extent.top_k = extent.top_k.max(n_expert_used as usize);
-        let n_numbers = extent.numbers().map_err(|fault| ExportError::Unfit {
+        let n_numbers = extent.n_numbers().map_err(|error| ExportError::Unfit {
             format: self.name(),
-            source: fault.into(),
+            source: error.into(),
         })?;
         let mut array = Array {
             n_layer,
@@ -83,16 +58,16 @@ impl Exporter for NpyRouting {
         for number in &array.numbers {
             out.write_all(&number.to_le_bytes())?;
         }
-        let mut losses = vec!["phases, router weights, times and lanes were left out".to_owned()];
+        let mut losses = vec!["phases, router weights, timestamps and lanes are lost".to_owned()];
         if array.numbers.contains(&EMPTY) {
-            losses.push("tokens without experts in a layer have -1 there".into());
+            losses.push("empty slots are written as expert -1".into());
         }
-        losses.extend(left_out);
+        losses.extend(skipped);
         Ok(losses)
     }
 }
 
-/// How large an array the rows take.
+/// The size of the array for the rows so far.
 #[derive(Default)]
 struct Extent {
     n_tokens: usize,
@@ -102,13 +77,14 @@ struct Extent {
 }
 
 impl Extent {
-    fn see(&mut self, rows: &[RoutingRow]) -> Result<(), SinkError> {
+    fn include(&mut self, rows: &[RoutingRow]) -> Result<(), SinkError> {
         for row in rows
             .iter()
             .filter(|row| row.layer_id.index() < self.n_layer)
         {
             if *self.sequence.get_or_insert(row.sequence_id) != row.sequence_id {
-                return Err(SinkError::Refused(RowsFault::Sequences.into()));
+                let hint = "convert it to jsonl, or record one prompt";
+                return Err(SinkError::Refused(UnfitError::Sequences { hint }.into()));
             }
             self.n_tokens = self.n_tokens.max(row.token_id.index() + 1);
             self.top_k = self.top_k.max(usize::from(row.slot) + 1);
@@ -116,19 +92,19 @@ impl Extent {
         Ok(())
     }
 
-    fn numbers(&self) -> Result<usize, RowsFault> {
-        let numbers = self
+    fn n_numbers(&self) -> Result<usize, UnfitError> {
+        let n_numbers = self
             .n_tokens
             .saturating_mul(self.n_layer)
             .saturating_mul(self.top_k);
-        if numbers > MAX_NUMBERS {
-            return Err(RowsFault::TooLarge {
+        if n_numbers > MAX_NUMBERS {
+            return Err(UnfitError::TooLarge {
                 n_tokens: self.n_tokens,
                 n_layer: self.n_layer,
                 top_k: self.top_k,
             });
         }
-        Ok(numbers)
+        Ok(n_numbers)
     }
 }
 
@@ -149,14 +125,14 @@ impl Array {
             let token = row.token_id.index() * self.n_layer + layer;
             let place = token * self.top_k + usize::from(row.slot);
             let Some(place) = self.numbers.get_mut(place) else {
-                return Err(SinkError::Refused(RowsFault::Changed.into()));
+                return Err(SinkError::Refused(UnfitError::Changed.into()));
             };
             if *place != EMPTY {
-                let fault = RowsFault::Twice {
+                let error = UnfitError::RepeatedToken {
                     token_id: row.token_id,
                     layer_id: row.layer_id,
                 };
-                return Err(SinkError::Refused(fault.into()));
+                return Err(SinkError::Refused(error.into()));
             }
             *place = i16::try_from(row.expert_id.0).expect("MAX_ID fits in 16 bits");
         }

@@ -1,7 +1,10 @@
-//! The JSON of the thesis's `parse_trace.py`: `token-00000.json` and so on, each with the operations of a token.
+//! `token-NNNNN.json`: every operation of a run, in the JSON format of the TensorAccessLog tools (E. Keri's BSc thesis,
+//! <https://github.com/ErsjanKeri/BSC>, `tensor-tracing/tools/parse_trace.py`).
 //!
-//! As in its tracer, an operation is one entry with the experts of its batch's first token. Tokens are counted as there: the
-//! prompt is of token 0, and so is the first pass after it.
+//! The layout is described in [`crate::importers::thesis`]. Each file contains the operations of one token. The prompt and the first
+//! pass after it are token 0, as in the thesis. Like the thesis, an operation is one entry with at most 16 experts of the first
+//! token of its batch. Compared with our records, the format lacks the experts of the other tokens, router weights, lanes,
+//! durations, sequences and shards.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -12,12 +15,12 @@ use moe_trace::{LayerId, Phase, Run};
 use serde::{Serialize, Serializer};
 
 use super::is_numbered;
-use crate::{Export, ExportError, FilesExporter};
+use crate::{Export, ExportError, FilesExporter, UnfitError};
 
-/// Start of every file, up to the number of its token.
+/// Start of every file, before the token number.
 const HEAD: &str = "{\"token_id\": ";
 
-/// `token-NNNNN.json`.
+/// Exporter of `token-NNNNN.json`.
 pub struct Thesis;
 
 impl FilesExporter for Thesis {
@@ -26,7 +29,7 @@ impl FilesExporter for Thesis {
     }
 
     fn description(&self) -> &'static str {
-        "directory of the thesis's token-NNNNN.json, every operation of a run"
+        "directory of token-NNNNN.json for the TensorAccessLog tools (BSc thesis of E. Keri): every operation of a run"
     }
 
     fn is_file_name(&self, name: &str) -> bool {
@@ -45,34 +48,25 @@ impl FilesExporter for Thesis {
         let run = export.run().ok_or(ExportError::Missing {
             format: self.name(),
             what: "the operations of a run",
-            hint: "give a run directory or a trace.bin",
+            hint: "use a run directory or a trace.bin",
         })?;
         let tokens = count(run).map_err(unfit)?;
         write_files(run, &tokens, create)?;
         Ok(vec![
-            "of a batch the experts of the first token were kept, 16 at most".into(),
-            "router weights, lanes, durations, sequences and shards were left out".into(),
+            "each batch keeps only the experts of its first token, at most 16".into(),
+            "router weights, lanes, durations, sequences and shards are lost".into(),
         ])
     }
 }
 
-/// Why a run does not fit into the format.
-#[derive(Debug, thiserror::Error)]
-enum RunFault {
-    #[error("the run has several sequences and the format holds one; record one prompt")]
-    Sequences,
-    #[error("the operations of token {number} do not follow one another in the run")]
-    Scattered { number: u32 },
-}
-
-fn unfit(fault: RunFault) -> ExportError {
+fn unfit(error: UnfitError) -> ExportError {
     ExportError::Unfit {
         format: Thesis.name(),
-        source: fault.into(),
+        source: error.into(),
     }
 }
 
-/// What the head of a token's file says.
+/// The `metadata` object of a file.
 #[derive(Serialize)]
 struct Metadata {
     total_entries: u64,
@@ -83,9 +77,9 @@ struct Metadata {
     last_ns: u64,
 }
 
-/// The tokens of a run, as the thesis counts them.
+/// The tokens of a run, numbered as in the thesis.
 struct Tokens {
-    /// Position of the first generated token that was fed back.
+    /// Position of the first token of the decode phase.
     first_generated: Option<u32>,
     files: BTreeMap<u32, Metadata>,
 }
@@ -101,8 +95,8 @@ impl Tokens {
     }
 }
 
-/// Looks through the run for how many entries each file will have.
-fn count(run: &Run) -> Result<Tokens, RunFault> {
+/// Counts the entries of each file.
+fn count(run: &Run) -> Result<Tokens, UnfitError> {
     let mut tokens = Tokens {
         first_generated: None,
         files: BTreeMap::new(),
@@ -110,10 +104,12 @@ fn count(run: &Run) -> Result<Tokens, RunFault> {
     let mut sequence = None;
     for operation in run.trace.operations() {
         let head = operation.head();
-        // The bytes of a plain v4 record after its experts mean nothing.
+        // In a plain v4 record, without our extension, the bytes of `sequence_id` are undefined.
         let of_record = head.has_extension().then(|| head.sequence_id.get());
         if *sequence.get_or_insert(of_record) != of_record {
-            return Err(RunFault::Sequences);
+            return Err(UnfitError::Sequences {
+                hint: "record one prompt",
+            });
         }
         if head.phase() != Some(Phase::Prompt) {
             tokens.first_generated.get_or_insert(head.token_id.get());
@@ -138,7 +134,7 @@ fn milliseconds(from_ns: u64, to_ns: u64) -> f64 {
     to_ns.saturating_sub(from_ns) as f64 / 1e6
 }
 
-/// Writes one file after the other: a trace goes through its tokens in order.
+/// Writes the files one after the other, in the order of the tokens in the trace.
 fn write_files(
     run: &Run,
     tokens: &Tokens,
@@ -156,7 +152,7 @@ fn write_files(
         write!(out, ", \"entries\": [")?;
         for entry_id in 0..metadata.total_entries {
             let next = operations.next_if(|head| tokens.number(head) == number);
-            let head = next.ok_or_else(|| unfit(RunFault::Scattered { number }))?;
+            let head = next.ok_or_else(|| unfit(UnfitError::NotConsecutive { number }))?;
             out.write_all(if entry_id == 0 { b"\n" } else { b",\n" })?;
             let entry = Entry::new(entry_id, number, metadata, head, run.ops());
             serde_json::to_writer(&mut out, &entry).map_err(io::Error::from)?;

@@ -1,21 +1,20 @@
-//! Rows of routing, a token and layer at a time.
+//! Groups routing rows by token and layer.
 
 use moe_trace::{CountRow, RoutingRow, Sink, SinkError, TokenStarts};
 
 use crate::{Export, ExportError, ForeignError};
 
-/// Hands the rows of a token in a layer over together, best expert first, to the writer of `format`.
-///
-/// The rows are never none.
+/// Calls `write` with the rows of each token in each layer, best expert first, for the exporter named `format`. There is at least
+/// one row in each call.
 pub(super) fn for_each_token(
     export: &Export<'_>,
     format: &'static str,
-    take: impl FnMut(&[RoutingRow]) -> Result<(), SinkError>,
+    write: impl FnMut(&[RoutingRow]) -> Result<(), SinkError>,
 ) -> Result<(), ExportError> {
     let mut tokens = Tokens {
         rows: Vec::new(),
         starts: TokenStarts::default(),
-        take,
+        write,
     };
     export.rows(format, &mut tokens)?;
     tokens.finish().map_err(|error| match error {
@@ -29,17 +28,17 @@ pub(super) fn for_each_token(
 }
 
 struct Tokens<F> {
-    /// Of the last token.
+    /// Rows of the current token.
     rows: Vec<RoutingRow>,
     starts: TokenStarts,
-    take: F,
+    write: F,
 }
 
 impl<F: FnMut(&[RoutingRow]) -> Result<(), SinkError>> Tokens<F> {
-    /// Hands over the token whose rows have come.
+    /// Writes the current token.
     fn finish(&mut self) -> Result<(), SinkError> {
         if !self.rows.is_empty() {
-            (self.take)(&self.rows)?;
+            (self.write)(&self.rows)?;
             self.rows.clear();
         }
         Ok(())

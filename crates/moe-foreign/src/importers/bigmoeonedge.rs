@@ -1,4 +1,4 @@
-//! The route CSV of BigMoeOnEdge: a preamble about the model, then a row for each expert of each token.
+//! Route CSV of [BigMoeOnEdge](https://github.com/Helldez/BigMoeOnEdge): one line per token, layer and expert.
 //!
 //! ```text
 //! # route_trace v1
@@ -8,27 +8,43 @@
 //! 0,0,0,0,0,83,0.529533,0,13219200,0
 //! ```
 //!
-//! Version 1 appends columns (`dropped` came after `expert_bytes`), so columns are read by name. `residency` is 0 for a miss,
-//! above 0 for a hit; `expert_bytes` of a row are the bytes that were read for it. An expert that was resident is a cache hit;
-//! one that was read is a miss; one that was neither (it was read for another token of the batch, or `dropped`: routed, but
-//! neither read nor computed) has no known lane. A negative `step` means that the position of the token is unknown.
+//! | column | meaning |
+//! |---|---|
+//! | `turn` | sequence |
+//! | `phase` | 0 prompt, 1 decode |
+//! | `step` | token position; negative: unknown |
+//! | `slot` | rank of the expert for the token |
+//! | `weight` | router weight; `nan`: unknown |
+//! | `residency` | above 0: the expert was in the cache |
+//! | `expert_bytes` | bytes read for this line |
+//! | `dropped` | above 0: the expert was selected, but neither read nor computed |
 //!
-//! A file may hold several runs, one after the other, each with a header and perhaps a preamble. Each counts its turns from 0, so
-//! those of later runs are counted on.
+//! Columns are found by name, because version 1 gained columns (`dropped`). The lane is a cache hit if `residency` is above 0, a
+//! cache miss if `residency` is 0 and `expert_bytes` is above 0, and otherwise unknown: the expert was read for another token of the
+//! batch, or dropped. In the preamble, `expert_bytes` is the size of an expert of the layer.
+//!
+//! A file may contain several runs, each with a header and an optional preamble. Each run numbers its turns from 0; the importer
+//! renumbers those of later runs. Compared with our records, the format lacks timestamps and other lanes. The importer ignores the
+//! bytes read per line and `dense_bytes`.
+//!
+//! Definition: `docs/telemetry.md` in that repository.
 
 use std::path::Path;
 
+use moe_gguf::text::counted;
 use moe_trace::record::lane;
 use moe_trace::{Facts, Phase, RoutingRow, TokenId};
 
 use crate::source::{Lines, sample_lines};
 use crate::{At, ForeignError, ImportOptions, Importer, Output, Source, check_model};
 
-use super::text::{Columns, TextFault, has_columns, number, optional_number, required_number};
+use super::text::{
+    Columns, LineError, has_columns, number, optional_number, required_number, shown,
+};
 
 const MAGIC: &str = "# route_trace v";
 const VERSION: &str = "1";
-/// Columns without which a row has no meaning.
+/// Required columns.
 const REQUIRED: [&str; 4] = ["step", "layer", "slot", "expert"];
 const COLUMNS: [&str; 10] = [
     REQUIRED[0],
@@ -43,7 +59,7 @@ const COLUMNS: [&str; 10] = [
     "dropped",
 ];
 
-/// Route CSV.
+/// Importer of route CSV.
 pub struct BigMoeOnEdge;
 
 impl Importer for BigMoeOnEdge {
@@ -52,7 +68,7 @@ impl Importer for BigMoeOnEdge {
     }
 
     fn description(&self) -> &'static str {
-        "route CSV of BigMoeOnEdge: every expert of every token, with weights and cache residency"
+        "route CSV of BigMoeOnEdge, with router weights and cache hits: routing"
     }
 
     fn is_applicable(&self, sample: &[u8]) -> bool {
@@ -69,48 +85,44 @@ impl Importer for BigMoeOnEdge {
         _options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
-        let mut lost = Lost::default();
+        let mut special = SpecialRows::default();
         for file in source.files() {
             output.begin_file(file);
-            import_file(file, &mut lost, output)?;
+            import_file(file, &mut special, output)?;
         }
-        lost.note(output);
+        special.note(output);
         Ok(())
     }
 }
 
-/// What is not handed over as it is in the file.
+/// Numbers of rows that need a note.
 #[derive(Default)]
-struct Lost {
-    dropped: u64,
-    without_position: u64,
+struct SpecialRows {
+    n_dropped: u64,
+    n_without_position: u64,
 }
 
-impl Lost {
+impl SpecialRows {
     fn note(&self, output: &mut Output<'_>) {
-        if self.dropped > 0 {
+        if self.n_dropped > 0 {
             output.note(format!(
-                "{} of the routing with dropped = 1: routed, but neither read nor computed; their lane is unknown",
-                rows(self.dropped)
+                "{} with dropped = 1 (selected, but neither read nor computed): the lane is unknown",
+                counted(self.n_dropped, "row")
             ));
         }
-        if self.without_position > 0 {
+        if self.n_without_position > 0 {
             output.note(format!(
-                "left out: {} with a negative step, whose token has no known position",
-                rows(self.without_position)
+                "skipped {} with a negative step, whose token position is unknown",
+                counted(self.n_without_position, "row")
             ));
         }
-        output.note("bytes read for a row, and bytes of the dense part of a layer, were left out");
+        output.note("the bytes read per row and the dense bytes of a layer are ignored");
     }
-}
-
-fn rows(n: u64) -> String {
-    moe_gguf::text::counted(n, "row")
 }
 
 fn import_file(
     source: &Path,
-    lost: &mut Lost,
+    special: &mut SpecialRows,
     output: &mut Output<'_>,
 ) -> Result<(), ForeignError> {
     let mut lines = Lines::open(source)?;
@@ -121,31 +133,28 @@ fn import_file(
         if let Some(version) = text.strip_prefix(MAGIC)
             && version != VERSION
         {
-            let shown: String = version.chars().take(32).collect();
-            let reason =
-                format!("version {shown:?} of the route trace is not supported ({VERSION} is)");
-            return Err(lines.invalid(reason));
+            return Err(output.version(At::Line(line), shown(version), VERSION));
         }
         if let Some(comment) = text.strip_prefix('#') {
-            if let Err(fault) = read_comment(comment, &mut facts) {
-                lines.cut_or(lines.invalid(fault), output)?;
+            if let Err(error) = read_comment(comment, &mut facts) {
+                lines.skip_truncated(lines.invalid(error), output)?;
             }
             continue;
         }
         let row = table.as_mut().map(|columns| read_row(columns, text));
         match row {
             Some(Ok(Row::Routed { row, is_dropped })) => {
-                lost.dropped += u64::from(is_dropped);
+                special.n_dropped += u64::from(is_dropped);
                 let sequence_id = turns.sequence(row.sequence_id);
                 output.routing(|| At::Line(line), &RoutingRow { sequence_id, ..row })?;
             }
-            Some(Ok(Row::WithoutPosition)) => lost.without_position += 1,
-            Some(Err(fault)) if !has_columns(text, &REQUIRED) => {
-                lines.cut_or(lines.invalid(fault), output)?;
+            Some(Ok(Row::WithoutPosition)) => special.n_without_position += 1,
+            Some(Err(error)) if !has_columns(text, &REQUIRED) => {
+                lines.skip_truncated(lines.invalid(error), output)?;
             }
             Some(Err(_)) | None => {
                 let columns = Columns::of(text, COLUMNS, REQUIRED.len(), output);
-                let columns = columns.map_err(|fault| lines.invalid(fault))?;
+                let columns = columns.map_err(|error| lines.invalid(error))?;
                 turns.next_run(columns.has("turn"));
                 table = Some(columns);
                 check_model(output.known(), &facts, source)?;
@@ -157,14 +166,14 @@ fn import_file(
     Ok(())
 }
 
-/// The sequences of the turns of several runs.
+/// Maps the turns of several runs to sequences.
 #[derive(Default)]
 struct Turns {
-    /// Sequences before the run.
+    /// Number of sequences before the current run.
     first: u32,
-    /// Sequences so far.
+    /// Number of sequences so far.
     n: u32,
-    /// Whether the run has a column for them.
+    /// Whether the current run has the column `turn`.
     has_column: bool,
 }
 
@@ -174,8 +183,8 @@ impl Turns {
         self.has_column = has_column;
     }
 
-    /// The sequence of a turn. A run without the column is one sequence, unknown where it is the first; a row without a turn
-    /// in the column is of an unknown one.
+    /// The sequence of a turn. A row with an empty `turn` has no known sequence. A run without the column is one sequence, which
+    /// is unset for the first run.
     fn sequence(&mut self, turn: Option<u32>) -> Option<u32> {
         if turn.is_none() && self.has_column {
             return None;
@@ -186,7 +195,7 @@ impl Turns {
     }
 }
 
-fn read_comment(comment: &str, facts: &mut Facts) -> Result<(), TextFault> {
+fn read_comment(comment: &str, facts: &mut Facts) -> Result<(), LineError> {
     let mut layer = None;
     for (key, value) in comment
         .split_whitespace()
@@ -200,7 +209,7 @@ fn read_comment(comment: &str, facts: &mut Facts) -> Result<(), TextFault> {
             "n_expert_used" => facts.n_expert_used = Some(number("n_expert_used", value)?),
             "layer" => layer = Some(number("layer", value)?),
             "expert_bytes" => {
-                let layer = layer.ok_or(TextFault::Line("expert_bytes without a layer"))?;
+                let layer = layer.ok_or(LineError::Format("expert_bytes has no layer"))?;
                 facts
                     .expert_bytes
                     .insert(layer, number("expert_bytes", value)?);
@@ -211,13 +220,13 @@ fn read_comment(comment: &str, facts: &mut Facts) -> Result<(), TextFault> {
     Ok(())
 }
 
-/// A row of the table.
+/// A line of the table.
 enum Row {
     Routed { row: RoutingRow, is_dropped: bool },
     WithoutPosition,
 }
 
-fn read_row(columns: &mut Columns<10>, text: &str) -> Result<Row, TextFault> {
+fn read_row(columns: &mut Columns<10>, text: &str) -> Result<Row, LineError> {
     let [
         step,
         layer,
@@ -242,14 +251,15 @@ fn read_row(columns: &mut Columns<10>, text: &str) -> Result<Row, TextFault> {
         sequence_id: optional_number("turn", turn)?,
         phase: match phase {
             None => None,
-            Some(phase) => Some(Phase::of(phase).ok_or(TextFault::Line(
-                "phase is neither 0 (prompt) nor 1 (decode)",
-            ))?),
+            Some(phase) => Some(
+                Phase::of(phase)
+                    .ok_or(LineError::Format("phase is not 0 (prompt) or 1 (decode)"))?,
+            ),
         },
         layer_id: required_number("layer", layer)?,
         slot: required_number("slot", slot)?,
         expert_id: required_number("expert", expert)?,
-        weight: weight.filter(|weight| !weight.is_nan()), // the tool writes nan for an unknown weight
+        weight: weight.filter(|weight| !weight.is_nan()), // nan is an unknown weight
         lane: match (residency, bytes) {
             _ if is_dropped => None,
             (Some(1..), _) => Some(lane::CACHE_HIT),
@@ -262,7 +272,7 @@ fn read_row(columns: &mut Columns<10>, text: &str) -> Result<Row, TextFault> {
         return Ok(Row::WithoutPosition);
     }
     let token_id =
-        TokenId::try_from(step).map_err(|_| TextFault::Line("step is above 2^32 - 1"))?;
+        TokenId::try_from(step).map_err(|_| LineError::Format("step is above 2^32 - 1"))?;
     Ok(Row::Routed {
         row: RoutingRow { token_id, ..row },
         is_dropped,

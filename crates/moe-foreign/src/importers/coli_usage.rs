@@ -1,8 +1,17 @@
-//! colibri's `.coli_usage`: lines `layer expert count`, zeros left out.
+//! Usage history of [colibri](https://github.com/JustVugg/colibri), `.coli_usage`: expert counts as text.
 //!
-//! Lines with a negative layer are headers: `-1 n_layers n_experts`, `-2 version engine_id`; older files have none, and then
-//! nothing else tells the format from other numbers, so each line must have three of them. With a header, further numbers of a
-//! line are ignored. Layer `n_layers` is the multi-token predictor's and is left out, as are further ones of the model's MTP head.
+//! ```text
+//! -1 n_layers n_experts
+//! -2 version engine_id
+//! layer expert count
+//! ```
+//!
+//! `count` is the number of tokens that selected the expert; counts of 0 are omitted. Older files have no headers. Without a header each
+//! line must have exactly three integers, because nothing else identifies the format; with one, further numbers in a line are
+//! ignored. Layer `n_layers` and the following layers of the MTP head are skipped. Compared with our records, the format lacks
+//! tokens, order, phases and router weights.
+//!
+//! Definition: `c/route_trace.h` in that repository.
 
 use moe_gguf::text::counted;
 use moe_trace::{CountRow, ExpertId, Facts};
@@ -10,12 +19,12 @@ use moe_trace::{CountRow, ExpertId, Facts};
 use crate::source::{Lines, sample_lines};
 use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
 
-use super::text::{TextFault, are_integers, number};
+use super::text::{LineError, are_integers, number};
 
-/// The version of the format that is known.
+/// The supported version of the format.
 const VERSION: i64 = 1;
 
-/// colibri's usage history.
+/// Importer of `.coli_usage`.
 pub struct ColiUsage;
 
 impl Importer for ColiUsage {
@@ -24,7 +33,7 @@ impl Importer for ColiUsage {
     }
 
     fn description(&self) -> &'static str {
-        ".coli_usage of colibri: counts, a line for each layer and expert"
+        "usage history of colibri (.coli_usage), lines of layer, expert and count: counts"
     }
 
     fn is_applicable(&self, sample: &[u8]) -> bool {
@@ -49,7 +58,7 @@ impl Importer for ColiUsage {
             .filter(|model| model.n_nextn_layer > 0)
             .and_then(Facts::n_hidden_layer);
         let n_nextn = model.map_or(0, |model| model.n_nextn_layer).max(1);
-        let mut left_out = 0u64;
+        let mut n_skipped = 0u64;
         for file in source.files() {
             output.begin_file(file);
             let mut lines = Lines::open(file)?;
@@ -60,21 +69,19 @@ impl Importer for ColiUsage {
                 let [layer, second, third] = match parse(text) {
                     Ok((numbers, false)) => numbers,
                     Ok((numbers, true)) if has_header => {
-                        output.note("ignored numbers after the third of a line");
+                        output.note("ignored numbers after the third number of a line");
                         numbers
                     }
-                    Ok(_) => return Err(lines.invalid(TextFault::TooMany(3))),
-                    Err(fault) => {
-                        lines.cut_or(lines.invalid(fault), output)?;
+                    Ok(_) => return Err(lines.invalid(LineError::TooMany(3))),
+                    Err(error) => {
+                        lines.skip_truncated(lines.invalid(error), output)?;
                         continue;
                     }
                 };
-                let to_u32 = |what: &str, number: i64, output: &Output<'_>| {
+                let to_u32 = |name: &'static str, number: i64, output: &Output<'_>| {
                     u32::try_from(number).map_err(|_| {
-                        output.invalid(
-                            at(),
-                            format!("{what} {number} is out of range; the line is damaged"),
-                        )
+                        let shown = number.to_string();
+                        output.invalid(at(), LineError::Number { name, shown })
                     })
                 };
                 match layer {
@@ -87,13 +94,10 @@ impl Importer for ColiUsage {
                         })?;
                     }
                     -2 if second > VERSION => {
-                        let reason = format!(
-                            "format version {second} is not supported ({VERSION} is); read it with a newer moe-analyze"
-                        );
-                        return Err(output.invalid(at(), reason));
+                        return Err(output.version(at(), second, "1"));
                     }
                     ..0 => {}
-                    _ if n_layer.is_some_and(|n| is_mtp(layer, n, n_nextn)) => left_out += 1,
+                    _ if n_layer.is_some_and(|n| is_mtp(layer, n, n_nextn)) => n_skipped += 1,
                     _ => {
                         let row = CountRow {
                             layer_id: output.layer_id(at, layer as u64)?,
@@ -107,33 +111,33 @@ impl Importer for ColiUsage {
                 }
             }
         }
-        if left_out > 0 {
+        if n_skipped > 0 {
             output.note(format!(
-                "left out: {} of the multi-token predictor's layer",
-                counted(left_out, "count")
+                "skipped {} of layers of the MTP head",
+                counted(n_skipped, "count")
             ));
         }
-        output.note("counts alone: order, tokens, phases and weights are unknown");
+        output.note("the format contains counts without tokens, order, phases and router weights");
         Ok(())
     }
 }
 
-/// Whether a layer is one of the `n_nextn` of the multi-token predictor, which follow `n_layer` others.
+/// Whether a layer is one of the `n_nextn` layers of the MTP head, which follow the `n_layer` hidden layers.
 fn is_mtp(layer: i64, n_layer: u32, n_nextn: u32) -> bool {
     let n_layer = i64::from(n_layer);
     (n_layer..n_layer + i64::from(n_nextn)).contains(&layer)
 }
 
-/// Whether a line is a header of the format, not a count.
+/// Whether a line is a header.
 fn is_header(line: &str) -> bool {
     let mut words = line.split_ascii_whitespace();
     matches!(words.next(), Some("-1" | "-2"))
 }
 
-/// The first three numbers of a line, and whether there are more.
-fn parse(text: &str) -> Result<([i64; 3], bool), TextFault> {
+/// The first three numbers of a line, and whether more follow.
+fn parse(text: &str) -> Result<([i64; 3], bool), LineError> {
     let mut words = text.split_ascii_whitespace();
-    let mut next = |name| number(name, words.next().ok_or(TextFault::Missing(name))?);
+    let mut next = |name| number(name, words.next().ok_or(LineError::Missing(name))?);
     let numbers = [next("layer")?, next("expert")?, next("count")?];
     Ok((numbers, words.next().is_some()))
 }

@@ -1,6 +1,14 @@
-//! colibri's ROUTE_TRACE: a line for each call and row, `call row layer id:gate id:gate ...`.
+//! ROUTE_TRACE of [colibri](https://github.com/JustVugg/colibri): one line per token and layer.
 //!
-//! `call` counts the calls of layers, not the passes through the model, and `row` the tokens of a batch.
+//! ```text
+//! call row layer id:gate id:gate ...
+//! ```
+//!
+//! `call` numbers the layer computations (not the passes), `row` the tokens of a batch, and `gate` is the router weight with four
+//! decimals. Positions are derived from the order of layers ([`crate::passes`]). Compared with our records, the format lacks
+//! sequences, phases and timestamps.
+//!
+//! Definition: `c/route_trace.h` in that repository.
 
 use moe_trace::{LayerId, RoutingRow};
 
@@ -8,9 +16,9 @@ use crate::passes::Passes;
 use crate::source::{Lines, sample_lines};
 use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
 
-use super::text::{TextFault, are_integers, number};
+use super::text::{LineError, are_integers, number};
 
-/// colibri's ROUTE_TRACE.
+/// Importer of ROUTE_TRACE.
 pub struct ColibriTrace;
 
 impl Importer for ColibriTrace {
@@ -19,7 +27,7 @@ impl Importer for ColibriTrace {
     }
 
     fn description(&self) -> &'static str {
-        "ROUTE_TRACE of colibri: call, row, layer, then id:gate of each expert"
+        "ROUTE_TRACE of colibri, lines of call, row, layer and id:gate: routing"
     }
 
     fn is_applicable(&self, sample: &[u8]) -> bool {
@@ -50,21 +58,21 @@ impl Importer for ColibriTrace {
                 let at = || At::Line(line);
                 let parsed = match parse(text) {
                     Ok(parsed) => parsed,
-                    Err(fault) => {
-                        lines.cut_or(lines.invalid(fault), output)?;
+                    Err(error) => {
+                        lines.skip_truncated(lines.invalid(error), output)?;
                         continue;
                     }
                 };
                 let is_same_layer = last_call.replace(parsed.call) == Some(parsed.call);
                 let row = RoutingRow {
-                    token_id: passes.row(parsed.layer, parsed.row, is_same_layer),
+                    token_id: passes.token(parsed.layer, parsed.row, is_same_layer),
                     ..RoutingRow::at_layer(parsed.layer)
                 };
                 let experts = parsed.experts.iter().map(|&(id, gate)| (id, Some(gate)));
                 output.token(at, &row, experts)?;
             }
         }
-        output.note("gates have four decimals; sequences and phases are not told");
+        output.note("router weights have four decimals; sequences and phases are not recorded");
         Ok(())
     }
 }
@@ -76,20 +84,20 @@ struct Parsed {
     experts: Vec<(i64, f32)>,
 }
 
-fn parse(text: &str) -> Result<Parsed, TextFault> {
+fn parse(text: &str) -> Result<Parsed, LineError> {
     let mut words = text.split_ascii_whitespace();
-    let mut next = |name| words.next().ok_or(TextFault::Missing(name));
+    let mut next = |name| words.next().ok_or(LineError::Missing(name));
     let (call, row, layer) = (next("call")?, next("row")?, next("layer")?);
     let experts = words.map(|word| {
         let (id, gate) = word
             .split_once(':')
-            .ok_or(TextFault::Line("an expert is not id:gate"))?;
+            .ok_or(LineError::Format("an expert is not id:gate"))?;
         Ok((number("expert", id)?, number("gate", gate)?))
     });
     Ok(Parsed {
         call: number("call", call)?,
         row: number("row", row)?,
         layer: number("layer", layer)?,
-        experts: experts.collect::<Result<_, TextFault>>()?,
+        experts: experts.collect::<Result<_, LineError>>()?,
     })
 }

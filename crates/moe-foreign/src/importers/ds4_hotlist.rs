@@ -1,18 +1,30 @@
-//! The hot list of ds4: `layer expert hits weight`, hottest first, after comments about the model.
+//! Hot list of [ds4](https://github.com/antirez/ds4): expert counts, hottest first.
 //!
-//! Writers differ in what `weight` is (a sum of router weights, or the share of the hits), so it is left out.
+//! ```text
+//! # ds4 expert hotlist v1
+//! # model NAME
+//! # layers 2
+//! # experts 8
+//! # columns: layer expert hits weight
+//! 0 5 4 2.750000
+//! ```
+//!
+//! `hits` is the number of tokens that selected the expert. `weight` is ignored: ds4 writes the sum of the router weights, a fork of
+//! llama.cpp the fraction of all hits. Compared with our records, the format lacks tokens, order and phases.
+//!
+//! Definition: `ds4_expert_profile_write_hotlist_file` in `ds4.c` of that repository.
 
 use moe_trace::{CountRow, Facts};
 
 use crate::source::Lines;
 use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
 
-use super::text::{TextFault, number};
+use super::text::{LineError, number, shown};
 
 const MAGIC: &str = "# ds4 expert hotlist v";
 const VERSION: &str = "1";
 
-/// ds4's hot list.
+/// Importer of hot lists.
 pub struct Ds4Hotlist;
 
 impl Importer for Ds4Hotlist {
@@ -21,7 +33,7 @@ impl Importer for Ds4Hotlist {
     }
 
     fn description(&self) -> &'static str {
-        "expert hot list of ds4: layer, expert, hits, weight"
+        "hot list of ds4, lines of layer, expert, hits and weight: counts"
     }
 
     fn is_applicable(&self, sample: &[u8]) -> bool {
@@ -39,8 +51,8 @@ impl Importer for Ds4Hotlist {
             import_file(Lines::open(file)?, output)?;
         }
         output.note(
-            "counts alone: order, tokens and phases are unknown; the weight column was left out, as its meaning differs \
-             between writers",
+            "the format contains counts without tokens, order and phases; the weight column is ignored, because its meaning \
+             differs between tools",
         );
         Ok(())
     }
@@ -53,32 +65,30 @@ fn import_file(mut lines: Lines, output: &mut Output<'_>) -> Result<(), ForeignE
         if let Some(version) = text.strip_prefix(MAGIC)
             && version != VERSION
         {
-            let shown: String = version.chars().take(32).collect();
-            let reason = format!("hot list version {shown:?} is not supported ({VERSION} is)");
-            return Err(output.invalid(at(), reason));
+            return Err(output.version(at(), shown(version), VERSION));
         }
         if let Some(comment) = text.strip_prefix('#') {
             let is_fact = read_comment(comment.trim(), &mut facts);
-            if is_fact.map_err(|fault| output.invalid(at(), fault))? {
+            if is_fact.map_err(|error| output.invalid(at(), error))? {
                 output.facts(&facts)?;
             }
         } else {
             match read_row(text) {
                 Ok((row, has_more)) => {
                     if has_more {
-                        output.note("ignored values after the fourth of a line");
+                        output.note("ignored values after the fourth value of a line");
                     }
                     output.count(at, &row)?;
                 }
-                Err(fault) => lines.cut_or(lines.invalid(fault), output)?,
+                Err(error) => lines.skip_truncated(lines.invalid(error), output)?,
             }
         }
     }
     Ok(())
 }
 
-/// Whether the comment says something about the model.
-fn read_comment(comment: &str, facts: &mut Facts) -> Result<bool, TextFault> {
+/// Adds the fact about the model in a comment; returns whether there is one.
+fn read_comment(comment: &str, facts: &mut Facts) -> Result<bool, LineError> {
     match comment.split_once(' ') {
         Some(("model", name)) => facts.model = Some(name.to_owned()),
         Some(("layers", n)) => facts.n_layer = Some(number("layers", n)?),
@@ -88,10 +98,10 @@ fn read_comment(comment: &str, facts: &mut Facts) -> Result<bool, TextFault> {
     Ok(true)
 }
 
-/// A row, and whether it has values after the weight.
-fn read_row(text: &str) -> Result<(CountRow, bool), TextFault> {
+/// The count in a line, and whether values follow the weight.
+fn read_row(text: &str) -> Result<(CountRow, bool), LineError> {
     let mut words = text.split_ascii_whitespace();
-    let mut next = |name| words.next().ok_or(TextFault::Missing(name));
+    let mut next = |name| words.next().ok_or(LineError::Missing(name));
     let row = CountRow {
         layer_id: number("layer", next("layer")?)?,
         expert_id: number("expert", next("expert")?)?,

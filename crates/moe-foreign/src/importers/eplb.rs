@@ -1,10 +1,19 @@
-//! The matrix that DeepSeek's EPLB balances: counts `[layers, experts]` as JSON, `[[90, 132], [20, 107]]`.
+//! The `weight` matrix of DeepSeek's [EPLB](https://github.com/deepseek-ai/EPLB) as JSON: expert counts.
+//!
+//! ```text
+//! [[90, 132], [20, 107]]
+//! ```
+//!
+//! The shape is `[layers, experts]`; the numbers are tokens per expert. Deeper lists are rejected, because routing and counts look
+//! the same. Compared with our records, the format lacks tokens, order, phases and router weights.
+//!
+//! Definition: the argument `weight` of `rebalance_experts` in `eplb.py`, written with `json.dump`.
 
-use crate::arrays::{CountSums, element, warn_of_routing};
+use crate::arrays::{CountError, CountSums, element, warn_if_routing};
 use crate::binary::nested::Nested;
 use crate::{ForeignError, ImportOptions, Importer, Output, Source, json};
 
-/// Matrix of counts.
+/// Importer of the matrix.
 pub struct Eplb;
 
 impl Importer for Eplb {
@@ -13,7 +22,7 @@ impl Importer for Eplb {
     }
 
     fn description(&self) -> &'static str {
-        "matrix of counts, layers × experts, as EPLB balances it (JSON)"
+        "JSON matrix of EPLB, [layers, experts]: counts"
     }
 
     fn is_applicable(&self, sample: &[u8]) -> bool {
@@ -39,14 +48,12 @@ impl Importer for Eplb {
                 .array()
                 .map_err(|error| output.invalid(element(&[]), error))?;
             if counts.shape().len() > 2 {
-                let reason = "lists in lists of lists are routing [tokens, layers, top_k] or counts [steps, layers, experts], and nothing shows which; \
-                              give the sum of the steps, counts as logical_count, or routing as an array of NumPy";
-                return Err(output.invalid(element(&[]), reason));
+                return Err(output.invalid(element(&[]), CountError::Ambiguous));
             }
-            warn_of_routing(&counts, options, output);
+            warn_if_routing(&counts, options, output);
             let mut sums = CountSums::default();
             sums.add(&counts, None)
-                .map_err(|(index, reason)| output.invalid(element(&index), reason))?;
+                .map_err(|(index, error)| output.invalid(element(&index), error))?;
             sums.finish(options, output)?;
         }
         Ok(())

@@ -1,8 +1,20 @@
-//! The expert tracer of llama-prefetch.cpp: counts as JSON.
+//! JSON of the expert tracer in [llama-prefetch.cpp](https://github.com/ernestuz-b/llama-prefetch.cpp): expert counts.
 //!
-//! What its code writes: `{"layers":[{"layer_id":0,"total_tokens":8,"experts":[{"expert_id":9,"activations":2,...}]}]}`, where
-//! `total_tokens` is the number of activations (tokens × experts for a token). What its plan describes:
-//! `{"total_tokens":2,"expert_activations":{"9":2},"per_layer":{"0":{"9":2}}}`.
+//! ```text
+//! {"layers":[{"layer_id":0,"total_tokens":8,"experts":[{"expert_id":9,"activations":2,"percentage":25.0}]}]}
+//! ```
+//!
+//! `activations` is the number of tokens that selected the expert; `total_tokens` is the sum of the activations (tokens × experts per
+//! token). The design document of the tracer describes another format, which is read too:
+//!
+//! ```text
+//! {"total_tokens":2,"expert_activations":{"9":2},"per_layer":{"0":{"9":2}}}
+//! ```
+//!
+//! It counts gate, up and down separately, so its counts may be three times the activations. Without `per_layer` it is rejected.
+//! Compared with our records, both lack tokens, order, phases and router weights.
+//!
+//! Definition: `src/llama-expert-trace.cpp` in that repository.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +23,7 @@ use serde::Deserialize;
 
 use crate::{At, ForeignError, ImportOptions, Importer, Output, Source, json};
 
-/// The expert tracer's JSON, both forms.
+/// Importer of both JSON formats.
 pub struct ExpertTracer;
 
 #[derive(Deserialize)]
@@ -39,7 +51,7 @@ impl Importer for ExpertTracer {
     }
 
     fn description(&self) -> &'static str {
-        "JSON of llama-prefetch.cpp's expert tracer: counts by layer, or by its planned form"
+        "JSON of the expert tracer in llama-prefetch.cpp: counts"
     }
 
     fn is_applicable(&self, sample: &[u8]) -> bool {
@@ -63,29 +75,30 @@ impl Importer for ExpertTracer {
                 Document {
                     layers: Some(layers),
                     ..
-                } => hand_over(&layers, output)?,
+                } => import_layers(&layers, output)?,
                 Document {
                     per_layer: Some(layers),
                     ..
                 } => {
                     output.note(
-                        "the planned form counts gate, up and down apart, so its counts may be three times the choices; \
-                         shares are right",
+                        "the format counts gate, up and down separately, so counts may be three times the activations; fractions \
+                         are correct",
                     );
-                    hand_over_planned(&layers, output)?;
+                    import_per_layer(&layers, output)?;
                 }
                 _ => {
-                    let reason = "counts of experts without their layers; trace with per-layer counts switched on";
+                    let reason =
+                        "the counts have no layers; record the trace with counts per layer";
                     return Err(ForeignError::file(file, reason));
                 }
             }
         }
-        output.note("counts alone: order, tokens, phases and weights are not told");
+        output.note("the format contains counts without tokens, order, phases and router weights");
         Ok(())
     }
 }
 
-fn hand_over(layers: &[TracerLayer], output: &mut Output<'_>) -> Result<(), ForeignError> {
+fn import_layers(layers: &[TracerLayer], output: &mut Output<'_>) -> Result<(), ForeignError> {
     for (i, layer) in layers.iter().enumerate() {
         for (k, expert) in layer.experts.iter().enumerate() {
             let row = CountRow {
@@ -101,7 +114,7 @@ fn hand_over(layers: &[TracerLayer], output: &mut Output<'_>) -> Result<(), Fore
         let sum = counts.fold(0u64, u64::saturating_add);
         if layer.total_tokens.is_some_and(|total| total != sum) {
             output.note(format!(
-                "layer {}: total_tokens is not the sum of its activations; the activations were taken",
+                "layer {}: total_tokens is not the sum of the activations and is ignored",
                 layer.layer_id
             ));
         }
@@ -109,7 +122,7 @@ fn hand_over(layers: &[TracerLayer], output: &mut Output<'_>) -> Result<(), Fore
     Ok(())
 }
 
-fn hand_over_planned(
+fn import_per_layer(
     layers: &BTreeMap<String, BTreeMap<String, u64>>,
     output: &mut Output<'_>,
 ) -> Result<(), ForeignError> {
@@ -117,9 +130,8 @@ fn hand_over_planned(
         for (expert, &count) in experts {
             let at = || At::Element(format!("per_layer[{layer:?}][{expert:?}]"));
             let (Ok(layer_id), Ok(expert_id)) = (layer.parse(), expert.parse()) else {
-                return Err(
-                    output.invalid(at(), "a layer or expert is no number; the file is damaged")
-                );
+                let reason = "the layer or expert is not a number; the file is damaged";
+                return Err(output.invalid(at(), reason));
             };
             let row = CountRow {
                 layer_id,

@@ -1,4 +1,15 @@
-//! The binary usage file of colibri's inkling engine: magic `IKU1`, layers, experts, then a 32-bit count for each.
+//! Binary usage file of the inkling engine of [colibri](https://github.com/JustVugg/colibri): expert counts.
+//!
+//! | bytes | content (little-endian) |
+//! |---|---|
+//! | 0..4 | magic `IKU1` |
+//! | 4..8 | number of layers, u32 |
+//! | 8..12 | experts per layer, u32 |
+//! | 12.. | tokens per expert, u32 `[layers, experts]` |
+//!
+//! Compared with our records, the format lacks tokens, order, phases and router weights.
+//!
+//! Definition: `usage_save` in `c/inkling.c` of that repository.
 
 use crate::arrays::{CountSums, element};
 use crate::binary::array::{Array, ElementType};
@@ -6,9 +17,10 @@ use crate::binary::mapped::Mapped;
 use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
 
 const MAGIC: &[u8] = b"IKU1";
+/// Size of the header in bytes.
 const HEADER: usize = 12;
 
-/// Usage file `IKU1`.
+/// Importer of `IKU1` files.
 pub struct Iku1;
 
 impl Importer for Iku1 {
@@ -17,7 +29,7 @@ impl Importer for Iku1 {
     }
 
     fn description(&self) -> &'static str {
-        "binary usage file of colibri (IKU1): a count for each expert"
+        "binary usage file of colibri (IKU1): counts"
     }
 
     fn is_binary(&self) -> bool {
@@ -38,7 +50,8 @@ impl Importer for Iku1 {
             output.begin_file(file);
             let bytes = Mapped::open(file)?;
             let Some((header, counts)) = bytes.split_first_chunk::<HEADER>() else {
-                return Err(output.invalid(At::Byte(4), "the header is cut off"));
+                let reason = "the header of 12 bytes is truncated; copy the file again";
+                return Err(output.invalid(At::Byte(4), reason));
             };
             let size = |at: usize| {
                 header[at..]
@@ -47,11 +60,11 @@ impl Importer for Iku1 {
             };
             let shape = vec![size(4), size(8)];
             let counts = Array::contiguous(counts, ElementType::U32, false, shape, false)
-                .map_err(|reason| format!("{reason}; the file is damaged or cut off"))
+                .map_err(|error| format!("{error}; the file is damaged or truncated"))
                 .map_err(|reason| output.invalid(At::Byte(4), reason))?;
             let mut sums = CountSums::default();
             sums.add(&counts, None)
-                .map_err(|(index, reason)| output.invalid(element(&index), reason))?;
+                .map_err(|(index, error)| output.invalid(element(&index), error))?;
             sums.finish(options, output)?;
         }
         Ok(())

@@ -1,10 +1,13 @@
-//! The importance matrix of llama.cpp in its GGUF form: how many rows each expert multiplied.
+//! Importance matrix of [llama.cpp](https://github.com/ggml-org/llama.cpp) in GGUF format: expert counts.
 //!
-//! `blk.N.ffn_gate_exps.weight.counts` is F32 `[1, n_expert]` and counts a row for every token that was routed to the expert,
-//! and so do the tensors of up and down: one of a layer is read.
+//! The tensors `blk.N.ffn_{gate,gate_up,up,down}_exps.weight.counts` are F32 `ne = [1, n_expert]`. Each contains the number of tokens
+//! that were routed to each expert, so one of them per layer is read. F32 counts of 2^24 and more are rounded. Compared with our
+//! records, the format lacks tokens, order, phases and router weights.
 //!
-//! The `.dat` format has one count per tensor. llama.cpp converts it to `[1, 1]`, which does not mean that the layer has one
-//! expert: such a file is refused.
+//! The older `.dat` format has one count per tensor. llama.cpp converts it to `[1, 1]`, which does not mean that the layer has one
+//! expert, so such files are rejected.
+//!
+//! Definition: `tools/imatrix/imatrix.cpp` in that repository.
 
 use std::collections::BTreeMap;
 
@@ -13,17 +16,17 @@ use moe_trace::{CountRow, Facts};
 
 use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
 
-/// `general.type` in the file: key, type (a string), length, value; little-endian and big-endian.
+/// Bytes of the key-value pair `general.type` = `imatrix`: key, type (string), length, value; little-endian and big-endian.
 const TYPES: [&[u8]; 2] = [
     b"general.type\x08\0\0\0\x07\0\0\0\0\0\0\0imatrix",
     b"general.type\0\0\0\x08\0\0\0\0\0\0\0\x07imatrix",
 ];
-/// Projections, the ones to be read first in front.
+/// Projections, by preference.
 const PROJECTIONS: [&str; 4] = ["gate", "gate_up", "up", "down"];
-/// From here on a 32-bit float does not distinguish one count from the next.
-const EXACT: f32 = (1 << 24) as f32;
+/// A 32-bit float represents every integer up to this one.
+const MAX_EXACT: f32 = (1 << 24) as f32;
 
-/// Importance matrix.
+/// Importer of importance matrices.
 pub struct Imatrix;
 
 impl Importer for Imatrix {
@@ -32,7 +35,7 @@ impl Importer for Imatrix {
     }
 
     fn description(&self) -> &'static str {
-        "importance matrix of llama.cpp (GGUF): rows that each expert multiplied"
+        "importance matrix of llama.cpp (GGUF): counts"
     }
 
     fn is_binary(&self) -> bool {
@@ -54,7 +57,7 @@ impl Importer for Imatrix {
             output.begin_file(file);
             import_counts(&Gguf::open(file)?, output)?;
         }
-        output.note("an importance matrix does not distinguish prompt from generated tokens");
+        output.note("the format does not distinguish the prompt and decode phases");
         Ok(())
     }
 }
@@ -66,7 +69,7 @@ fn import_counts(gguf: &Gguf, output: &mut Output<'_>) -> Result<(), ForeignErro
             continue;
         };
         check_shape(gguf, tensor)
-            .map_err(|fault| output.invalid(At::Element(tensor.name.clone()), fault))?;
+            .map_err(|error| output.invalid(At::Element(tensor.name.clone()), error))?;
         let best = layers.entry(layer).or_insert((rank, tensor));
         if rank < best.0 {
             *best = (rank, tensor);
@@ -83,20 +86,20 @@ fn import_counts(gguf: &Gguf, output: &mut Output<'_>) -> Result<(), ForeignErro
     Ok(())
 }
 
-/// Why a tensor does not hold the counts of a layer's experts.
+/// Why a tensor does not contain the counts of a layer's experts.
 #[derive(Debug, thiserror::Error)]
-enum ShapeFault {
-    #[error("its shape {0:?} is not [1, n_expert]")]
+enum TensorError {
+    #[error("the tensor has shape {0:?}; expected [1, n_expert]; the file is damaged")]
     Shape([u64; 4]),
-    #[error("its type {0} is not F32")]
+    #[error("the tensor has type {0}; expected F32; the file is damaged")]
     Type(GgmlType),
     #[error(
-        "it holds one count for all experts of the layer, as after a conversion from the .dat format, which has no counts per \
-         expert; compute the importance matrix again, in the GGUF format"
+        "the tensor has one count for all experts of the layer: the file was converted from the .dat format, which has no counts \
+         per expert; compute the importance matrix again in GGUF format"
     )]
     OneCount,
     #[error(
-        "it holds counts of {counts} experts, and {sums_name} sums of {sums}; the file is damaged"
+        "the tensor has counts of {counts} experts, but {sums_name} has sums of {sums}; the file is damaged"
     )]
     OtherSums {
         counts: u64,
@@ -105,20 +108,20 @@ enum ShapeFault {
     },
 }
 
-fn check_shape(gguf: &Gguf, tensor: &Tensor) -> Result<(), ShapeFault> {
+fn check_shape(gguf: &Gguf, tensor: &Tensor) -> Result<(), TensorError> {
     let [1, n_expert, 1, 1] = tensor.ne else {
-        return Err(ShapeFault::Shape(tensor.ne));
+        return Err(TensorError::Shape(tensor.ne));
     };
     if n_expert == 1 {
-        return Err(ShapeFault::OneCount);
+        return Err(TensorError::OneCount);
     }
     if tensor.ty != GgmlType::F32 {
-        return Err(ShapeFault::Type(tensor.ty));
+        return Err(TensorError::Type(tensor.ty));
     }
     let name = tensor.name.strip_suffix(".counts").unwrap_or_default();
     let sums_name = format!("{name}.in_sum2");
     match gguf.tensor(&sums_name) {
-        Some(sums) if sums.ne[1] != n_expert => Err(ShapeFault::OtherSums {
+        Some(sums) if sums.ne[1] != n_expert => Err(TensorError::OtherSums {
             counts: n_expert,
             sums: sums.ne[1],
             sums_name,
@@ -143,8 +146,10 @@ fn import_layer(
                 output.invalid(at(), format!("{count} is not a count; the file is damaged"))
             );
         }
-        if count >= EXACT {
-            output.note("counts from 16,777,216 on are rounded: the format keeps 32-bit floats");
+        if count >= MAX_EXACT {
+            output.note(
+                "counts of 16,777,216 and more are rounded: the format contains 32-bit floats",
+            );
         }
         #[expect(clippy::cast_possible_truncation, reason = "an integer, as checked")]
         let count = count as u64;
@@ -160,7 +165,7 @@ fn import_layer(
     Ok(())
 }
 
-/// Layer and rank of the projection of `blk.3.ffn_gate_exps.weight.counts`.
+/// The layer and the rank in [`PROJECTIONS`] of a tensor such as `blk.3.ffn_gate_exps.weight.counts`.
 fn counts_of(name: &str) -> Option<(u64, usize)> {
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
     let projection = rest

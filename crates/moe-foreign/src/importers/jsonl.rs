@@ -1,17 +1,20 @@
-//! What the JSONL formats share.
+//! Helpers that the JSONL importers share.
 
 use std::collections::HashMap;
 use std::fmt;
 
-use moe_gguf::text::counted;
 use moe_trace::{LayerId, RoutingRow, TokenId};
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, SeqAccess, Visitor};
 
 use crate::source::Lines;
 use crate::{ForeignError, Output, Source, json};
 
-/// Whether the first line of a sample is an object with these keys. Its values are not looked at: a line that the sample cuts,
-/// or with a value that is not JSON, is recognized, and reading it names the fault.
+use super::text::LineError;
+
+/// Whether the first line of a sample is an object with these keys.
+///
+/// Only the keys are checked. So a line that the sample truncates, or that contains `NaN`, is recognized, and the importer
+/// reports the error.
 pub(super) fn first_line_has(sample: &[u8], keys: &[&str]) -> bool {
     let sample = sample.trim_ascii_start();
     let line = sample.split(|&byte| byte == b'\n').next();
@@ -19,7 +22,7 @@ pub(super) fn first_line_has(sample: &[u8], keys: &[&str]) -> bool {
     keys.iter().all(|key| found.contains(&key.as_bytes()))
 }
 
-/// The keys of the object that a line starts with, not those of values in it.
+/// The keys of the object at the start of a line, without those of nested objects.
 fn object_keys(line: &[u8]) -> Vec<&[u8]> {
     let mut keys = Vec::new();
     if !line.starts_with(b"{") {
@@ -46,7 +49,7 @@ fn object_keys(line: &[u8]) -> Vec<&[u8]> {
     keys
 }
 
-/// Bytes of a JSON string up to its closing quote, or to the end.
+/// Number of bytes of a JSON string before its closing quote, or the rest of the text.
 fn string_length(text: &[u8]) -> usize {
     let mut is_escaped = false;
     let end = text.iter().position(|&byte| {
@@ -57,40 +60,40 @@ fn string_length(text: &[u8]) -> usize {
     end.unwrap_or(text.len())
 }
 
-/// Hands every line of every file to `take`, with its number. A last line that is cut is noted and left out.
-pub(super) fn each_line<'o, L: DeserializeOwned>(
+/// Calls `import` with every line of every file and its number. A truncated last line is skipped with a note.
+pub(super) fn for_each_line<'o, L: DeserializeOwned>(
     source: &Source,
     output: &mut Output<'o>,
-    mut take: impl FnMut(&L, u64, &mut Output<'o>) -> Result<(), ForeignError>,
+    mut import: impl FnMut(&L, u64, &mut Output<'o>) -> Result<(), ForeignError>,
 ) -> Result<(), ForeignError> {
     for file in source.files() {
         output.begin_file(file);
         let mut lines = Lines::open(file)?;
         while let Some((number, text)) = lines.next_line()? {
             match json::line(file, number, text) {
-                Ok(line) => take(&line, number, output)?,
-                Err(error) => lines.cut_or(error, output)?,
+                Ok(line) => import(&line, number, output)?,
+                Err(error) => lines.skip_truncated(error, output)?,
             }
         }
     }
     Ok(())
 }
 
-/// Notices tokens of several runs or sequences that a file does not distinguish.
+/// Detects files that mix the tokens of several runs or sequences without distinguishing them.
 #[derive(Default)]
 pub(super) struct TokenOrder {
-    /// The last token by sequence and layer.
+    /// The last token, by sequence and layer.
     last: HashMap<(Option<u32>, LayerId), TokenId>,
-    is_noted: bool,
+    has_warned: bool,
 }
 
 impl TokenOrder {
-    /// Takes the token of a line, and warns of the first one that does not follow those before it.
-    pub(super) fn take(&mut self, row: &RoutingRow, line: u64, output: &mut Output<'_>) {
-        let place = (row.sequence_id, row.layer_id);
-        let before = self.last.insert(place, row.token_id);
-        if !self.is_noted && before.is_some_and(|before| row.token_id <= before) {
-            self.is_noted = true;
+    /// Checks the token of a line, and warns once if its position does not follow the previous token.
+    pub(super) fn check(&mut self, row: &RoutingRow, line: u64, output: &mut Output<'_>) {
+        let key = (row.sequence_id, row.layer_id);
+        let before = self.last.insert(key, row.token_id);
+        if !self.has_warned && before.is_some_and(|before| row.token_id <= before) {
+            self.has_warned = true;
             output.note(format!(
                 "warning: line {line} returns to token {} of layer {}: the file contains several runs or sequences and does not \
                  distinguish them; convert each run separately",
@@ -100,23 +103,18 @@ impl TokenOrder {
     }
 }
 
-/// A token with more or fewer weights than experts.
-#[derive(Debug, thiserror::Error)]
-#[error("{} for {}; the line is damaged", counted(*weights, "weight"), counted(*experts, "expert"))]
-pub(super) struct WeightsFault {
-    weights: usize,
-    experts: usize,
-}
-
-/// Experts with their weights, if there are any; `null` is an unknown weight.
+/// Pairs of an expert id and its weight, if it is known; `null` is an unknown weight.
+///
+/// # Errors
+/// [`LineError::Weights`] if the lists differ in length.
 pub(super) fn zip_weights<'a>(
     experts: &'a [i64],
     weights: Option<&'a [Option<f32>]>,
-) -> Result<impl Iterator<Item = (i64, Option<f32>)> + use<'a>, WeightsFault> {
+) -> Result<impl Iterator<Item = (i64, Option<f32>)> + use<'a>, LineError> {
     if let Some(weights) = weights
         && weights.len() != experts.len()
     {
-        return Err(WeightsFault {
+        return Err(LineError::Weights {
             weights: weights.len(),
             experts: experts.len(),
         });
@@ -127,10 +125,10 @@ pub(super) fn zip_weights<'a>(
         .map(move |(slot, &expert)| (expert, weight(slot))))
 }
 
-/// A list of lists, held as one: a list of many short lists would cost far more memory than its text.
+/// A list of lists in one allocation. A `Vec` of many short `Vec`s takes far more memory than its text.
 pub(super) struct Nested<T> {
     values: Vec<T>,
-    /// Where each list ends in `values`.
+    /// The end of each list in `values`.
     ends: Vec<usize>,
 }
 
@@ -142,10 +140,10 @@ impl<T> Nested<T> {
 
     /// The lists.
     pub(super) fn iter(&self) -> impl Iterator<Item = &[T]> {
-        let begins = std::iter::once(0).chain(self.ends.iter().copied());
-        begins
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        starts
             .zip(&self.ends)
-            .map(|(begin, &end)| &self.values[begin..end])
+            .map(|(start, &end)| &self.values[start..end])
     }
 }
 
@@ -213,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn first_line_is_recognized_by_its_keys() {
+    fn recognizes_the_first_line_by_its_keys() {
         let keys = ["layer", "experts"];
         for line in [
             r#"{"layer":0,"experts":[1]}"#,

@@ -1,13 +1,22 @@
-//! lattice's JSONL: `{"layer_idx":0,"token_idx":0,"selected_ids":[9,5],"gate_weights":[0.6,0.4]}`.
+//! JSONL of [lattice](https://github.com/ohdearquant/lattice): one line per token and layer.
+//!
+//! ```text
+//! {"layer_idx":0,"token_idx":0,"selected_ids":[9,5],"gate_weights":[0.6,0.4]}
+//! ```
+//!
+//! `token_idx` is the position of the token; `gate_weights` are the router weights of `selected_ids` and may be missing. Compared with
+//! our records, the format lacks sequences, phases, timestamps and lanes.
+//!
+//! Definition: <https://github.com/ohdearquant/lattice/issues/903>
 
 use moe_trace::{LayerId, RoutingRow, TokenId};
 use serde::Deserialize;
 
 use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
 
-use super::jsonl::{TokenOrder, each_line, first_line_has, zip_weights};
+use super::jsonl::{TokenOrder, first_line_has, for_each_line, zip_weights};
 
-/// lattice's JSONL.
+/// Importer of lattice's JSONL.
 pub struct Lattice;
 
 #[derive(Deserialize)]
@@ -24,7 +33,7 @@ impl Importer for Lattice {
     }
 
     fn description(&self) -> &'static str {
-        "lattice's JSONL: layer_idx, token_idx, selected_ids, gate_weights"
+        "JSONL of lattice (layer_idx, token_idx, selected_ids, gate_weights): routing"
     }
 
     fn is_applicable(&self, sample: &[u8]) -> bool {
@@ -38,15 +47,15 @@ impl Importer for Lattice {
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         let mut order = TokenOrder::default();
-        each_line(source, output, |line: &Line, number, output| {
+        for_each_line(source, output, |line: &Line, number, output| {
             let at = || At::Line(number);
             let row = RoutingRow {
                 token_id: line.token_idx,
                 ..RoutingRow::at_layer(line.layer_idx)
             };
             let experts = zip_weights(&line.selected_ids, line.gate_weights.as_deref())
-                .map_err(|fault| output.invalid(at(), fault))?;
-            order.take(&row, number, output);
+                .map_err(|error| output.invalid(at(), error))?;
+            order.check(&row, number, output);
             output.token(at, &row, experts)
         })?;
         output.note("phases are not recorded");

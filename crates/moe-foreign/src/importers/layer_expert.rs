@@ -1,7 +1,16 @@
-//! `layer,expert` CSV of llama.cpp's `moe-trace` (its PR 28544): a line for each choice. Further columns are ignored.
+//! CSV of the `moe-trace` example of llama.cpp ([PR 28544](https://github.com/ggml-org/llama.cpp/pull/28544)): one line per selected
+//! expert.
 //!
-//! Neither tokens nor their number of experts are recorded. Where the number is known from the user or the model, the lines of a
-//! layer are split into tokens; without it the choices can only be counted.
+//! ```text
+//! layer,expert
+//! 0,5
+//! 0,1
+//! ```
+//!
+//! Lines are in the order of the graph: for each layer of a pass, the experts of each token. Further columns are ignored. If the
+//! top-k is known ([`ImportOptions`]), the lines of a layer are split into tokens, and positions are derived from the order of layers
+//! ([`crate::passes`]). Otherwise the file is read as counts. Compared with our records, the format lacks token positions,
+//! sequences, phases, router weights, timestamps and lanes.
 
 use moe_files::csv::LineReader;
 use moe_gguf::text::counted;
@@ -11,15 +20,15 @@ use crate::passes::Passes;
 use crate::source::{Lines, sample_lines};
 use crate::{At, ForeignError, ImportOptions, Importer, Missing, Output, Source};
 
-use super::text::{Columns, TextFault, are_integers, has_columns, required_number};
+use super::text::{Columns, LineError, are_integers, has_columns, required_number};
 
 const COLUMNS: [&str; 2] = ["layer", "expert"];
-/// Columns of tables with a line for each expert, such as sizes and plans: their lines are not choices.
-const OF_EXPERTS: [&str; 4] = ["bytes", "count", "hits", "activations"];
-/// Choices of a layer in a row that are held; a longer batch is read in pieces.
+/// Columns of tables with one line per expert, such as sizes and plans, which are not traces.
+const NOT_TRACE_COLUMNS: [&str; 4] = ["bytes", "count", "hits", "activations"];
+/// Maximum number of consecutive experts of a layer in memory. Longer batches are split.
 const MAX_HELD: usize = 1 << 20;
 
-/// `layer,expert` CSV.
+/// Importer of `layer,expert` CSV.
 pub struct LayerExpert;
 
 impl Importer for LayerExpert {
@@ -28,7 +37,7 @@ impl Importer for LayerExpert {
     }
 
     fn description(&self) -> &'static str {
-        "layer,expert CSV of llama.cpp's moe-trace: a line for each choice"
+        "layer,expert CSV of llama.cpp's moe-trace example: routing if the top-k is known, else counts"
     }
 
     fn is_applicable(&self, sample: &[u8]) -> bool {
@@ -37,8 +46,10 @@ impl Importer for LayerExpert {
             return false;
         };
         has_columns(header, &COLUMNS)
-            && !OF_EXPERTS.iter().any(|&name| has_columns(header, &[name]))
-            && lines.next().is_none_or(|line| has_choice(header, line))
+            && !NOT_TRACE_COLUMNS
+                .iter()
+                .any(|&name| has_columns(header, &[name]))
+            && lines.next().is_none_or(|line| has_integers(header, line))
     }
 
     fn import(
@@ -50,12 +61,12 @@ impl Importer for LayerExpert {
         let top_k = options.max_expert_used();
         match top_k {
             Some(k) => output.note(format!(
-                "tokens were separated by {}{} for each token, passes by their layers; phases and weights are not recorded",
+                "lines are grouped into tokens of {}{}, and into passes by the order of layers; phases and router weights are not recorded",
                 if options.has_one_top_k() { "" } else { "up to " },
                 counted(k, "expert")
             )),
             None => {
-                output.note("the choices were counted, without tokens");
+                output.note("the lines are read as counts, without tokens");
                 output.missing(Missing::TopK);
             }
         }
@@ -64,7 +75,7 @@ impl Importer for LayerExpert {
             let mut lines = Lines::open(file)?;
             let header = lines.next_line()?.map_or("", |(_, text)| text);
             let found = Columns::of(header, COLUMNS, COLUMNS.len(), output);
-            let mut columns = found.map_err(|fault| lines.invalid(fault))?;
+            let mut columns = found.map_err(|error| lines.invalid(error))?;
             match top_k {
                 Some(top_k) => {
                     Tokens::new(top_k as usize, options).read(lines, &mut columns, output)?
@@ -77,7 +88,7 @@ impl Importer for LayerExpert {
 }
 
 /// Whether a line has integers in the known columns.
-fn has_choice(header: &str, line: &str) -> bool {
+fn has_integers(header: &str, line: &str) -> bool {
     let [mut names, mut values] = [LineReader::default(), LineReader::default()];
     let (Ok(names), Ok(values)) = (names.fields(header), values.fields(line)) else {
         return false;
@@ -88,7 +99,7 @@ fn has_choice(header: &str, line: &str) -> bool {
 }
 
 /// Layer and expert of a line.
-fn choice(columns: &mut Columns<2>, text: &str) -> Result<(LayerId, ExpertId), TextFault> {
+fn parse(columns: &mut Columns<2>, text: &str) -> Result<(LayerId, ExpertId), LineError> {
     let [layer, expert] = columns.fields(text)?;
     Ok((
         required_number("layer", layer)?,
@@ -96,17 +107,17 @@ fn choice(columns: &mut Columns<2>, text: &str) -> Result<(LayerId, ExpertId), T
     ))
 }
 
-/// Hands every choice to `take`: the number of its line, layer and expert. A last line that is cut is noted and left out.
-fn each_choice<'o>(
+/// Calls `import` with line number, layer and expert of each line. A truncated last line is skipped with a note.
+fn for_each_line<'o>(
     mut lines: Lines,
     columns: &mut Columns<2>,
     output: &mut Output<'o>,
-    mut take: impl FnMut(u64, LayerId, ExpertId, &mut Output<'o>) -> Result<(), ForeignError>,
+    mut import: impl FnMut(u64, LayerId, ExpertId, &mut Output<'o>) -> Result<(), ForeignError>,
 ) -> Result<(), ForeignError> {
     while let Some((line, text)) = lines.next_line()? {
-        match choice(columns, text) {
-            Ok((layer_id, expert_id)) => take(line, layer_id, expert_id, output)?,
-            Err(fault) => lines.cut_or(lines.invalid(fault), output)?,
+        match parse(columns, text) {
+            Ok((layer_id, expert_id)) => import(line, layer_id, expert_id, output)?,
+            Err(error) => lines.skip_truncated(lines.invalid(error), output)?,
         }
     }
     Ok(())
@@ -117,7 +128,7 @@ fn count(
     columns: &mut Columns<2>,
     output: &mut Output<'_>,
 ) -> Result<(), ForeignError> {
-    each_choice(
+    for_each_line(
         lines,
         columns,
         output,
@@ -134,13 +145,14 @@ fn count(
     )
 }
 
-/// The choices of one layer in a row, until the layer changes.
+/// Groups consecutive lines of a layer into tokens.
 struct Tokens<'a> {
     options: &'a ImportOptions,
-    /// Experts of a token in the layer.
+    /// Experts per token in the current layer.
     top_k: usize,
     passes: Passes,
     layer_id: LayerId,
+    /// Experts of the current layer.
     experts: Vec<ExpertId>,
     first_line: u64,
 }
@@ -163,7 +175,7 @@ impl<'a> Tokens<'a> {
         columns: &mut Columns<2>,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
-        each_choice(
+        for_each_line(
             lines,
             columns,
             output,
@@ -171,7 +183,7 @@ impl<'a> Tokens<'a> {
                 let is_full =
                     self.experts.len() >= MAX_HELD && self.experts.len().is_multiple_of(self.top_k);
                 if layer_id != self.layer_id || is_full {
-                    self.hand_over(output, false)?;
+                    self.flush(output, false)?;
                 }
                 if self.experts.is_empty() {
                     self.first_line = line;
@@ -183,24 +195,25 @@ impl<'a> Tokens<'a> {
                 Ok(())
             },
         )?;
-        self.hand_over(output, true)
+        self.flush(output, true)
     }
 
-    fn hand_over(&mut self, output: &mut Output<'_>, at_end: bool) -> Result<(), ForeignError> {
+    /// Passes on the tokens of the current layer. At the end of the file the last token may be incomplete.
+    fn flush(&mut self, output: &mut Output<'_>, at_end: bool) -> Result<(), ForeignError> {
         let rest = self.experts.len() % self.top_k;
         if rest > 0 && !at_end {
             let reason = format!(
-                "layer {} has {} in a row from here, which is not a multiple of the {} for a token; is that the number of the trace?",
+                "layer {} has {} from this line on, which is not a multiple of the top-k {}; specify the top-k of the model that was traced",
                 self.layer_id,
-                counted(self.experts.len(), "choice"),
-                counted(self.top_k, "expert")
+                counted(self.experts.len(), "consecutive line"),
+                self.top_k
             );
             return Err(output.invalid(At::Line(self.first_line), reason));
         }
         if rest > 0 {
             output.note(format!(
-                "left out: {} of the last token, which is cut",
-                counted(rest, "choice")
+                "skipped {} of the last token, which is truncated",
+                counted(rest, "expert")
             ));
             self.experts.truncate(self.experts.len() - rest);
         }

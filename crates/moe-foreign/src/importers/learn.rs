@@ -1,4 +1,15 @@
-//! Learn files of the hot-cache runtime, and its `/moe-layer-perf` responses: one schema under two names.
+//! Learn files and `/moe-layer-perf` responses of the [hot expert cache](https://github.com/adrianhoehne/llama.cpp) for llama.cpp.
+//!
+//! ```text
+//! {"schema": "llama.cpp.moe_layer_perf.v1", "n_expert": 8, "n_expert_used": 2, "updates": 5,
+//!  "layers": [{"layer": 0, "calls": 5, "experts": [[5, 4], [1, 3]], "hot_experts": ..., "cold_experts": ...}]}
+//! ```
+//!
+//! `experts` are pairs of an expert id and the number of tokens that selected it. `calls` is the number of passes in which the layer
+//! routed tokens. The old and the new schema name are read. Compared with our records, the format lacks tokens, order, phases
+//! and router weights. Timings are ignored, and hot and cold counts are summed.
+//!
+//! Definition: `src/moe-hot-cache/` in that repository.
 
 use moe_placement::learn::{OLD_SCHEMA, SCHEMA, parse_observations};
 use moe_trace::{CountRow, Facts, LayerRow, bounded};
@@ -6,10 +17,10 @@ use serde::Deserialize;
 
 use crate::{At, Contents, ForeignError, ImportOptions, Importer, Output, Source};
 
-/// Learn files.
+/// Importer of learn files.
 pub struct Learn;
 
-/// What the runtime's own parser does not read: it plans with counts alone.
+/// The totals, which [`parse_observations`] ignores like the parser of the hot expert cache.
 #[derive(Deserialize)]
 struct Totals {
     #[serde(default)]
@@ -31,7 +42,7 @@ impl Importer for Learn {
     }
 
     fn description(&self) -> &'static str {
-        "learn file or /moe-layer-perf response of the hot-cache runtime, either schema: counts"
+        "learn file or /moe-layer-perf response of the hot expert cache in llama.cpp: counts"
     }
 
     fn contents(&self) -> Contents {
@@ -58,15 +69,15 @@ impl Importer for Learn {
             import_text(&bounded::read_json(file)?, output)?;
         }
         output.note(
-            "counts alone: order, tokens, phases and weights are unknown; timings were left out",
+            "the format contains counts without tokens, order, phases and router weights; timings are ignored",
         );
         Ok(())
     }
 }
 
 fn import_text(text: &str, output: &mut Output<'_>) -> Result<(), ForeignError> {
-    let whole = || At::Element("/".into());
-    let observations = parse_observations(text).map_err(|error| output.invalid(whole(), error))?;
+    let root = || At::Element("/".into());
+    let observations = parse_observations(text).map_err(|error| output.invalid(root(), error))?;
     let totals: Totals = serde_json::from_str(text)
         .map_err(|error| output.invalid(At::Line(error.line() as u64), error))?;
     let number = |number: u32| Some(number).filter(|&number| number > 0);

@@ -1,8 +1,15 @@
-//! The binary log of `mbolt`: 32-bit numbers, little-endian.
+//! Binary routing log of [mbolt](https://github.com/doramirdor/mbolt) (`MBOLT_TRACE`): little-endian 32-bit integers.
 //!
-//! Magic `MBLT`, version 1, experts in a layer; then a record for each layer of each pass, in the order of the graph: layer, k,
-//! tokens, and k experts for each token. A pass ends where the layer does not go up. A pass that only wants the output of some
-//! tokens, as that of a prompt, routes fewer of them in its last layer.
+//! | part | content |
+//! |---|---|
+//! | header, 12 bytes | magic `MBLT`, version (1), experts per layer |
+//! | one record per layer of a pass | layer, k, n_tokens, then expert ids `[n_tokens, k]` |
+//!
+//! Records are in the order of the graph, so a pass ends where the layer number does not increase ([`crate::passes`]). In a prompt pass
+//! the last layer routes only the tokens whose outputs are requested. Compared with our records, the format lacks sequences,
+//! phases, router weights, timestamps and lanes.
+//!
+//! Definition: `mbolt/src/mbolt/trace.py` in that repository.
 
 use moe_trace::{Facts, MAX_ID, RoutingRow, TokenId};
 
@@ -11,22 +18,21 @@ use crate::passes::Passes;
 use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
 
 const MAGIC: u32 = 0x544C_424D;
+/// Size of the header in bytes.
 const HEADER: usize = 12;
 
-/// Why a log is refused.
+/// Why a log is invalid.
 #[derive(Debug, thiserror::Error)]
-enum MboltFault {
-    #[error("the header is cut off")]
+enum MboltError {
+    #[error("the header of 12 bytes is truncated; copy the file again")]
     Header,
-    #[error("version {version} of the log is not known (1 is)")]
-    Version { version: u32 },
     #[error(
-        "layer {layer} with {k} experts for each of {n_tokens} tokens makes no sense; the file is damaged"
+        "layer {layer}, {k} experts per token or {n_tokens} tokens is out of range; the file is damaged"
     )]
     Record { layer: u32, k: u32, n_tokens: u32 },
 }
 
-/// Log of mbolt.
+/// Importer of mbolt logs.
 pub struct Mbolt;
 
 impl Importer for Mbolt {
@@ -35,7 +41,7 @@ impl Importer for Mbolt {
     }
 
     fn description(&self) -> &'static str {
-        "binary routing log of mbolt: every expert of every token, in order"
+        "binary routing log of mbolt: routing"
     }
 
     fn is_binary(&self) -> bool {
@@ -56,7 +62,7 @@ impl Importer for Mbolt {
             output.begin_file(file);
             import_file(&Mapped::open(file)?, output)?;
         }
-        output.note("the log contains neither phases nor router weights");
+        output.note("phases and router weights are not recorded");
         Ok(())
     }
 }
@@ -68,9 +74,9 @@ fn import_file(bytes: &[u8], output: &mut Output<'_>) -> Result<(), ForeignError
             ..Facts::default()
         })?,
         (Some(version), Some(_)) => {
-            return Err(output.invalid(At::Byte(4), MboltFault::Version { version }));
+            return Err(output.version(At::Byte(4), version, "1"));
         }
-        _ => return Err(output.invalid(At::Byte(4), MboltFault::Header)),
+        _ => return Err(output.invalid(At::Byte(4), MboltError::Header)),
     }
     let mut passes = Passes::default();
     let (mut offset, mut record) = (HEADER, 0);
@@ -80,10 +86,10 @@ fn import_file(bytes: &[u8], output: &mut Output<'_>) -> Result<(), ForeignError
             offset: offset as u64,
         };
         let Some(entry) =
-            Entry::read(&bytes[offset..]).map_err(|fault| output.invalid(at(), fault))?
+            Entry::read(&bytes[offset..]).map_err(|error| output.invalid(at(), error))?
         else {
             output.note(format!(
-                "the last record, {record} at byte {offset}, is cut off and was left out"
+                "the file is truncated; skipped its incomplete last record {record} at byte {offset}"
             ));
             break;
         };
@@ -109,25 +115,25 @@ fn import_file(bytes: &[u8], output: &mut Output<'_>) -> Result<(), ForeignError
     Ok(())
 }
 
-/// A layer of a pass.
+/// A record: one layer of a pass.
 struct Entry<'a> {
     layer: u32,
     k: usize,
     n_tokens: u32,
-    /// `[n_tokens][k]`
+    /// Expert ids `[n_tokens, k]`, i32.
     ids: &'a [u8],
 }
 
 impl<'a> Entry<'a> {
-    /// Reads the record that `bytes` begin with; `None` if it is cut off.
-    fn read(bytes: &'a [u8]) -> Result<Option<Self>, MboltFault> {
+    /// Reads the record at the start of `bytes`; `None` if it is truncated.
+    fn read(bytes: &'a [u8]) -> Result<Option<Self>, MboltError> {
         let (Some(layer), Some(k), Some(n_tokens)) =
             (number(bytes, 0), number(bytes, 4), number(bytes, 8))
         else {
             return Ok(None);
         };
         if layer >= MAX_ID || !(1..MAX_ID).contains(&k) || i32::try_from(n_tokens).is_err() {
-            return Err(MboltFault::Record { layer, k, n_tokens });
+            return Err(MboltError::Record { layer, k, n_tokens });
         }
         let k = k as usize;
         let size = k

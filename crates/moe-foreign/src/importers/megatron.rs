@@ -1,11 +1,18 @@
-//! Megatron-LM's `router_trace_rank{r}.jsonl`: a line for each step, block and layer, with the experts of all its tokens.
+//! `router_trace_rank{r}.jsonl` of [Megatron-LM](https://github.com/NVIDIA/Megatron-LM): one line per step, layer and micro-batch.
 //!
-//! Each rank has tokens of its own, so it is read as a sequence in which the tokens of its steps follow one another. Routers
-//! that return a mask lose the order of the experts: their ids then ascend. Layers of the multi-token predictor have numbers of
-//! their own and are left out.
+//! ```text
+//! {"step":0,"stage":"pre_dispatch","block":"decoder","layer":0,"rank":0,"num_tokens":2,"topk":2,"top_indices":[[9,5],[3,1]]}
+//! ```
 //!
-//! A layer's number comes from the name of its module, `decoder.layers.N`, which counts from 0 in each pipeline stage and in each
-//! virtual stage of a rank. Nothing in the trace tells the stages apart, so fewer layers than the model has are refused.
+//! `top_indices` are the selected experts of each token. Each rank computes different tokens, so a rank is read as a sequence that
+//! contains the tokens of all its steps. If the router returned a mask, ids are ascending, and the order of the experts is lost.
+//! Lines of blocks other than `decoder` (MTP layers, which have their own numbers) are skipped.
+//!
+//! `layer` is the number in the module name `decoder.layers.N`, which starts at 0 in each pipeline stage and in each virtual stage of a
+//! rank. The trace does not record the stage, so a trace with fewer layers than the model is rejected. Compared with our
+//! records, the format lacks router weights, phases, timestamps and lanes.
+//!
+//! Definition: `megatron/core/transformer/moe/router_trace.py` in that repository.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -17,12 +24,12 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::layers::{LayerError, Layouts};
 use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
 
-use super::jsonl::{Nested, each_line, first_line_has};
+use super::jsonl::{Nested, first_line_has, for_each_line};
 
-/// Ranks are below 2^16.
+/// Highest rank.
 const MAX_RANK: u32 = 65_535;
 
-/// Megatron-LM's router trace.
+/// Importer of router traces of Megatron-LM.
 pub struct Megatron;
 
 #[derive(Deserialize)]
@@ -36,20 +43,20 @@ struct Line {
     top_indices: Nested<i64>,
 }
 
-/// The tokens of a rank: its steps one after the other, and in a step its micro-batches.
+/// Numbers the tokens of a rank by step and micro-batch.
 ///
-/// A step has one or several micro-batches (gradient accumulation). Each goes through the layers once, so the n-th line of a
-/// layer in a step is the n-th micro-batch, in whatever order the pipeline schedule computes layers. With activation
-/// recomputation the backward pass routes a micro-batch again, to the same experts: a line that is equal to an earlier line of
-/// its layer and step is counted once.
+/// A step has one or several micro-batches (gradient accumulation). Each passes through every layer once, so the n-th line of a
+/// layer in a step is the n-th micro-batch, in whatever order the pipeline schedule computes the layers. With activation
+/// recomputation the backward pass routes a micro-batch again, to the same experts. So a line that equals an earlier line of its
+/// layer and step is a recomputation and is not counted again.
 #[derive(Default)]
 struct Rank {
     step: u64,
     /// Position of the first token of the step.
     start: u32,
-    /// Tokens of each layer in the step so far.
+    /// Number of tokens of each layer in the step so far.
     n_tokens: BTreeMap<LayerId, u32>,
-    /// Hashes of the lines of the step: layer and experts.
+    /// Hashes of layer and experts of the lines of the step.
     lines: HashSet<u128>,
 }
 
@@ -71,13 +78,13 @@ impl Rank {
         Some(first)
     }
 
-    /// Tokens of the step so far: of the layer that has most.
+    /// Number of tokens of the step so far: the most of any layer.
     fn step_tokens(&self) -> u32 {
         self.n_tokens.values().copied().max().unwrap_or(0)
     }
 }
 
-/// A hash of what a line says about its layer.
+/// A hash of layer and experts of a line.
 fn hash(line: &Line) -> u128 {
     let mut hash = Xxh3::new();
     hash.update(&line.layer.0.to_le_bytes());
@@ -96,7 +103,7 @@ impl Importer for Megatron {
     }
 
     fn description(&self) -> &'static str {
-        "router_trace_rank*.jsonl of Megatron-LM: the experts of every token, by step and layer"
+        "router_trace_rank*.jsonl of Megatron-LM, a file or a directory: routing"
     }
 
     fn is_applicable(&self, sample: &[u8]) -> bool {
@@ -113,46 +120,46 @@ impl Importer for Megatron {
         options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
-        // One entry a rank, 65,537 at most.
+        // At most 65,537 entries.
         let mut ranks: BTreeMap<Option<u32>, Rank> = BTreeMap::new();
-        let (mut left_out, mut n_recomputed) = (0u64, 0u64);
+        let (mut n_other_blocks, mut n_recomputed) = (0u64, 0u64);
         let mut layers = BTreeSet::new();
-        each_line(source, output, |line: &Line, number, output| {
+        for_each_line(source, output, |line: &Line, number, output| {
             if line
                 .block
                 .as_deref()
                 .is_some_and(|block| block != "decoder")
             {
-                left_out += 1;
+                n_other_blocks += 1;
                 return Ok(());
             }
             layers.insert(line.layer);
-            let is_recomputed = !hand_over(line, number, &mut ranks, output)?;
+            let is_recomputed = !import_line(line, number, &mut ranks, output)?;
             n_recomputed += u64::from(is_recomputed);
             Ok(())
         })?;
         if n_recomputed > 0 {
             output.note(format!(
-                "counted once: {} equal to an earlier line of their step and layer, as activation recomputation writes them",
+                "skipped {} equal to an earlier line of the same step and layer, which activation recomputation writes",
                 counted(n_recomputed, "line")
             ));
         }
-        if left_out > 0 {
+        if n_other_blocks > 0 {
             output.note(format!(
-                "left out: {} of blocks other than the decoder",
-                counted(left_out, "line")
+                "skipped {} of blocks other than the decoder",
+                counted(n_other_blocks, "line")
             ));
         }
         check_stages(layers.len(), options, output)?;
         output.note(
-            "each rank is read as a sequence; slots are an order only if the router returned the experts in order; weights and \
-             phases are unknown",
+            "each rank is read as a sequence; the slots are ordered by weight only if the router returned the experts in order; \
+             router weights and phases are not recorded",
         );
         Ok(())
     }
 }
 
-/// Refuses a trace with fewer layers than the model has, which is of pipeline stages.
+/// Rejects a trace with fewer layers than the model, which was recorded with pipeline parallelism.
 fn check_stages(
     n_layers: usize,
     options: &ImportOptions,
@@ -161,8 +168,8 @@ fn check_stages(
     let layouts = Layouts::of(options.model.as_ref());
     match layouts.map_or(0, |layouts| layouts.n_moe()) {
         0 => output.note(
-            "warning: the layers of each pipeline stage are numbered from 0; with pipeline parallelism those of different stages \
-             were counted as one, which only the model's number of layers can show",
+            "warning: each pipeline stage numbers its layers from 0, so with pipeline parallelism layers of different stages are \
+             counted as one layer; specify the model to detect this",
         ),
         n_moe if n_layers > 0 && n_layers < n_moe => {
             let source = LayerError::Stages { n_layers, n_moe };
@@ -173,8 +180,8 @@ fn check_stages(
     Ok(())
 }
 
-/// Hands over the tokens of a line; returns whether they are new, not a recomputation.
-fn hand_over(
+/// Passes on the tokens of a line, unless it is a recomputation; returns whether it is not.
+fn import_line(
     line: &Line,
     number: u64,
     ranks: &mut BTreeMap<Option<u32>, Rank>,
@@ -182,15 +189,15 @@ fn hand_over(
 ) -> Result<bool, ForeignError> {
     let at = || At::Line(number);
     if let Some(rank) = line.rank.filter(|&rank| rank > MAX_RANK) {
-        let reason = format!("rank {rank} is above {MAX_RANK}; the line is damaged");
+        let reason = format!("rank {rank} is out of range (0..={MAX_RANK}); the line is damaged");
         return Err(output.invalid(at(), reason));
     }
-    let is_shape = line.top_indices.len() == line.num_tokens as usize
+    let has_shape = line.top_indices.len() == line.num_tokens as usize
         && line
             .topk
             .is_none_or(|topk| line.top_indices.iter().all(|experts| experts.len() == topk));
-    if !is_shape {
-        let reason = "top_indices is not num_tokens lists of topk ids; the line is damaged";
+    if !has_shape {
+        let reason = "top_indices does not have the shape [num_tokens, topk]; the line is damaged";
         return Err(output.invalid(at(), reason));
     }
     let Some(start) = ranks.entry(line.rank).or_default().first_token(line) else {

@@ -1,7 +1,19 @@
-//! Rankings of Mesh-LLM that say which layer they are of: `# layer=3`, then
-//! `expert_id,total_mass,mass_fraction,selection_count`.
+//! Rankings of [Mesh-LLM](https://github.com/Mesh-LLM/mesh-llm) (`ranking.csv`) with their layer in a comment: expert counts and router
+//! weights of one layer per file.
 //!
-//! Mesh-LLM's own rankings pool all layers, and nothing can be told of a layer from them.
+//! ```text
+//! # mesh-llm-moe-ranking=v1
+//! # layer=3
+//! expert_id,total_mass,mass_fraction,selection_count
+//! 5,2.750000000000,0.500000000000,4
+//! ```
+//!
+//! `selection_count` is the number of tokens that selected the expert, `total_mass` the sum of its router weights. The comment
+//! `# total_mass=selection_count` means that the weights are unknown. Rankings without `# layer=N` are rejected: Mesh-LLM
+//! itself sums each expert id over all layers, which says nothing about a single layer. Compared with our records, the format
+//! lacks tokens, order and phases.
+//!
+//! Definition: `mesh-llm moe analyze` in that repository; the layer comment is an addition of this program's exporter.
 
 use std::path::Path;
 
@@ -10,14 +22,14 @@ use moe_trace::CountRow;
 use crate::source::{Lines, sample_lines};
 use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
 
-use super::text::{Columns, TextFault, has_columns, required_number};
+use super::text::{Columns, LineError, has_columns, number, required_number};
 
 /// Columns by which a ranking is recognized.
 const REQUIRED: [&str; 3] = ["expert_id", "total_mass", "selection_count"];
-/// The fraction follows from the masses.
+/// The known columns. `mass_fraction` is redundant and not read.
 const COLUMNS: [&str; 4] = [REQUIRED[0], REQUIRED[1], REQUIRED[2], "mass_fraction"];
 
-/// Rankings, a file or a directory of them.
+/// Importer of rankings: a file, or a directory with one file per layer.
 pub struct MeshLlm;
 
 impl Importer for MeshLlm {
@@ -26,7 +38,7 @@ impl Importer for MeshLlm {
     }
 
     fn description(&self) -> &'static str {
-        "Mesh-LLM rankings (ranking.csv) that name their layer: counts with router weights"
+        "Mesh-LLM rankings (ranking.csv) with a layer comment, a file or a directory: counts and router weights"
     }
 
     fn is_applicable(&self, sample: &[u8]) -> bool {
@@ -69,26 +81,25 @@ fn import_file(file: &Path, output: &mut Output<'_>) -> Result<(), ForeignError>
         }
         let Some(columns) = &mut columns else {
             let found = Columns::of(text, COLUMNS, REQUIRED.len(), output);
-            columns = Some(found.map_err(|fault| lines.invalid(fault))?);
+            columns = Some(found.map_err(|error| lines.invalid(error))?);
             continue;
         };
         let layer = layer.as_deref().ok_or_else(|| {
             output.invalid(
                 at(),
-                "the ranking does not name its layer (`# layer=N`): Mesh-LLM pools all layers, and a sum over layers says nothing about one of them",
+                "the ranking has no comment `# layer=N`: Mesh-LLM sums expert ids over all layers, which says nothing about a single \
+                 layer; use one ranking per layer",
             )
         })?;
         let (expert, mass, count) = match read_row(columns, text) {
             Ok(row) => row,
-            Err(fault) => {
-                lines.cut_or(lines.invalid(fault), output)?;
+            Err(error) => {
+                lines.skip_truncated(lines.invalid(error), output)?;
                 continue;
             }
         };
         let row = CountRow {
-            layer_id: layer
-                .parse()
-                .map_err(|_| output.invalid(at(), format!("layer {layer:?} is not a number")))?,
+            layer_id: number("layer", layer).map_err(|error| output.invalid(at(), error))?,
             expert_id: output.expert_id(at, expert)?,
             phase: None,
             count,
@@ -100,11 +111,11 @@ fn import_file(file: &Path, output: &mut Output<'_>) -> Result<(), ForeignError>
 }
 
 /// Expert, mass and count.
-fn read_row(columns: &mut Columns<4>, text: &str) -> Result<(u64, f64, u64), TextFault> {
+fn read_row(columns: &mut Columns<4>, text: &str) -> Result<(u64, f64, u64), LineError> {
     let [expert, mass, count, _fraction] = columns.fields(text)?;
     let mass: f64 = required_number("total_mass", mass)?;
     if !mass.is_finite() {
-        return Err(TextFault::Line("total_mass is not finite"));
+        return Err(LineError::Format("total_mass is not finite"));
     }
     Ok((
         required_number("expert_id", expert)?,

@@ -1,4 +1,4 @@
-//! The formats that are read, one file each.
+//! Importers: one file per format, and helpers that several of them share.
 
 pub(crate) mod bigmoeonedge;
 pub(crate) mod coli_usage;
@@ -22,6 +22,6 @@ mod routed_experts;
 pub(crate) mod rtrace;
 pub(crate) mod sglang_json;
 pub(crate) mod sglang_pt;
-mod text;
+pub(crate) mod text;
 pub(crate) mod thesis;
 pub(crate) mod token_jsonl;

@@ -1,8 +1,15 @@
-//! moe-balance's JSONL: a line for each batch and layer, `{"layer":0,"batch_id":12,"origin_rows":[0,1],"topk_experts":[[9,5],[3,1]]}`,
-//! perhaps with `topk_weights`, `request_id` and `source_file`.
+//! JSONL of [moe-balance](https://github.com/johanna-rock/moe-balance): one line per batch and layer.
 //!
-//! `origin_rows` are rows of devices, not positions. A batch is read as a sequence, which it often is; its tokens count from 0,
-//! and a further line of the same batch and layer continues the count. Batches of different `source_file`s are different ones.
+//! ```text
+//! {"layer":0,"batch_id":12,"origin_rows":[0,1],"topk_experts":[[9,5],[3,1]],"topk_weights":[[0.6,0.4],[0.7,0.3]]}
+//! ```
+//!
+//! `topk_experts` are the selected experts of each token. `topk_weights`, `request_id` and `source_file` are optional. A batch of a
+//! `source_file` is read as a sequence, whose tokens are numbered from 0; a further line of the same batch and layer continues the
+//! numbers. `origin_rows` are rows of devices, not positions, and are ignored. Compared with our records, the format lacks token
+//! positions, phases, timestamps and lanes.
+//!
+//! Definition: `sim/trace_format.md` in that repository.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,9 +19,9 @@ use serde::Deserialize;
 
 use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
 
-use super::jsonl::{Nested, each_line, first_line_has, zip_weights};
+use super::jsonl::{Nested, first_line_has, for_each_line, zip_weights};
 
-/// moe-balance's JSONL.
+/// Importer of moe-balance's JSONL.
 pub struct MoeBalance;
 
 #[derive(Deserialize)]
@@ -32,7 +39,7 @@ impl Importer for MoeBalance {
     }
 
     fn description(&self) -> &'static str {
-        "moe-balance's JSONL: a line for each batch and layer, with topk_experts"
+        "JSONL of moe-balance, one line per batch and layer (layer, batch_id, topk_experts): routing"
     }
 
     fn is_applicable(&self, sample: &[u8]) -> bool {
@@ -46,12 +53,11 @@ impl Importer for MoeBalance {
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         let mut batches = Batches::default();
-        each_line(source, output, |line, number, output| {
-            hand_over(line, number, &mut batches, output)
+        for_each_line(source, output, |line, number, output| {
+            import_line(line, number, &mut batches, output)
         })?;
         output.note(
-            "each batch of a source_file is read as a sequence; origin_rows (rows of devices) and request_id were left out; \
-             phases are unknown",
+            "each batch of a source_file is read as a sequence; origin_rows and request_id are ignored; phases are not recorded",
         );
         Ok(())
     }
@@ -60,27 +66,27 @@ impl Importer for MoeBalance {
 /// The batches so far.
 #[derive(Default)]
 struct Batches {
-    /// By source and batch id.
+    /// Sequence by source file and batch id.
     sequences: HashMap<Option<String>, HashMap<u32, u32>>,
-    taken: HashSet<u32>,
-    /// Above all sequences that are taken; once there is none above, a lower one.
+    used: HashSet<u32>,
+    /// Candidate for the next sequence: the highest used one + 1, or after an overflow a lower number.
     next: u32,
-    /// Tokens by sequence and layer.
+    /// Number of tokens by sequence and layer.
     n_tokens: HashMap<(u32, LayerId), u32>,
 }
 
 impl Batches {
-    /// The sequence of a line: the batch id, or another number if a batch of another source has that.
+    /// The sequence of a line: its batch id, or another number if a batch of another source file uses that id.
     fn sequence(&mut self, line: &Line) -> u32 {
         let known = self.sequences.get(&line.source_file);
         if let Some(&sequence) = known.and_then(|batches| batches.get(&line.batch_id)) {
             return sequence;
         }
-        let is_free = self.taken.insert(line.batch_id);
+        let is_free = self.used.insert(line.batch_id);
         let sequence = if is_free {
             line.batch_id
         } else {
-            while !self.taken.insert(self.next) {
+            while !self.used.insert(self.next) {
                 self.next = self.next.wrapping_add(1);
             }
             self.next
@@ -92,8 +98,8 @@ impl Batches {
     }
 }
 
-/// Hands over a line, which may continue a batch of the lines before it.
-fn hand_over(
+/// Passes on the tokens of a line, which may continue a batch of earlier lines.
+fn import_line(
     line: &Line,
     number: u64,
     batches: &mut Batches,
@@ -104,7 +110,7 @@ fn hand_over(
         && weights.len() != line.topk_experts.len()
     {
         let reason = format!(
-            "topk_weights of {}, topk_experts of {}; the line is damaged",
+            "topk_weights has {}, but topk_experts has {}; the line is damaged",
             counted(weights.len(), "token"),
             line.topk_experts.len()
         );
@@ -123,7 +129,7 @@ fn hand_over(
             ..RoutingRow::at_layer(line.layer)
         };
         let experts =
-            zip_weights(experts, weights.next()).map_err(|fault| output.invalid(at(), fault))?;
+            zip_weights(experts, weights.next()).map_err(|error| output.invalid(at(), error))?;
         output.token(at, &row, experts)?;
         *n_tokens = n_tokens.saturating_add(1);
     }

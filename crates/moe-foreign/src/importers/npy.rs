@@ -1,14 +1,20 @@
-//! Arrays of NumPy: routing as vLLM returns it, or counts.
+//! Arrays of [NumPy](https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html) (`.npy`): routing or counts.
 //!
-//! Integers `[tokens, layers, top_k]` are routing; integers or whole floats `[layers, experts]` are counts; floats
-//! `[sequences, layers, experts]` are the counts of MoE-Infinity's expert tracer.
+//! | elements | shape | content |
+//! |---|---|---|
+//! | integers | `[tokens, layers, top_k]` | expert ids (negative: empty slot), as [vLLM](https://github.com/vllm-project/vllm) returns them |
+//! | integers, or floats with integer values | `[layers, experts]` | tokens per expert |
+//! | floats with integer values | `[sequences, layers, experts]` | tokens per expert, as [MoE-Infinity](https://github.com/EfficientMoE/MoE-Infinity) traces them |
+//!
+//! Rows of layers are mapped to blocks by [`crate::layers`]. Both byte orders, C order and Fortran order are read. Compared with our
+//! records, the format lacks sequences, phases, router weights, timestamps and lanes.
 
-use crate::arrays::{CountSums, Tokens, element, tokens, warn_of_routing};
+use crate::arrays::{CountSums, Tokens, element, import_tokens, warn_if_routing};
 use crate::binary::mapped::Mapped;
 use crate::binary::npy;
 use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
 
-/// `.npy`.
+/// Importer of `.npy` files.
 pub struct Npy;
 
 impl Importer for Npy {
@@ -17,7 +23,7 @@ impl Importer for Npy {
     }
 
     fn description(&self) -> &'static str {
-        "array of NumPy: routing [tokens, layers, top_k] as of vLLM, or counts [layers, experts]"
+        "NumPy array: routing [tokens, layers, top_k] as of vLLM, or counts [layers, experts]"
     }
 
     fn is_binary(&self) -> bool {
@@ -38,16 +44,16 @@ impl Importer for Npy {
             output.begin_file(file);
             let bytes = Mapped::open(file)?;
             let array = npy::read(&bytes)
-                .map_err(|fault| output.invalid(At::Byte(fault.offset), fault.reason))?;
+                .map_err(|error| output.invalid(At::Byte(error.offset), error.reason))?;
             if array.shape().len() == 3 && !array.element_type().is_float() {
-                tokens(&array, Tokens::default(), element, options, output)?;
-                output.note("the array tells neither phases nor router weights");
+                import_tokens(&array, Tokens::default(), element, options, output)?;
+                output.note("phases and router weights are not recorded");
                 continue;
             }
-            warn_of_routing(&array, options, output);
+            warn_if_routing(&array, options, output);
             let mut sums = CountSums::default();
             sums.add(&array, None)
-                .map_err(|(index, reason)| output.invalid(element(&index), reason))?;
+                .map_err(|(index, error)| output.invalid(element(&index), error))?;
             sums.finish(options, output)?;
         }
         Ok(())

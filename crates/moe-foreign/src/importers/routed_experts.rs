@@ -1,4 +1,4 @@
-//! Routing in the responses of servers: base64, or nested lists.
+//! The value of `routed_experts` in responses of vLLM and SGLang: base64 or nested lists.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use crate::binary::nested::Nested;
 /// The value of `routed_experts`.
 #[derive(Debug)]
 pub(super) enum RoutedExperts {
-    /// `[tokens, layers, top_k]`.
+    /// Nested lists `[tokens, layers, top_k]`.
     Lists(Nested),
     /// Decoded base64.
     Bytes(Vec<u8>),
@@ -26,7 +26,7 @@ impl<'de> Deserialize<'de> for RoutedExperts {
             type Value = RoutedExperts;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("base64, or nested lists of experts")
+                f.write_str("base64, or nested lists of expert ids")
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<RoutedExperts, E> {
@@ -43,11 +43,11 @@ impl<'de> Deserialize<'de> for RoutedExperts {
     }
 }
 
-/// Whether a sample is JSON, lines of JSON, or server-sent events with JSON, that has all these keys.
+/// Whether a sample is JSON, JSONL or server-sent events with JSON, and contains all these keys.
 pub(super) fn has_keys(sample: &[u8], keys: &[&str]) -> bool {
     let text = sample.trim_ascii_start();
-    let begins = matches!(text.first(), Some(b'{' | b'[')) || is_event_stream(sample);
-    begins
+    let is_json = matches!(text.first(), Some(b'{' | b'['));
+    (is_json || is_event_stream(sample))
         && keys.iter().all(|key| {
             let key = format!("\"{key}\"");
             sample
@@ -56,8 +56,7 @@ pub(super) fn has_keys(sample: &[u8], keys: &[&str]) -> bool {
         })
 }
 
-/// Whether a text begins as server-sent events do, which a client that streams receives: with data, the name of an event, or a
-/// comment.
+/// Whether a text starts like the server-sent events of a streamed response: with data, the name of an event, or a comment.
 pub(super) fn is_event_stream(text: &[u8]) -> bool {
     let text = text.trim_ascii_start();
     [&b"data:"[..], b"event:", b":"]

@@ -1,8 +1,16 @@
-//! The router trace of `fitz-tec`: the probability of every expert, for every token and layer.
+//! Router trace of [fitz-tec](https://github.com/yafitzdev/fitz-tec) (`RTRACE01`): the router probabilities of all experts.
 //!
-//! `RTRACE01`, experts in a layer and version 0 as 32-bit numbers; then records of a token, a layer and the probabilities
-//! (softmax over all experts, 32-bit floats), little-endian. How many experts a token is routed to is not in the file. The
-//! weights that the model applies may be normalised or scaled, so the probabilities are not read as weights.
+//! | part | content (little-endian) |
+//! |---|---|
+//! | header, 16 bytes | magic `RTRACE01`, experts per layer (i32), version (i32, 0) |
+//! | one record per token and layer | token (i32), layer (i32), softmax over all experts (f32 `[experts]`) |
+//!
+//! The selected experts are the top-k probabilities; k is not in the file and must be known ([`ImportOptions`]). Of equal
+//! probabilities the lower expert id is selected. Probabilities are not read as router weights, because models normalize or
+//! scale the weights that they apply. Compared with our records, the format lacks sequences, phases, router weights, timestamps
+//! and lanes.
+//!
+//! Definition: `fitz_tec/tools/_trace_format.py` in that repository.
 
 use moe_trace::{Facts, MAX_ID, RoutingRow, TokenId};
 
@@ -10,30 +18,29 @@ use crate::binary::mapped::Mapped;
 use crate::{At, ForeignError, ImportOptions, Importer, Missing, Output, Source};
 
 const MAGIC: &[u8] = b"RTRACE01";
+/// Size of the header in bytes.
 const HEADER: usize = 16;
 
-/// Why a trace is refused.
+/// Why a trace is invalid.
 #[derive(Debug, thiserror::Error)]
-enum RtraceFault {
-    #[error("the header is cut off")]
+enum RtraceError {
+    #[error("the header of 16 bytes is truncated; copy the file again")]
     Header,
-    #[error("version {version} of the trace is not known (0 is)")]
-    Version { version: u32 },
-    #[error("{n_expert} experts in a layer are not possible; the file is damaged")]
+    #[error("{n_expert} experts per layer is out of range (1..={MAX_ID}); the file is damaged")]
     Experts { n_expert: u32 },
     #[error(
-        "a token cannot select {top_k} of {n_expert} experts; is that the number of the trace?"
+        "a token cannot select {top_k} of {n_expert} experts; specify the top-k of the model that was traced"
     )]
     TopK { top_k: u32, n_expert: u32 },
-    #[error("token {token_id} is out of range; the file is damaged")]
+    #[error("token {token_id} is out of range (0..=2147483647); the file is damaged")]
     Token { token_id: TokenId },
     #[error(
-        "the probability {probability} of expert {expert} is not between 0 and 1; the file is damaged"
+        "probability {probability} of expert {expert} is out of range (0..=1); the file is damaged"
     )]
     Probability { probability: f32, expert: usize },
 }
 
-/// Router trace of fitz-tec.
+/// Importer of `RTRACE01` files.
 pub struct RouterTrace;
 
 impl Importer for RouterTrace {
@@ -42,7 +49,7 @@ impl Importer for RouterTrace {
     }
 
     fn description(&self) -> &'static str {
-        "router trace of fitz-tec (RTRACE01): probabilities of all experts; needs the experts of a token"
+        "router trace of fitz-tec (RTRACE01), probabilities of all experts; needs the top-k: routing"
     }
 
     fn is_binary(&self) -> bool {
@@ -63,7 +70,7 @@ impl Importer for RouterTrace {
             output.begin_file(file);
             import_file(&Mapped::open(file)?, options, output)?;
         }
-        output.note("the trace contains no phases, and probabilities before normalization instead of router weights");
+        output.note("phases are not recorded; router probabilities are not read as router weights, which models normalize or scale");
         Ok(())
     }
 }
@@ -79,18 +86,18 @@ fn import_file(
     let n_expert = match header {
         Some((n_expert @ 1..=MAX_ID, 0)) => n_expert,
         Some((n_expert, 0)) => {
-            return Err(output.invalid(At::Byte(8), RtraceFault::Experts { n_expert }));
+            return Err(output.invalid(At::Byte(8), RtraceError::Experts { n_expert }));
         }
         Some((_, version)) => {
-            return Err(output.invalid(At::Byte(12), RtraceFault::Version { version }));
+            return Err(output.version(At::Byte(12), version, "0"));
         }
-        None => return Err(output.invalid(At::Byte(8), RtraceFault::Header)),
+        None => return Err(output.invalid(At::Byte(8), RtraceError::Header)),
     };
     let Some(top_k) = options.max_expert_used() else {
-        return Err(output.lacks(At::Byte(8), Missing::TopK));
+        return Err(output.not_recorded(At::Byte(8), Missing::TopK));
     };
     if top_k > n_expert {
-        return Err(output.invalid(At::Byte(8), RtraceFault::TopK { top_k, n_expert }));
+        return Err(output.invalid(At::Byte(8), RtraceError::TopK { top_k, n_expert }));
     }
     output.facts(&Facts {
         n_expert: Some(n_expert),
@@ -99,42 +106,42 @@ fn import_file(
 
     let record_size = 8 + 4 * n_expert as usize;
     let records = bytes[HEADER..].chunks_exact(record_size);
-    let cut = records.remainder().len();
+    let n_truncated = records.remainder().len();
     let mut ranked = Vec::new();
     for (record, bytes) in records.enumerate() {
         let at = || At::Record {
             record: record as u64,
             offset: (HEADER + record * record_size) as u64,
         };
-        rank(&bytes[8..], &mut ranked).map_err(|fault| output.invalid(at(), fault))?;
+        rank(&bytes[8..], &mut ranked).map_err(|error| output.invalid(at(), error))?;
         let row = RoutingRow {
             token_id: TokenId(word(bytes)),
             ..RoutingRow::at_layer(output.layer_id(at, word(&bytes[4..]).into())?)
         };
         let RoutingRow { token_id, .. } = row;
         if i32::try_from(token_id.0).is_err() {
-            return Err(output.invalid(at(), RtraceFault::Token { token_id }));
+            return Err(output.invalid(at(), RtraceError::Token { token_id }));
         }
         let top_k = options.n_expert_used_in(row.layer_id).unwrap_or(top_k);
         let best = ranked.iter().take(top_k as usize);
         output.token(at, &row, best.map(|&(expert, _)| (expert, None)))?;
     }
-    if cut > 0 {
+    if n_truncated > 0 {
         output.note(format!(
-            "the last record, at byte {}, is cut off and was left out",
-            bytes.len() - cut
+            "the file is truncated; skipped its incomplete last record at byte {}",
+            bytes.len() - n_truncated
         ));
     }
     Ok(())
 }
 
-/// The experts by probability, the likeliest first; of equals, the first first.
-fn rank(probabilities: &[u8], ranked: &mut Vec<(i64, f32)>) -> Result<(), RtraceFault> {
+/// Sorts the experts by probability, highest first; among equals, the lower id comes first.
+fn rank(probabilities: &[u8], ranked: &mut Vec<(i64, f32)>) -> Result<(), RtraceError> {
     ranked.clear();
     for (expert, &bytes) in probabilities.as_chunks::<4>().0.iter().enumerate() {
         let probability = f32::from_le_bytes(bytes);
         if !(0.0..=1.001).contains(&probability) {
-            return Err(RtraceFault::Probability {
+            return Err(RtraceError::Probability {
                 probability,
                 expert,
             });

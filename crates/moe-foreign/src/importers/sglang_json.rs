@@ -1,17 +1,24 @@
-//! What SGLang and ktransformers take as `--init-expert-location` in JSON: counts of experts.
+//! JSON files for `--init-expert-location` of [SGLang](https://github.com/sgl-project/sglang) and
+//! [ktransformers](https://github.com/kvcache-ai/ktransformers): expert counts.
 //!
-//! `{"logical_count": [[...]]}`, `[layers, experts]` or `[steps, layers, experts]`; or `physical_to_logical_map`,
-//! `[layers, physical]`, with `global_physical_count` of the same shape. A map alone is a placement.
+//! One of:
+//! - `{"logical_count": C}`, where C is `[layers, experts]` or `[steps, layers, experts]`;
+//! - `{"global_physical_count": C, "physical_to_logical_map": M}`, both `[layers, physical experts]`.
+//!
+//! A map without counts is a placement and is rejected. Counts are tokens per expert. Compared with our records, the format lacks
+//! tokens, order, phases and router weights; the importer sums the steps.
+//!
+//! Definition: `python/sglang/srt/eplb/expert_location.py`.
 
 use moe_gguf::text::counted;
 use serde::Deserialize;
 
-use crate::arrays::{CountSums, PhysicalMap, element, element_of};
+use crate::arrays::{CountError, CountSums, PhysicalMap, element, element_of};
 use crate::binary::array::Array;
 use crate::binary::nested::Nested;
 use crate::{At, ForeignError, ImportOptions, Importer, Output, Source, json};
 
-/// `logical_count` JSON.
+/// Importer of `logical_count` JSON.
 pub struct SglangJson;
 
 #[derive(Deserialize)]
@@ -28,7 +35,7 @@ impl Importer for SglangJson {
     }
 
     fn description(&self) -> &'static str {
-        "expert counts of SGLang and ktransformers in JSON (logical_count)"
+        "JSON for --init-expert-location of SGLang and ktransformers (logical_count): counts"
     }
 
     fn is_applicable(&self, sample: &[u8]) -> bool {
@@ -80,30 +87,27 @@ fn import_document(
             ..
         } => {
             let map = array("physical_to_logical_map", map, output)?;
-            let map =
-                PhysicalMap::new(map).map_err(|reason| output.invalid(element(&[]), reason))?;
+            let map = PhysicalMap::new(map).map_err(|error| output.invalid(element(&[]), error))?;
             let counts = array("global_physical_count", counts, output)?;
             ("global_physical_count", counts, Some(map))
         }
         _ => {
-            return Err(output.invalid(
-                At::Element("physical_to_logical_map".into()),
-                "a placement without counts: it does not tell how hot an expert is; give a file with logical_count",
-            ));
+            let at = At::Element("physical_to_logical_map".into());
+            return Err(output.invalid(at, CountError::NoCounts));
         }
     };
     note_steps(&counts, output);
     let mut sums = CountSums::default();
     sums.add(&counts, map.as_ref())
-        .map_err(|(index, reason)| output.invalid(element_of(key, &index), reason))?;
+        .map_err(|(index, error)| output.invalid(element_of(key, &index), error))?;
     sums.finish(options, output)
 }
 
-/// Tells that the order of steps is lost.
+/// Notes that the counts of several steps are summed.
 pub(super) fn note_steps(counts: &Array<'_>, output: &mut Output<'_>) {
     if let &[n_steps, _, _] = counts.shape() {
         output.note(format!(
-            "the counts of {} were summed",
+            "the counts of {} are summed",
             counted(n_steps, "step")
         ));
     }

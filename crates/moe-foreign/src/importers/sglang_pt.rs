@@ -1,9 +1,19 @@
-//! What SGLang's recorder of expert distributions dumps, and ktransformers' counts: files of `torch.save`.
+//! Dumps of the expert distribution recorder of [SGLang](https://github.com/sgl-project/sglang), and expert counts of
+//! [ktransformers](https://github.com/kvcache-ai/ktransformers): files of `torch.save`.
 //!
-//! Modes `stat` and `stat_approx`: a dictionary with `logical_count` `[steps, layers, experts]`. Mode `per_pass`: `records`, one a
-//! forward pass, with `global_physical_count` `[layers, physical]`. Mode `per_token`: records with `topk_ids_of_layer`
-//! `[layers, tokens, 8]` too, filled up with -1, and with `positions`. Physical experts are those of
-//! `last_physical_to_logical_map`. A record is of one `rank`. ktransformers also takes a tensor of counts alone.
+//! | recorder mode | content |
+//! |---|---|
+//! | `stat`, `stat_approx` | `logical_count` `[steps, layers, experts]` |
+//! | `per_pass` | `records`, one per forward pass, with `global_physical_count` `[layers, physical experts]` |
+//! | `per_token` | `records` that also have `topk_ids_of_layer` `[layers, tokens, 8]` (padded with -1) and `positions` `[tokens]` |
+//! | (ktransformers) | a tensor of counts `[layers, experts]`, without a dictionary |
+//!
+//! `last_physical_to_logical_map` `[layers, physical experts]` maps physical experts to those of the model. A record belongs to
+//! one `rank`. A record is of the prompt phase if its `forward_mode` is EXTEND, and of the decode phase if it is DECODE; other
+//! passes have no known phase. Requests have no identifier, so sequences follow from positions ([`sequences`]). Compared with our
+//! records, the format lacks sequences, router weights, timestamps and lanes.
+//!
+//! Definition: `python/sglang/srt/eplb/expert_distribution.py`; the file format is described in [`crate::binary::torch`].
 
 mod records;
 mod sequences;
@@ -12,10 +22,11 @@ use moe_gguf::text::counted;
 use moe_trace::{Phase, RoutingRow, TokenId};
 
 use crate::arrays::{
-    CountSums, PhysicalMap, element, element_of, n_used_slots, row_blocks, warn_of_routing,
+    CountError, CountSums, PhysicalMap, RoutingError, element, element_of, n_used_slots,
+    row_blocks, warn_if_routing,
 };
 use crate::binary::array::Array;
-use crate::binary::fault::BinaryFault;
+use crate::binary::error::BinaryError;
 use crate::binary::mapped::Mapped;
 use crate::binary::pickle::Value;
 use crate::binary::torch::{self, TorchFile};
@@ -26,12 +37,12 @@ use super::sglang_json::note_steps;
 use records::{Content, Ranks, Record};
 use sequences::{Mode, Sequences};
 
-/// `ForwardMode` of SGLang.
+/// Values of `ForwardMode` in SGLang.
 const EXTEND: i64 = 1;
 const DECODE: i64 = 2;
 const MIXED: i64 = 3;
 
-/// Dump of SGLang's recorder.
+/// Importer of dumps of SGLang's recorder.
 pub struct SglangPt;
 
 impl Importer for SglangPt {
@@ -40,7 +51,7 @@ impl Importer for SglangPt {
     }
 
     fn description(&self) -> &'static str {
-        "dump of SGLang's expert distribution recorder, or counts of ktransformers (.pt); nothing in it is run"
+        "dump of SGLang's expert distribution recorder, or counts of ktransformers (.pt, read without executing code): routing or counts"
     }
 
     fn is_binary(&self) -> bool {
@@ -60,15 +71,15 @@ impl Importer for SglangPt {
         for file in source.files() {
             output.begin_file(file);
             let bytes = Mapped::open(file)?;
-            let dump = TorchFile::open(&bytes).map_err(|fault| invalid(fault, output))?;
+            let dump = TorchFile::open(&bytes).map_err(|error| invalid(error, output))?;
             import_dump(&dump, options, output)?;
         }
         Ok(())
     }
 }
 
-fn invalid(fault: BinaryFault, output: &Output<'_>) -> ForeignError {
-    output.invalid(At::Byte(fault.offset), fault.reason)
+fn invalid(error: BinaryError, output: &Output<'_>) -> ForeignError {
+    output.invalid(At::Byte(error.offset), error.reason)
 }
 
 fn import_dump(
@@ -80,7 +91,7 @@ fn import_dump(
     let entry = |key| dump.pickle().get(root, key);
     let counts = match tensor(dump, Some(root), output)? {
         Some(counts) => {
-            warn_of_routing(&counts, options, output);
+            warn_if_routing(&counts, options, output);
             Some(counts)
         }
         None => tensor(dump, entry("logical_count"), output)?,
@@ -89,19 +100,19 @@ fn import_dump(
         note_steps(&counts, output);
         let mut sums = CountSums::default();
         sums.add(&counts, None)
-            .map_err(|(index, reason)| output.invalid(element(&index), reason))?;
+            .map_err(|(index, error)| output.invalid(element(&index), error))?;
         return sums.finish(options, output);
     }
     let map = match tensor(dump, entry("last_physical_to_logical_map"), output)? {
         None => None,
         Some(map) => {
-            Some(PhysicalMap::new(map).map_err(|reason| output.invalid(element(&[]), reason))?)
+            Some(PhysicalMap::new(map).map_err(|error| output.invalid(element(&[]), error))?)
         }
     };
     let records = entry("records").and_then(|records| dump.pickle().list(records));
     let Some(records) = records else {
-        let reason = "neither logical_count nor records of SGLang's recorder, nor a tensor of counts; give a dump of the recorder";
-        return Err(invalid(dump.fault(reason), output));
+        let reason = "the file contains no logical_count, no records and no tensor of counts; use a dump of SGLang's recorder";
+        return Err(invalid(dump.error(reason), output));
     };
     import_records(dump, records, map.as_ref(), options, output)
 }
@@ -117,13 +128,13 @@ fn import_records<'d>(
     let records = records.map(|(i, &record)| Record::read(dump, i, record, output));
     let records = records.collect::<Result<Vec<_>, _>>()?;
     let ranks = records::ranks(&records)
-        .map_err(|(i, fault)| output.invalid(At::Element(format!("records[{i}]")), fault))?;
+        .map_err(|(i, error)| output.invalid(At::Element(format!("records[{i}]")), error))?;
     let counted_rank = records.first().map(|record| record.rank);
     let mut sums = CountSums::default();
     let mut n_counted = 0;
     let mut sequences = Sequences::default();
     for record in &records {
-        if matches!(ranks, Ranks::Same(_)) && Some(record.rank) != counted_rank {
+        if matches!(ranks, Ranks::Equal(_)) && Some(record.rank) != counted_rank {
             continue;
         }
         match &record.content {
@@ -137,11 +148,10 @@ fn import_records<'d>(
                     element_of(&name, index)
                 };
                 if map.is_none() {
-                    let reason = "counts of physical experts without last_physical_to_logical_map: it is unknown which experts of the model they are; give the complete dump";
-                    return Err(output.invalid(at(&[]), reason));
+                    return Err(output.invalid(at(&[]), CountError::NoMap));
                 }
                 sums.add(counts, map)
-                    .map_err(|(index, reason)| output.invalid(at(&index), reason))?;
+                    .map_err(|(index, error)| output.invalid(at(&index), error))?;
                 n_counted += 1;
             }
         }
@@ -150,7 +160,7 @@ fn import_records<'d>(
     note_sequences(&sequences, output);
     if n_counted > 0 {
         output.note(format!(
-            "the counts of {} were summed",
+            "the counts of {} are summed",
             counted(n_counted, "pass")
         ));
         sums.finish(options, output)?;
@@ -161,29 +171,29 @@ fn import_records<'d>(
 fn note_ranks(ranks: &Ranks, output: &mut Output<'_>) {
     match ranks {
         Ranks::One => {}
-        Ranks::Same(n) => output.note(format!(
-            "counted once: the records of {n} ranks, which are equal in every pass, as of ranks that share their tokens (tensor parallelism)"
+        Ranks::Equal(n) => output.note(format!(
+            "counted one of {n} ranks: their records are equal in every pass, as with tensor parallelism"
         )),
-        Ranks::Separate(n) => output.note(format!(
-            "the records of {n} ranks were counted together: they differ, as of ranks with tokens of their own (data parallelism)"
+        Ranks::Different(n) => output.note(format!(
+            "counted all {n} ranks: their records differ, as with data parallelism"
         )),
     }
 }
 
 fn note_sequences(sequences: &Sequences, output: &mut Output<'_>) {
     if sequences.n_sequences() > 1 {
-        output.note("requests have no names in the dump: sequences follow from the positions of tokens and their order in a batch");
+        output.note("requests have no identifier: sequences are derived from token positions and the order of each batch");
     }
     if sequences.n_coinciding() > 0 {
         output.note(format!(
-            "warning: {} at the position of another token of the same pass: the dump does not show the requests of speculative \
-             passes, so tokens of different requests count as one",
+            "warning: {} at the position of another token of the same pass: passes of speculative decoding do not record requests, so \
+             tokens of different requests are counted as one",
             counted(sequences.n_coinciding(), "token")
         ));
     }
     if sequences.n_ambiguous() > 0 {
         output.note(format!(
-            "warning: {} may be of another sequence: of several sequences of one length some ended, and the dump does not show which",
+            "warning: {} may belong to another sequence: some of several sequences of equal length ended, and the dump does not record which",
             counted(sequences.n_ambiguous(), "token")
         ));
     }
@@ -195,17 +205,17 @@ fn tensor<'a>(
     output: &Output<'_>,
 ) -> Result<Option<Array<'a>>, ForeignError> {
     let tensor = value.and_then(|value| dump.tensor(value)).transpose();
-    tensor.map_err(|fault| invalid(fault, output))
+    tensor.map_err(|error| invalid(error, output))
 }
 
-/// A forward pass, mode `per_token`.
+/// A forward pass of mode `per_token`.
 struct ForwardPass<'p> {
     record: usize,
     rank: Option<i64>,
     mode: Mode,
-    /// Of each token in its sequence.
+    /// Position of each token in its sequence.
     positions: &'p [Value],
-    /// Tokens of each request.
+    /// Number of tokens of each request.
     lens: Vec<usize>,
 }
 
@@ -231,7 +241,7 @@ impl<'p> ForwardPass<'p> {
         }
     }
 
-    /// The phase of all tokens; a mixed pass, or one of speculative decoding, does not show which token is which.
+    /// The phase of all tokens; `None` for mixed passes and speculative decoding, whose tokens differ.
     fn phase(&self) -> Option<Phase> {
         match self.mode {
             Mode::Extend => Some(Phase::Prompt),
@@ -240,7 +250,7 @@ impl<'p> ForwardPass<'p> {
         }
     }
 
-    /// Hands over `experts`, `[layers, tokens, slots]`, in the order in which they were computed.
+    /// Passes on `experts`, `[layers, tokens, slots]`, layer by layer.
     fn import(
         &self,
         experts: &Array<'_>,
@@ -265,13 +275,13 @@ impl<'p> ForwardPass<'p> {
             }))
         };
         if n_tokens == 0 {
-            return Ok(()); // a rank without requests takes part in the passes of the others
+            return Ok(()); // ranks without requests also record the pass
         }
         let at = || At::Element(format!("records[{record}].topk_ids_of_layer"));
         output.check_slots(n_used_slots(experts), at)?;
         let blocks = row_blocks(options, n_layer, row_use, at, output)?;
         let positions = self.positions(n_tokens, sequences, output)?;
-        // Without positions a pass does not show which tokens are of one request.
+        // Without positions, the tokens of a pass cannot be assigned to requests.
         let sequence_ids = if self.positions.is_empty() {
             vec![None; n_tokens]
         } else {
@@ -294,25 +304,22 @@ impl<'p> ForwardPass<'p> {
                     phase: self.phase(),
                     ..RoutingRow::at_layer(layer_id)
                 };
-                let mut chosen = Vec::new();
+                let mut selected = Vec::new();
                 for slot in 0..n_slots {
                     let expert = experts.integer(&[layer, token, slot]);
                     let expert = expert.and_then(|expert| logical(expert, layer, map));
                     let Some(expert) = expert else {
-                        let reason = format!(
-                            "slot {slot} holds no expert that is known; the file is damaged"
-                        );
-                        return Err(output.invalid(at(), reason));
+                        return Err(output.invalid(at(), RoutingError::NotExpert));
                     };
-                    chosen.push((expert, None));
+                    selected.push((expert, None));
                 }
-                output.token(at, &row, chosen)?;
+                output.token(at, &row, selected)?;
             }
         }
         Ok(())
     }
 
-    /// The position of each token; where none is recorded, its place in the passes without positions.
+    /// The position of each token. Tokens of passes without positions are numbered consecutively.
     fn positions(
         &self,
         n_tokens: usize,
@@ -320,7 +327,7 @@ impl<'p> ForwardPass<'p> {
         output: &Output<'_>,
     ) -> Result<Vec<u32>, ForeignError> {
         let first = match self.positions {
-            [] => sequences.first_unplaced(n_tokens),
+            [] => sequences.number_tokens(n_tokens),
             _ => 0,
         };
         let position = |token: usize| match self.positions.get(token) {
@@ -332,7 +339,7 @@ impl<'p> ForwardPass<'p> {
         let positions = (0..n_tokens).map(|token| {
             position(token).ok_or_else(|| {
                 let at = format!("records[{}].positions[{token}]", self.record);
-                let reason = "the token has no position; the file is damaged";
+                let reason = "the token has no valid position; the file is damaged";
                 output.invalid(At::Element(at), reason)
             })
         });
@@ -340,7 +347,7 @@ impl<'p> ForwardPass<'p> {
     }
 }
 
-/// The model's expert; negative ids mark empty slots and stay.
+/// The expert of the model. Negative ids, which are empty slots, are unchanged.
 fn logical(expert: i64, layer: usize, map: Option<&PhysicalMap<'_>>) -> Option<i64> {
     match (map, usize::try_from(expert)) {
         (Some(map), Ok(physical)) => i64::try_from(map.logical(layer, physical)?).ok(),

@@ -1,4 +1,6 @@
 //! Numbers and columns of text formats.
+//!
+//! [`Columns`] finds the columns of a CSV table by name, because formats gain columns.
 
 use std::str::FromStr;
 
@@ -7,57 +9,89 @@ use moe_gguf::text::counted;
 
 use crate::Output;
 
-/// Characters of a value that a message shows.
-const SHOWN: usize = 32;
+/// Maximum number of characters of a value in an error.
+const MAX_SHOWN: usize = 32;
 
-/// What is wrong with a line.
+/// Why a line of a text format is invalid.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum TextFault {
+#[non_exhaustive]
+pub enum LineError {
+    /// A field is not a number, or out of range.
     #[error("{name} {shown:?} is not a number in the range of this field; the line is damaged")]
-    Number { name: &'static str, shown: String },
-    #[error("no {0}; the line is damaged")]
+    Number {
+        /// Name of the field.
+        name: &'static str,
+        /// Start of its text.
+        shown: String,
+    },
+    /// A field is missing.
+    #[error("{0} is missing; the line is damaged")]
     Missing(&'static str),
-    #[error("{}, but the header names {columns}; the line is damaged", counted(*values, "value"))]
-    Values { values: usize, columns: usize },
-    #[error("more than {}; the line is damaged", counted(*.0, "value"))]
+    /// The line has more or fewer fields than the header.
+    #[error("the line has {}, but the header has {columns} columns; the line is damaged", counted(*values, "value"))]
+    Values {
+        /// Fields of the line.
+        values: usize,
+        /// Columns of the header.
+        columns: usize,
+    },
+    /// The line has more fields than the format.
+    #[error("the line has more than {}; the line is damaged", counted(*.0, "value"))]
     TooMany(usize),
-    #[error("the header has no column {0}; the file is of another format")]
+    /// The header lacks a required column.
+    #[error("the header has no column {0}; the file has another format")]
     NoColumn(&'static str),
-    #[error("the header names column {0} twice; the file is damaged")]
+    /// The header contains a column twice.
+    #[error("the header contains column {0} twice; the file is damaged")]
     RepeatedColumn(&'static str),
+    /// The line is not valid CSV.
     #[error("{0}; the line is damaged")]
     Csv(#[from] LineFault),
+    /// A token has more or fewer weights than experts.
+    #[error("{} for {}; the line is damaged", counted(*weights, "weight"), counted(*experts, "expert"))]
+    Weights {
+        /// Number of weights.
+        weights: usize,
+        /// Number of experts.
+        experts: usize,
+    },
+    /// The line violates another rule of the format.
     #[error("{0}; the line is damaged")]
-    Line(&'static str),
+    Format(&'static str),
 }
 
-/// Reads `text` as the number `name`.
-pub(super) fn number<T: FromStr>(name: &'static str, text: &str) -> Result<T, TextFault> {
+/// The start of a text, for an error or a note.
+pub(super) fn shown(text: &str) -> String {
+    text.chars().take(MAX_SHOWN).collect()
+}
+
+/// Parses `text` as the number `name`.
+pub(super) fn number<T: FromStr>(name: &'static str, text: &str) -> Result<T, LineError> {
     let text = text.trim();
-    text.parse().map_err(|_| TextFault::Number {
+    text.parse().map_err(|_| LineError::Number {
         name,
-        shown: text.chars().take(SHOWN).collect(),
+        shown: shown(text),
     })
 }
 
-/// Reads a field of a column that the table must have.
+/// Parses a field of a required column.
 pub(super) fn required_number<T: FromStr>(
     name: &'static str,
     field: Option<&str>,
-) -> Result<T, TextFault> {
-    number(name, field.ok_or(TextFault::Missing(name))?)
+) -> Result<T, LineError> {
+    number(name, field.ok_or(LineError::Missing(name))?)
 }
 
-/// Reads a field of a column that the table may lack; an empty field is unknown.
+/// Parses a field of an optional column; `None` if the column is missing or the field is empty.
 pub(super) fn optional_number<T: FromStr>(
     name: &'static str,
     field: Option<&str>,
-) -> Result<Option<T>, TextFault> {
+) -> Result<Option<T>, LineError> {
     let field = field.filter(|field| !field.is_empty());
     field.map(|field| number(name, field)).transpose()
 }
 
-/// Whether every one of `words` is an integer; false if there are none.
+/// Whether all `words` are integers; false without words.
 pub(super) fn are_integers<'a>(words: impl IntoIterator<Item = &'a str>) -> bool {
     let mut any = false;
     words.into_iter().all(|word| {
@@ -66,7 +100,7 @@ pub(super) fn are_integers<'a>(words: impl IntoIterator<Item = &'a str>) -> bool
     }) && any
 }
 
-/// Whether a line is a header that names all these columns.
+/// Whether a line is a CSV header that contains all `names`.
 pub(super) fn has_columns(line: &str, names: &[&str]) -> bool {
     let mut reader = LineReader::default();
     reader.fields(line).is_ok_and(|header| {
@@ -75,8 +109,7 @@ pub(super) fn has_columns(line: &str, names: &[&str]) -> bool {
     })
 }
 
-/// Places of the known columns of a table with a header. Formats gain columns, so columns are found by their names, and
-/// unknown ones are ignored.
+/// Indices of the known columns of a CSV table. Unknown columns are ignored.
 pub(super) struct Columns<const N: usize> {
     names: [&'static str; N],
     places: [Option<usize>; N],
@@ -85,13 +118,13 @@ pub(super) struct Columns<const N: usize> {
 }
 
 impl<const N: usize> Columns<N> {
-    /// Finds `names` in a header, which must have the first `n_required` of them; notes the columns that are not among them.
+    /// Finds the columns `names`, of which the first `n_required` are required, in a header; notes unknown columns.
     pub(super) fn of(
         header: &str,
         names: [&'static str; N],
         n_required: usize,
         output: &mut Output<'_>,
-    ) -> Result<Self, TextFault> {
+    ) -> Result<Self, LineError> {
         let mut reader = LineReader::default();
         let header = reader.fields(header)?;
         let n_columns = header.len();
@@ -99,15 +132,15 @@ impl<const N: usize> Columns<N> {
         let mut unknown = Vec::new();
         for (place, column) in header.iter().enumerate() {
             match names.iter().position(|&name| name == column) {
-                None => unknown.push(column.chars().take(SHOWN).collect::<String>()),
+                None => unknown.push(shown(column)),
                 Some(known) if places[known].is_some() => {
-                    return Err(TextFault::RepeatedColumn(names[known]));
+                    return Err(LineError::RepeatedColumn(names[known]));
                 }
                 Some(known) => places[known] = Some(place),
             }
         }
         if let Some(lacking) = places[..n_required].iter().position(Option::is_none) {
-            return Err(TextFault::NoColumn(names[lacking]));
+            return Err(LineError::NoColumn(names[lacking]));
         }
         if !unknown.is_empty() {
             output.note(format!(
@@ -128,24 +161,24 @@ impl<const N: usize> Columns<N> {
         })
     }
 
-    /// Whether the header names the column.
+    /// Whether the header contains the column.
     pub(super) fn has(&self, name: &str) -> bool {
         let mut columns = self.names.iter().zip(&self.places);
         columns.any(|(&column, place)| column == name && place.is_some())
     }
 
-    /// The fields of a line in the order of the names; `None` for columns that the header does not have.
-    pub(super) fn fields(&mut self, line: &str) -> Result<[Option<&str>; N], TextFault> {
+    /// The fields of a line in the order of `names`; `None` for columns that the header lacks.
+    pub(super) fn fields(&mut self, line: &str) -> Result<[Option<&str>; N], LineError> {
         let fields = self.reader.fields(line)?;
         let n = fields.len();
-        // A line that was cut as it was written lacks values.
+        // Name the first missing field: a truncated last line has too few.
         if n < self.n_columns
             && let Some(lacking) = self.places.iter().position(|&place| place >= Some(n))
         {
-            return Err(TextFault::Missing(self.names[lacking]));
+            return Err(LineError::Missing(self.names[lacking]));
         }
         if n != self.n_columns {
-            return Err(TextFault::Values {
+            return Err(LineError::Values {
                 values: n,
                 columns: self.n_columns,
             });
@@ -159,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn header_is_recognized_in_any_order_and_with_more_columns() {
+    fn recognizes_headers_in_any_order_and_with_further_columns() {
         assert!(has_columns(
             "expert, layer,\"step\",extra",
             &["step", "layer", "expert"]

@@ -1,16 +1,26 @@
-//! JSONL, a line for each token and layer: `{"t":0,"layer":0,"experts":[9,5],"phase":"decode"}`.
+//! JSONL with one line per token and layer: a common format of small cache simulators.
 //!
-//! The neutral form of several small tools. `phase` may be missing; `weights` (parallel to `experts`) and `seq` (the sequence)
-//! are read where they are there, and written by this program's own export.
+//! ```text
+//! {"t":0,"layer":0,"experts":[9,5],"phase":"decode","weights":[0.6,0.4],"seq":0}
+//! ```
+//!
+//! `t` is the position of the token, `experts` are its selected experts, best first (negative: empty slot). `phase` (`prompt`,
+//! `prefill`, `pp`, `decode`, `generate`, `tg`), `weights` (`null`: unknown) and `seq` (the sequence) are optional. Compared with our
+//! records, the format lacks timestamps and lanes.
+//!
+//! Definition: the keys `t`, `layer`, `experts` and `phase` are those of `tools/route_sim.py` in
+//! [alesha-pro/inference-optimization-playbook](https://github.com/alesha-pro/inference-optimization-playbook). This program adds
+//! `weights` and `seq`.
 
 use moe_trace::{LayerId, Phase, RoutingRow, TokenId};
 use serde::Deserialize;
 
 use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
 
-use super::jsonl::{TokenOrder, each_line, first_line_has, zip_weights};
+use super::jsonl::{TokenOrder, first_line_has, for_each_line, zip_weights};
+use super::text::shown;
 
-/// JSONL per token and layer.
+/// Importer of JSONL per token and layer.
 pub struct TokenJsonl;
 
 #[derive(Deserialize)]
@@ -29,7 +39,7 @@ impl Importer for TokenJsonl {
     }
 
     fn description(&self) -> &'static str {
-        "JSONL, a line for each token and layer: t, layer, experts, perhaps phase, weights, seq"
+        "JSONL, one line per token and layer (t, layer, experts, optionally phase, weights, seq): routing"
     }
 
     fn is_applicable(&self, sample: &[u8]) -> bool {
@@ -43,7 +53,7 @@ impl Importer for TokenJsonl {
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         let mut order = TokenOrder::default();
-        each_line(source, output, |line: &Line, number, output| {
+        for_each_line(source, output, |line: &Line, number, output| {
             let at = || At::Line(number);
             let row = RoutingRow {
                 token_id: line.t,
@@ -52,23 +62,23 @@ impl Importer for TokenJsonl {
                 ..RoutingRow::at_layer(line.layer)
             };
             let experts = zip_weights(&line.experts, line.weights.as_deref())
-                .map_err(|fault| output.invalid(at(), fault))?;
-            order.take(&row, number, output);
+                .map_err(|error| output.invalid(at(), error))?;
+            order.check(&row, number, output);
             output.token(at, &row, experts)
         })?;
         Ok(())
     }
 }
 
-/// A phase as tools name it; an unknown name is noted, and the phase is unknown.
+/// The phase with this name. An unknown name is an unknown phase, with a note.
 fn phase(name: Option<&str>, output: &mut Output<'_>) -> Option<Phase> {
     match name?.to_ascii_lowercase().as_str() {
         "prompt" | "prefill" | "pp" => Some(Phase::Prompt),
         "decode" | "generate" | "tg" => Some(Phase::Generate),
         other => {
-            let shown: String = other.chars().take(32).collect();
             output.note(format!(
-                "phase {shown:?} is not known and was taken as not told"
+                "phase {:?} is not known and is treated as unset",
+                shown(other)
             ));
             None
         }

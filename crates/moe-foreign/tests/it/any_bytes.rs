@@ -1,5 +1,5 @@
-//! Every importer on its golden files as they are, cut and changed: rows, or an error that names a place; never a panic, and
-//! never more memory than a damaged file is worth.
+//! Every importer on its golden files, unchanged, truncated and modified. The result is rows, or an error with a location; never a
+//! panic, and never more memory than the limit.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -12,45 +12,46 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::{Config, TestRunner};
 
-/// Counts what a thread allocates, and the most there ever was; other tests run at the same time.
-struct Counting;
+/// An allocator that counts the memory of each thread, because other tests run at the same time.
+struct CountingAllocator;
 
 thread_local! {
-    /// Bytes that the thread has allocated, less those that it has given back.
+    /// Bytes that the thread has allocated, minus those that it has freed.
     static NOW: Cell<isize> = const { Cell::new(0) };
+    /// The highest value of `NOW`.
     static PEAK: Cell<isize> = const { Cell::new(0) };
 }
 
-// SAFETY: every call is passed on to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
+// SAFETY: every call is forwarded to the system allocator unchanged.
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let now = NOW.get() + layout.size() as isize;
         NOW.set(now);
         PEAK.set(PEAK.get().max(now));
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller guarantees what `System` requires.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         NOW.set(NOW.get() - layout.size() as isize);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller guarantees what `System` requires.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// What importing a file of some kilobytes may take: buffers, but nothing by a size that the file claims.
+/// Memory limit in bytes for importing a file of some kilobytes: enough for buffers, but not for sizes that the file claims.
 const MAX_MEMORY: isize = 16 << 20;
 
-/// Takes everything and keeps nothing.
+/// Counts rows.
 #[derive(Default)]
-struct Nothing {
+struct RowCounter {
     rows: u64,
 }
 
-impl Sink for Nothing {
+impl Sink for RowCounter {
     fn routing(&mut self, _: &RoutingRow) -> Result<(), SinkError> {
         self.rows += 1;
         Ok(())
@@ -62,8 +63,7 @@ impl Sink for Nothing {
     }
 }
 
-/// The golden files of all formats: those in `fixtures/foreign` and its directories, except scripts, expected values and files
-/// that are refused.
+/// The golden files of all formats in `fixtures/foreign`, without scripts, expected values and invalid files.
 fn golden_files() -> Vec<PathBuf> {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/foreign");
     let mut files = Vec::new();
@@ -85,7 +85,7 @@ fn entries(dir: &Path) -> Vec<PathBuf> {
     entries
 }
 
-/// What a user may say of the trace: nothing, how many experts a token has, or the model.
+/// Options of a user: none, the top-k, or the model.
 fn options() -> [ImportOptions; 3] {
     let top_k = ImportOptions {
         top_k: Some(2),
@@ -103,7 +103,7 @@ fn options() -> [ImportOptions; 3] {
     [ImportOptions::default(), top_k, model]
 }
 
-/// Imports, and holds the outcome to what is promised for any bytes.
+/// Imports a file and checks memory, row counts and the error.
 fn import(
     importer: &dyn Importer,
     path: &Path,
@@ -111,15 +111,15 @@ fn import(
 ) -> Result<u64, ForeignError> {
     let before = NOW.get();
     PEAK.set(before);
-    let mut sink = Nothing::default();
-    let outcome = moe_foreign::import(importer, &Source::file(path), options, &mut sink);
+    let mut sink = RowCounter::default();
+    let result = moe_foreign::import(importer, &Source::file(path), options, &mut sink);
     let peak = PEAK.get() - before;
     assert!(
         peak < MAX_MEMORY,
         "{}: {peak} bytes of memory",
         importer.name()
     );
-    match outcome {
+    match result {
         Ok(summary) => {
             assert_eq!(summary.rows + summary.counts, sink.rows);
             Ok(sink.rows)
@@ -131,21 +131,23 @@ fn import(
                 "{}: {text}",
                 importer.name()
             );
-            // A place in the file, or what is wrong with all of it. Faults of a GGUF are told as everywhere, by tensor and byte.
-            let is_placed = matches!(
+            // Errors that name a location, or concern the complete file.
+            let has_location = matches!(
                 &error,
                 ForeignError::Invalid { .. }
                     | ForeignError::File { .. }
                     | ForeignError::Layers { .. }
                     | ForeignError::Missing { .. }
-                    | ForeignError::Nothing { .. }
+                    | ForeignError::NoRouting { .. }
                     | ForeignError::Gguf(_)
                     | ForeignError::Operations { .. }
                     | ForeignError::OtherModel { .. }
+                    | ForeignError::OutOfRange { .. }
                     | ForeignError::Read(_)
                     | ForeignError::Response { .. }
+                    | ForeignError::Version { .. }
             );
-            assert!(is_placed, "{}: {text}", importer.name());
+            assert!(has_location, "{}: {text}", importer.name());
             Err(error)
         }
     }
@@ -153,7 +155,7 @@ fn import(
 
 #[derive(Clone, Debug)]
 enum Change {
-    Cut(Index),
+    Truncate(Index),
     Byte(Index, u8),
     Remove(Index, Index),
     Repeat(Index, Index),
@@ -169,7 +171,7 @@ fn change() -> impl Strategy<Value = Change> {
         any::<u64>(),
     ];
     prop_oneof![
-        any::<Index>().prop_map(Change::Cut),
+        any::<Index>().prop_map(Change::Truncate),
         (any::<Index>(), any::<u8>()).prop_map(|(at, byte)| Change::Byte(at, byte)),
         any::<(Index, Index)>().prop_map(|(a, b)| Change::Remove(a, b)),
         any::<(Index, Index)>().prop_map(|(a, b)| Change::Repeat(a, b)),
@@ -188,7 +190,7 @@ impl Change {
             a.min(b)..a.max(b)
         };
         match self {
-            Self::Cut(at) => bytes.truncate(at.index(n)),
+            Self::Truncate(at) => bytes.truncate(at.index(n)),
             Self::Byte(at, byte) => bytes[at.index(n)] = *byte,
             Self::Remove(a, b) => drop(bytes.drain(range(a, b))),
             Self::Repeat(a, b) => {
@@ -196,7 +198,7 @@ impl Change {
                 let end = range(a, b).end;
                 bytes.splice(end..end, piece);
             }
-            // A number in a text, digits for digits; in a binary file, its bytes.
+            // Replaces the digits of a number in text, or eight bytes of a binary file.
             Self::Number(at, number) => {
                 let at = at.index(n);
                 let is_digit = |i: &usize| bytes.get(*i).is_some_and(u8::is_ascii_digit);
@@ -214,7 +216,7 @@ impl Change {
 }
 
 #[test]
-fn any_bytes_give_rows_or_an_error_with_a_place() {
+fn any_bytes_yield_rows_or_an_error_with_a_location() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("trace");
     let mut tested = BTreeSet::new();
@@ -222,16 +224,16 @@ fn any_bytes_give_rows_or_an_error_with_a_place() {
         let shown = golden.display();
         let detected = moe_foreign::detect(&golden).unwrap();
         let importer = detected
-            .unwrap_or_else(|| panic!("{shown} is not recognised"))
+            .unwrap_or_else(|| panic!("{shown} is not recognized"))
             .importer;
         tested.insert(importer.name());
         let bytes = std::fs::read(&golden).unwrap();
         let mut runs = 0;
         for options in options() {
-            // A format that cannot be read without being told something is read when it is told.
+            // Some formats can be read only with the top-k or the model.
             runs += u32::from(import(importer, &golden, &options).is_ok());
 
-            for n in cuts(bytes.len()) {
+            for n in truncated_lengths(bytes.len()) {
                 std::fs::write(&path, &bytes[..n]).unwrap();
                 importer.is_applicable(&bytes[..n]);
                 let _ = import(importer, &path, &options);
@@ -252,7 +254,7 @@ fn any_bytes_give_rows_or_an_error_with_a_place() {
                 })
                 .unwrap();
         }
-        assert!(runs > 0, "{shown} is read in no way");
+        assert!(runs > 0, "{shown} cannot be read with any options");
     }
     for importer in IMPORTERS {
         let name = importer.name();
@@ -260,7 +262,7 @@ fn any_bytes_give_rows_or_an_error_with_a_place() {
     }
 }
 
-/// Every length of a small file, at most 120 lengths of a larger one.
-fn cuts(n: usize) -> impl Iterator<Item = usize> {
+/// Every length below `n`, or at most 120 of them.
+fn truncated_lengths(n: usize) -> impl Iterator<Item = usize> {
     (0..n).step_by(n.div_ceil(120).max(1))
 }

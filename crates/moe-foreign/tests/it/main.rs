@@ -1,4 +1,4 @@
-//! The importers and exporters, on golden files, on what they make of each other's files, and on any bytes.
+//! Tests of importers and exporters: golden files, round trips, and arbitrary bytes.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,23 +1,26 @@
-//! Python's pickles, without Python: a reader that builds values and runs nothing.
+//! A reader for Python pickles that builds values and never executes code.
 //!
-//! A pickle is a program for a stack machine. The steps that make plain values are followed; a step that would call something
-//! is only written down ([`Node::Call`]), and it may name nothing but what PyTorch needs for tensors ([`Global`]). Everything
-//! else is an error that names the step and its byte. Protocols 2 to 5, as documented in CPython's `Lib/pickletools.py`.
+//! A pickle is a program for a stack machine. Opcodes for plain values are executed. An opcode that would call a function only
+//! records the call ([`Node::Call`]), and only the globals that PyTorch needs for tensors are accepted ([`Global`]). Any other
+//! opcode or global is an error with its byte offset.
+//!
+//! Supports protocols 2 to 5. Format: [`Lib/pickletools.py`](https://github.com/python/cpython/blob/main/Lib/pickletools.py) of
+//! CPython.
 
 mod machine;
 #[cfg(test)]
 mod tests;
 
 use super::array::ElementType;
-use super::fault::BinaryFault;
+use super::error::BinaryError;
 use machine::Machine;
 
-/// Values in a pickle, at most: some 300,000 forward passes of a recorder.
+/// Maximum number of values in a pickle: about 300,000 forward passes of SGLang's recorder.
 const MAX_VALUES: usize = 1 << 22;
-/// Bytes of a pickle, at most. Tensors are not in it.
+/// Maximum size of a pickle in bytes, without the elements of its tensors.
 pub(crate) const MAX_SIZE: usize = 64 << 20;
 
-/// A value; those with parts are in the arena of their [`Pickle`].
+/// A value. `Node` is an index in the arena of the [`Pickle`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Value {
     None,
@@ -27,32 +30,32 @@ pub(crate) enum Value {
     Node(u32),
 }
 
-/// A value with parts. Parts refer to other nodes by number, so nothing here nests, however deep the pickle does.
+/// A value in the arena. Nodes refer to other nodes by index, so deeply nested pickles need no recursion.
 #[derive(Debug)]
 pub(crate) enum Node<'a> {
     Text(&'a str),
-    /// A byte string; nothing here asks for one.
+    /// A byte string, whose content is not kept.
     Bytes,
     List(Vec<Value>),
     Tuple(Vec<Value>),
     Dict(Vec<(Value, Value)>),
     Global(Global),
-    /// What a persistent id stands for: a storage of PyTorch.
+    /// A persistent id: a storage of PyTorch.
     Persistent(Value),
-    /// A call that was not made.
+    /// A recorded call: function and arguments.
     Call(Global, Value),
 }
 
-/// The names that a pickle may use.
+/// The globals (modules and names) that a pickle may refer to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Global {
-    /// `torch._utils._rebuild_tensor`, `_v2` and `_v3`: offset, size and strides of a tensor in a storage.
+    /// `torch._utils._rebuild_tensor`, `_v2` and `_v3`: a tensor with offset, shape and strides in a storage.
     RebuildTensor,
-    /// `torch._utils._rebuild_parameter`: the tensor is its first argument.
+    /// `torch._utils._rebuild_parameter`, whose first argument is the tensor.
     RebuildParameter,
-    /// A typed storage, `torch.IntStorage`, or the type of elements, `torch.uint16`.
+    /// A typed storage (`torch.IntStorage`) or an element type (`torch.uint16`).
     Elements(ElementType),
-    /// A storage, or a type of elements, that is not read; the rest of the file may be of use.
+    /// A storage or an element type that is not supported. The rest of the file can still be read.
     OtherElements,
     /// `collections.OrderedDict`.
     OrderedDict,
@@ -92,7 +95,7 @@ impl Global {
     }
 }
 
-/// What a pickle holds.
+/// A parsed pickle.
 #[derive(Debug)]
 pub(crate) struct Pickle<'a> {
     nodes: Vec<Node<'a>>,
@@ -100,13 +103,13 @@ pub(crate) struct Pickle<'a> {
 }
 
 impl<'a> Pickle<'a> {
-    /// Reads a pickle.
-    pub(crate) fn read(bytes: &'a [u8]) -> Result<Self, BinaryFault> {
+    /// Parses a pickle.
+    pub(crate) fn read(bytes: &'a [u8]) -> Result<Self, BinaryError> {
         if bytes.len() > MAX_SIZE {
-            return Err(BinaryFault::at(
+            return Err(BinaryError::at(
                 0,
                 format!(
-                    "the pickle has {} bytes, {MAX_SIZE} are read at most; record a shorter time",
+                    "the pickle has {} bytes; the maximum is {MAX_SIZE}; record fewer passes",
                     bytes.len()
                 ),
             ));
@@ -118,7 +121,7 @@ impl<'a> Pickle<'a> {
         self.root
     }
 
-    /// The parts of a value; `None` for those without.
+    /// The node of a value; `None` for plain values.
     pub(crate) fn node(&self, value: Value) -> Option<&Node<'a>> {
         match value {
             Value::Node(node) => self.nodes.get(node as usize),
@@ -149,7 +152,7 @@ impl<'a> Pickle<'a> {
         }
     }
 
-    /// The value of a key in a dictionary; of a key that is there twice, the last, as in Python.
+    /// The value of a key in a dictionary. As in Python, the last of several equal keys counts.
     pub(crate) fn get(&self, dict: Value, key: &str) -> Option<Value> {
         let entries = self.dict(dict)?;
         let mut entries = entries.iter().rev();

@@ -1,16 +1,16 @@
 use super::*;
 
-fn refused(bytes: &[u8]) -> BinaryFault {
+fn error_of(bytes: &[u8]) -> BinaryError {
     Pickle::read(bytes).map(|_| ()).unwrap_err()
 }
 
-/// `pickle.dumps({'a': [1, -2, 300, 70000, 2**40, -1.5, None, True], 'b': ('xy', 'é')}, 2)` of CPython 3.11; in the
-/// other one, `b'xy'`.
+/// `pickle.dumps({'a': [1, -2, 300, 70000, 2**40, -1.5, None, True], 'b': ('xy', 'é')}, 2)` of CPython 3.11. `PROTOCOL_5` has
+/// `b'xy'` instead of `'xy'`.
 const PROTOCOL_2: &[u8] = b"\x80\x02}q\x00(X\x01\x00\x00\x00aq\x01]q\x02(K\x01J\xfe\xff\xff\xffM,\x01Jp\x11\x01\x00\x8a\x06\x00\x00\x00\x00\x00\x01G\xbf\xf8\x00\x00\x00\x00\x00\x00N\x88eX\x01\x00\x00\x00bq\x03X\x02\x00\x00\x00xyq\x04X\x02\x00\x00\x00\xc3\xa9q\x05\x86q\x06u.";
 const PROTOCOL_5: &[u8] = b"\x80\x05\x95?\x00\x00\x00\x00\x00\x00\x00}\x94(\x8c\x01a\x94]\x94(K\x01J\xfe\xff\xff\xffM,\x01Jp\x11\x01\x00\x8a\x06\x00\x00\x00\x00\x00\x01G\xbf\xf8\x00\x00\x00\x00\x00\x00N\x88e\x8c\x01b\x94C\x02xy\x94\x8c\x02\xc3\xa9\x94\x86\x94u.";
 
 #[test]
-fn plain_values_are_read() {
+fn reads_plain_values_of_protocols_2_and_5() {
     for bytes in [PROTOCOL_2, PROTOCOL_5] {
         let pickle = Pickle::read(bytes).unwrap();
         let list = pickle.get(pickle.root(), "a").unwrap();
@@ -35,15 +35,15 @@ fn plain_values_are_read() {
 }
 
 #[test]
-fn nothing_but_the_needed_names_is_taken() {
-    // os.system("id"), in the words of protocols 2 and 4
-    let fault = refused(b"\x80\x02cos\nsystem\n(X\x02\x00\x00\x00idtR.");
-    assert_eq!(fault.offset, 2);
-    assert!(fault.reason.contains("\"os.system\""), "{}", fault.reason);
-    let fault = refused(b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x02id\x85R.");
-    assert_eq!(fault.offset, 14);
-    assert!(fault.reason.contains("\"os.system\""), "{}", fault.reason);
-    // INST, OBJ, NEWOBJ, EXT1, REDUCE of something that is no name
+fn rejects_globals_that_tensors_do_not_need() {
+    // os.system("id") in protocols 2 and 4
+    let error = error_of(b"\x80\x02cos\nsystem\n(X\x02\x00\x00\x00idtR.");
+    assert_eq!(error.offset, 2);
+    assert!(error.reason.contains("\"os.system\""), "{}", error.reason);
+    let error = error_of(b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x02id\x85R.");
+    assert_eq!(error.offset, 14);
+    assert!(error.reason.contains("\"os.system\""), "{}", error.reason);
+    // INST, OBJ, NEWOBJ, EXT1, REDUCE of a value that is not a global
     for bytes in [
         &b"\x80\x02(ios\nsystem\n."[..],
         b"\x80\x02(K\x01o.",
@@ -51,12 +51,12 @@ fn nothing_but_the_needed_names_is_taken() {
         b"\x80\x02\x82\x01.",
         b"\x80\x02K\x01)R.",
     ] {
-        assert!(refused(bytes).offset > 0, "{bytes:?}");
+        assert!(error_of(bytes).offset > 0, "{bytes:?}");
     }
 }
 
 #[test]
-fn damaged_pickles_are_refused() {
+fn rejects_damaged_pickles() {
     for bytes in [
         &b""[..],
         b"\x80",
@@ -76,29 +76,29 @@ fn damaged_pickles_are_refused() {
         b"\x80\x02X\x01\x00\x00\x00\xff.",
         b"\x80\x02cos\n",
     ] {
-        refused(bytes);
+        error_of(bytes);
     }
 }
 
 #[test]
-fn a_deep_pickle_and_a_list_in_itself_are_harmless() {
-    // [[[...]]], 100,000 deep
+fn reads_deeply_nested_and_self_referential_lists() {
+    // [[[...]]], nested 100,000 times
     let mut deep = b"\x80\x02".to_vec();
     deep.extend(std::iter::repeat_n(b']', 100_000));
     deep.extend(std::iter::repeat_n(b'a', 99_999));
     deep.push(b'.');
     let pickle = Pickle::read(&deep).unwrap();
     assert_eq!(pickle.list(pickle.root()).unwrap().len(), 1);
-    // a list that is its own element
+    // A list that contains itself
     let pickle = Pickle::read(b"\x80\x02]q\x00h\x00a.").unwrap();
     assert_eq!(pickle.list(pickle.root()).unwrap(), [pickle.root()]);
 }
 
 #[test]
-fn a_pickle_of_too_many_values_is_refused() {
+fn limits_the_number_of_values() {
     let mut many = b"\x80\x02".to_vec();
     many.extend(std::iter::repeat_n(b'N', MAX_VALUES + 1));
     many.push(b'.');
-    let fault = refused(&many);
-    assert!(fault.reason.contains("more than"), "{}", fault.reason);
+    let error = error_of(&many);
+    assert!(error.reason.contains("more than"), "{}", error.reason);
 }

@@ -4,7 +4,7 @@ use rawzip::ZipArchiveWriter;
 
 use super::*;
 
-/// An archive of these entries.
+/// A ZIP archive of `entries`.
 fn archive(entries: &[(&str, &[u8], CompressionMethod)]) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut archive = ZipArchiveWriter::new(&mut bytes);
@@ -45,7 +45,7 @@ fn tensor(key: u8, offset: u64, size: &[u64], stride: &[u64]) -> Vec<u8> {
     .concat()
 }
 
-/// A file of that tensor, its storage holding the numbers 0 to 5.
+/// A file of that pickle, with storage 0 = the integers 0 to 5.
 fn file(pickle: &[u8]) -> Vec<u8> {
     let storage: Vec<u8> = (0i32..6).flat_map(i32::to_le_bytes).collect();
     archive(&[
@@ -54,18 +54,18 @@ fn file(pickle: &[u8]) -> Vec<u8> {
     ])
 }
 
-/// What is wrong with the tensor that a file holds.
-fn refused(bytes: &[u8]) -> String {
-    let fault = match TorchFile::open(bytes) {
-        Err(fault) => fault,
+/// The error of the file or of its tensor.
+fn error_of(bytes: &[u8]) -> String {
+    let error = match TorchFile::open(bytes) {
+        Err(error) => error,
         Ok(file) => file.tensor(file.pickle().root()).unwrap().unwrap_err(),
     };
-    assert!(fault.offset < bytes.len() as u64);
-    fault.reason
+    assert!(error.offset < bytes.len() as u64);
+    error.reason
 }
 
 #[test]
-fn a_tensor_is_a_view_of_the_file() {
+fn reads_a_tensor_with_offset_and_strides() {
     let bytes = file(&tensor(b'0', 1, &[2, 2], &[1, 3]));
     assert!(is_applicable(&bytes));
     let file = TorchFile::open(&bytes).unwrap();
@@ -77,7 +77,7 @@ fn a_tensor_is_a_view_of_the_file() {
 }
 
 #[test]
-fn the_order_of_bytes_is_the_files() {
+fn reads_big_endian_tensors() {
     let storage: Vec<u8> = (0i32..6).flat_map(i32::to_be_bytes).collect();
     let pickle = tensor(b'0', 0, &[6], &[1]);
     let bytes = archive(&[
@@ -91,54 +91,54 @@ fn the_order_of_bytes_is_the_files() {
 }
 
 #[test]
-fn shapes_that_the_storage_does_not_hold_are_refused() {
+fn rejects_shapes_that_exceed_the_storage() {
     for (offset, size, stride) in [
         (0, &[7][..], &[1][..]),
         (0, &[2, 3], &[6, 1]),
         (0, &[1 << 40, 1 << 40], &[1, 1]),
-        (0, &[1 << 40], &[0]), // one number shown a trillion times
+        (0, &[1 << 40], &[0]), // one element repeated 2^40 times
         (7, &[1], &[1]),
         (1 << 62, &[1], &[1]),
         (0, &[2, 2], &[1]),
     ] {
-        refused(&file(&tensor(b'0', offset, size, stride)));
+        error_of(&file(&tensor(b'0', offset, size, stride)));
     }
-    assert!(refused(&file(&tensor(b'7', 0, &[1], &[1]))).contains("\"7\""));
-    // Negative sizes, and something else in place of the storage.
-    refused(&file(&tensor(b'0', 0, &[u64::MAX], &[1])));
-    refused(&file(
+    assert!(error_of(&file(&tensor(b'7', 0, &[1], &[1]))).contains("\"7\""));
+    // A negative size, and an object that is not a storage.
+    error_of(&file(&tensor(b'0', 0, &[u64::MAX], &[1])));
+    error_of(&file(
         b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(NK\0))tR.",
     ));
 }
 
 #[test]
-fn what_is_compressed_is_not_unpacked() {
+fn rejects_compressed_entries() {
     let bomb = archive(&[("x/data.pkl", b"\x03\0", CompressionMethod::DEFLATE)]);
-    assert!(refused(&bomb).contains("compressed"));
+    assert!(error_of(&bomb).contains("compressed"));
 }
 
 #[test]
-fn other_archives_are_refused() {
+fn rejects_other_archives_and_unknown_globals() {
     let other = archive(&[("a.npy", b"N.", CompressionMethod::STORE)]);
     assert!(!is_applicable(&other));
-    assert!(refused(&other).contains("no data.pkl"));
-    assert!(refused(b"PK\x03\x04").contains("cut off"));
-    assert!(refused(OLD).contains("before 1.6"));
-    assert!(is_applicable(OLD));
-    let run = archive(&[(
+    assert!(error_of(&other).contains("no data.pkl"));
+    assert!(error_of(b"PK\x03\x04").contains("truncated"));
+    assert!(error_of(LEGACY).contains("before 1.6"));
+    assert!(is_applicable(LEGACY));
+    let call = archive(&[(
         "x/data.pkl",
         b"\x80\x02cbuiltins\neval\n(X\x02\0\0\x001+tR.",
         CompressionMethod::STORE,
     )]);
-    assert!(refused(&run).contains("\"builtins.eval\""));
+    assert!(error_of(&call).contains("\"builtins.eval\""));
 }
 
 #[test]
-fn storages_cannot_be_shown_without_end() {
+fn limits_the_number_of_views_of_a_storage() {
     let bytes = file(&tensor(b'0', 0, &[6], &[1]));
     let file = TorchFile::open(&bytes).unwrap();
     let mut views = std::iter::repeat_with(|| file.tensor(file.pickle().root()).unwrap());
-    let most = bytes.len() * MAX_VIEWS / 6;
-    assert!(views.by_ref().take(most).all(|view| view.is_ok()));
+    let max = bytes.len() * MAX_VIEWS / 6;
+    assert!(views.by_ref().take(max).all(|view| view.is_ok()));
     assert!(views.next().unwrap().is_err());
 }

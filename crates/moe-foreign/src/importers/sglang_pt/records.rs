@@ -1,7 +1,7 @@
-//! The records of a dump, each a forward pass of one rank, and what several ranks recorded.
+//! The records of a dump (one per forward pass and rank), and the comparison of several ranks.
 //!
-//! SGLang writes a file for each rank; several ranks in one file were joined. Ranks of tensor parallelism record the same tokens
-//! with the same experts, ranks of data parallelism tokens of their own.
+//! SGLang writes one file per rank; a file with several ranks was merged later. With tensor parallelism, ranks record the same
+//! tokens and experts. With data parallelism, each rank records different tokens.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -14,20 +14,20 @@ use super::tensor;
 
 /// A forward pass.
 pub(super) struct Record<'d> {
-    /// Its place in the list.
+    /// Index in the list `records`.
     pub(super) number: usize,
     pub(super) value: Value,
     pub(super) rank: Option<i64>,
     pass_id: Option<i64>,
     gatherer: Option<&'d str>,
-    /// Of the tokens in their sequences.
+    /// Positions of the tokens in their sequences.
     pub(super) positions: &'d [Value],
-    /// The tokens themselves.
+    /// Vocabulary ids of the tokens.
     input_ids: &'d [Value],
     pub(super) content: Content<'d>,
 }
 
-/// What a record holds.
+/// Content of a record.
 pub(super) enum Content<'d> {
     /// Experts `[layers, tokens, slots]`.
     Experts(Array<'d>),
@@ -35,35 +35,42 @@ pub(super) enum Content<'d> {
     Counts(Array<'d>),
 }
 
-/// How the records of several ranks belong together.
+/// Relation between the records of several ranks.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Ranks {
     /// There is one rank.
     One,
-    /// So many ranks with tokens of their own.
-    Separate(usize),
-    /// So many ranks that recorded the same.
-    Same(usize),
+    /// This number of ranks recorded different tokens.
+    Different(usize),
+    /// This number of ranks recorded the same tokens and experts.
+    Equal(usize),
 }
 
-/// Why records of several ranks or gatherers are not read.
+/// Why records of several ranks or gatherers cannot be read.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum RecordFault {
+pub(super) enum RecordError {
     #[error(
-        "ranks {first:?} and {second:?} recorded different experts of the same tokens, each a part of them; give a dump with all \
-         experts of a token in one record"
+        "ranks {} and {} each recorded some of the experts of the same tokens; use a dump with all experts of a token in one record",
+        name(*first),
+        name(*second)
     )]
-    Parts {
+    PartialExperts {
         first: Option<i64>,
         second: Option<i64>,
     },
     #[error(
-        "records of the gatherers {names}: with two-batch overlap the dump does not show which tokens a record is of; record without it"
+        "the records have several gatherers ({names}): with two-batch overlap the dump does not record which tokens belong to a record; \
+         record without two-batch overlap"
     )]
     Gatherers { names: String },
 }
 
+fn name(rank: Option<i64>) -> String {
+    rank.map_or_else(|| "(unnamed)".into(), |rank| rank.to_string())
+}
+
 impl<'d> Record<'d> {
+    /// Reads element `number` of the list `records`.
     pub(super) fn read(
         dump: &'d TorchFile<'d>,
         number: usize,
@@ -81,7 +88,7 @@ impl<'d> Record<'d> {
             None => match tensor(dump, get("global_physical_count"), output)? {
                 Some(counts) => Content::Counts(counts),
                 None => {
-                    let reason = "no topk_ids_of_layer and no global_physical_count; the dump is not of SGLang's recorder";
+                    let reason = "the record has neither topk_ids_of_layer nor global_physical_count; use a dump of SGLang's recorder";
                     return Err(output.invalid(At::Element(format!("records[{number}]")), reason));
                 }
             },
@@ -104,7 +111,7 @@ impl<'d> Record<'d> {
         }
     }
 
-    /// Compares with the record of another rank.
+    /// Compares the record with that of another rank.
     fn compare(&self, other: &Record<'_>) -> Comparison {
         let has_experts = [self, other].map(|r| matches!(r.content, Content::Experts(_)));
         if has_experts[0] != has_experts[1]
@@ -113,17 +120,17 @@ impl<'d> Record<'d> {
         {
             return Comparison::Different;
         }
-        let mut comparison = Comparison::Nothing;
+        let mut comparison = Comparison::Empty;
         for index in indices(self.array().shape()) {
             let [a, b] = [self, other].map(|record| record.array().integer(&index));
-            // An empty slot, or no token of an expert.
+            // An empty slot, or a count of 0.
             let empty =
                 |value: Option<i64>| value.is_some_and(|value| value < i64::from(!has_experts[0]));
             comparison = match (empty(a), empty(b)) {
                 (true, true) => comparison,
                 (false, false) if a != b => return Comparison::Different,
                 (false, false) => comparison.max(Comparison::Equal),
-                _ if has_experts[0] => Comparison::Parts,
+                _ if has_experts[0] => Comparison::Partial,
                 _ => return Comparison::Different,
             };
         }
@@ -131,16 +138,16 @@ impl<'d> Record<'d> {
     }
 }
 
-/// What two ranks recorded in a pass.
+/// Result of comparing the records of two ranks for the same pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Comparison {
-    /// No experts.
-    Nothing,
-    /// The same.
+    /// Neither contains experts.
+    Empty,
+    /// Both contain the same experts or counts.
     Equal,
-    /// The same tokens, each with other slots in use.
-    Parts,
-    /// Different tokens or counts.
+    /// Same tokens, but different slots are in use.
+    Partial,
+    /// Different tokens, experts or counts.
     Different,
 }
 
@@ -158,13 +165,11 @@ fn indices(shape: &[usize]) -> impl Iterator<Item = Vec<usize>> {
     })
 }
 
-/// How the records of a dump belong together.
-///
-/// Ranks are the same if all of them recorded each pass, and recorded it equally.
+/// The relation between the ranks of a dump. Ranks are equal if all of them recorded every pass with the same content.
 ///
 /// # Errors
-/// The number of a record, and what is wrong with it.
-pub(super) fn ranks(records: &[Record<'_>]) -> Result<Ranks, (usize, RecordFault)> {
+/// The index of a record, and the error.
+pub(super) fn ranks(records: &[Record<'_>]) -> Result<Ranks, (usize, RecordError)> {
     check_gatherers(records)?;
     let ranks: BTreeSet<Option<i64>> = records.iter().map(|record| record.rank).collect();
     let n_ranks = ranks.len();
@@ -176,35 +181,35 @@ pub(super) fn ranks(records: &[Record<'_>]) -> Result<Ranks, (usize, RecordFault
         let pass = (record.pass_id, record.gatherer);
         passes.entry(pass).or_default().push(record);
     }
-    let mut parts = None;
-    let mut is_same = false;
+    let mut partial = None;
+    let mut is_equal = false;
     for ((pass_id, _), records) in &passes {
         let of_pass: BTreeSet<Option<i64>> = records.iter().map(|record| record.rank).collect();
         if pass_id.is_none() || records.len() != n_ranks || of_pass != ranks {
-            return Ok(Ranks::Separate(n_ranks));
+            return Ok(Ranks::Different(n_ranks));
         }
         for record in &records[1..] {
             match records[0].compare(record) {
-                Comparison::Nothing => {}
-                Comparison::Equal => is_same = true,
-                Comparison::Parts => parts = Some((records[0].rank, record)),
-                Comparison::Different => return Ok(Ranks::Separate(n_ranks)),
+                Comparison::Empty => {}
+                Comparison::Equal => is_equal = true,
+                Comparison::Partial => partial = Some((records[0].rank, record)),
+                Comparison::Different => return Ok(Ranks::Different(n_ranks)),
             }
         }
     }
-    match parts {
+    match partial {
         Some((first, record)) => {
             let second = record.rank;
-            Err((record.number, RecordFault::Parts { first, second }))
+            Err((record.number, RecordError::PartialExperts { first, second }))
         }
-        None if is_same => Ok(Ranks::Same(n_ranks)),
-        None => Ok(Ranks::Separate(n_ranks)),
+        None if is_equal => Ok(Ranks::Equal(n_ranks)),
+        None => Ok(Ranks::Different(n_ranks)),
     }
 }
 
-/// Refuses experts of several gatherers: each takes a part of the batch, and all have the positions of the complete one. Their
-/// counts may be added.
-fn check_gatherers(records: &[Record<'_>]) -> Result<(), (usize, RecordFault)> {
+/// Rejects experts of several gatherers: each records a part of the batch, but the positions of the complete batch. Counts of
+/// several gatherers are valid and are summed.
+fn check_gatherers(records: &[Record<'_>]) -> Result<(), (usize, RecordError)> {
     let of_experts = records
         .iter()
         .filter(|record| matches!(record.content, Content::Experts(_)));
@@ -213,7 +218,7 @@ fn check_gatherers(records: &[Record<'_>]) -> Result<(), (usize, RecordFault)> {
         names.insert(record.gatherer.unwrap_or("(unnamed)"));
         if names.len() > 1 {
             let names = names.into_iter().collect::<Vec<_>>().join(", ");
-            return Err((record.number, RecordFault::Gatherers { names }));
+            return Err((record.number, RecordError::Gatherers { names }));
         }
     }
     Ok(())

@@ -1,32 +1,32 @@
-//! The sequences that the tokens of recorded passes belong to. A dump names no requests, but the positions of their tokens.
+//! Derives the sequences of tokens from their positions, because a dump has no identifiers of requests.
 //!
-//! A pass over prompts is split by `extend_seq_lens`. A part that starts at position 0 starts a sequence. Another one continues the
-//! last prompt that ended in front of it (a prompt computed in pieces), or starts a sequence whose first tokens were cached. A
-//! token of a decode pass continues the sequence that ended in front of it. Of several such sequences, those that were computed
-//! last have tokens, in the order of their batch; the others have ended.
+//! - A prompt pass is split into parts by `extend_seq_lens`. A part at position 0 starts a sequence. Any other part continues the
+//!   last prompt that ended just before its position (chunked prefill), or starts a sequence whose first tokens were cached.
+//! - A token of a decode pass continues the sequence that ended just before its position. If there are several, the most recently
+//!   computed ones continue, in the order of their batch, and the others have ended.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-/// `ForwardMode` of SGLang, as far as it shows which tokens are of one request.
+/// `ForwardMode` of SGLang, reduced to the modes that determine sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     /// Parts of prompts.
     Extend,
-    /// A token of each running sequence.
+    /// One token of each running sequence.
     Decode,
-    /// Both.
+    /// Parts of prompts and single tokens.
     Mixed,
     /// Speculative decoding, or unknown.
     Other,
 }
 
-/// A sequence that may have more tokens.
+/// A sequence that may continue.
 #[derive(Clone, Copy, Debug)]
 struct Open {
     sequence_id: u32,
-    /// The last pass that had tokens of it.
+    /// The last pass with tokens of the sequence.
     pass: u64,
-    /// Whether that was a part of its prompt.
+    /// Whether that pass computed a part of its prompt.
     is_prompt: bool,
 }
 
@@ -36,55 +36,56 @@ struct Part {
     n_tokens: usize,
     /// The position after the last token.
     next: u32,
-    /// Whether it is a token that was generated before.
+    /// Whether the part is one generated token.
     is_decode: bool,
 }
 
-/// Follows the sequences of a dump through its passes.
+/// Assigns the tokens of consecutive passes to sequences.
 #[derive(Debug, Default)]
 pub(super) struct Sequences {
-    /// By rank, each of which has requests of its own.
+    /// By rank: each rank has its own requests.
     ranks: HashMap<Option<i64>, Rank>,
     n_sequences: u32,
     n_ambiguous: u64,
     n_coinciding: u64,
-    /// Tokens without a position.
-    n_unplaced: usize,
+    /// Number of tokens in passes without positions.
+    n_without_position: usize,
 }
 
 /// The sequences of a rank.
 #[derive(Debug, Default)]
 struct Rank {
-    /// By the position of their next token; those computed first come first.
+    /// By the position of the next token; ordered by pass.
     open: HashMap<u32, Vec<Open>>,
     n_passes: u64,
 }
 
 impl Sequences {
-    /// Sequences so far.
+    /// Number of sequences so far.
     pub(super) fn n_sequences(&self) -> u32 {
         self.n_sequences
     }
 
-    /// Tokens that may be of another sequence: some of several sequences of one length ended, and which ones is unknown.
+    /// Number of tokens that may belong to another sequence: some of several sequences of equal length ended, and it is unknown
+    /// which.
     pub(super) fn n_ambiguous(&self) -> u64 {
         self.n_ambiguous
     }
 
-    /// The number of the first of `n_tokens` tokens without positions, which are counted over all passes.
-    pub(super) fn first_unplaced(&mut self, n_tokens: usize) -> usize {
-        let first = self.n_unplaced;
-        self.n_unplaced = first.saturating_add(n_tokens);
+    /// Numbers `n_tokens` tokens without positions, consecutively over all passes; returns the first number.
+    pub(super) fn number_tokens(&mut self, n_tokens: usize) -> usize {
+        let first = self.n_without_position;
+        self.n_without_position = first.saturating_add(n_tokens);
         first
     }
 
-    /// Tokens of unknown sequences at the position of another token of their pass.
+    /// Number of tokens without a known sequence at the position of another token of their pass.
     pub(super) fn n_coinciding(&self) -> u64 {
         self.n_coinciding
     }
 
-    /// The sequence of each token of a pass of `rank`, whose tokens have these `positions`. `lens` are the numbers of tokens of each
-    /// request; without them requests are told apart by their positions.
+    /// The sequence of each token in a pass of `rank`, from the `positions` of the tokens. `lens` are the numbers of tokens of each
+    /// request; without them, gaps in the positions separate requests.
     pub(super) fn of_pass(
         &mut self,
         rank: Option<i64>,
@@ -128,26 +129,26 @@ impl Sequences {
 }
 
 impl Rank {
-    /// The sequences that the decode tokens of a pass continue, by position, and how many tokens may be of another one. Sequences
-    /// that ended are forgotten.
+    /// The sequences that the decode tokens of a pass continue, by position, and the number of tokens that may belong to another
+    /// sequence. Removes sequences that ended.
     fn running(&mut self, parts: &[Part]) -> (HashMap<u32, VecDeque<Open>>, u64) {
-        let mut n_wanted: HashMap<u32, usize> = HashMap::new();
+        let mut n_at_position: HashMap<u32, usize> = HashMap::new();
         for part in parts.iter().filter(|part| part.is_decode) {
-            *n_wanted.entry(part.first).or_default() += 1;
+            *n_at_position.entry(part.first).or_default() += 1;
         }
         let mut running = HashMap::new();
         let mut n_ambiguous = 0;
-        for (position, n_wanted) in n_wanted {
+        for (position, n_tokens) in n_at_position {
             let mut open = self.open.remove(&position).unwrap_or_default();
-            let n_ended = open.len().saturating_sub(n_wanted);
+            let n_ended = open.len().saturating_sub(n_tokens);
             if n_ended > 0 {
                 let mut passes: Vec<u64> = open.iter().map(|open| open.pass).collect();
                 passes.sort_unstable();
                 let (last_ended, first_running) = (passes[n_ended - 1], passes[n_ended]);
                 if last_ended == first_running {
-                    n_ambiguous += n_wanted as u64;
+                    n_ambiguous += n_tokens as u64;
                 }
-                // Of sequences computed in one pass, the first ones go on.
+                // Of the sequences in the same pass, the first ones continue.
                 let mut n_of_pass = passes[n_ended..]
                     .iter()
                     .filter(|&&pass| pass == first_running)
@@ -163,7 +164,7 @@ impl Rank {
         (running, n_ambiguous)
     }
 
-    /// The last sequence of which a part of the prompt ended in front of `position`.
+    /// Removes and returns the last sequence with a part of a prompt that ended just before `position`.
     fn unfinished_prompt(&mut self, position: u32) -> Option<Open> {
         if position == 0 {
             return None;
@@ -174,7 +175,7 @@ impl Rank {
     }
 }
 
-/// Splits a pass by requests.
+/// Splits a pass into the parts of its requests.
 fn parts(mode: Mode, positions: &[u32], lens: &[usize]) -> Vec<Part> {
     let mut parts = Vec::new();
     let sum = lens.iter().fold(0usize, |sum, &n| sum.saturating_add(n));
@@ -203,7 +204,7 @@ fn parts(mode: Mode, positions: &[u32], lens: &[usize]) -> Vec<Part> {
     parts
 }
 
-/// How many positions from the first on follow one another.
+/// Number of consecutive positions from the first one on.
 fn consecutive(positions: &[u32]) -> usize {
     let follows = |pair: &&[u32]| pair[0].checked_add(1) == Some(pair[1]);
     1 + positions.windows(2).take_while(follows).count()
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn splits_prompts_and_continues_them_in_order() {
+    fn continues_prompts_in_the_order_of_the_batch() {
         for lens in [&[3, 3][..], &[]] {
             let mut sequences = Sequences::default();
             let prompts = ids(&mut sequences, Mode::Extend, &[0, 1, 2, 0, 1, 2], lens);
@@ -235,17 +236,18 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_computed_in_pieces_is_one_sequence() {
+    fn chunked_prefill_is_one_sequence() {
         let mut sequences = Sequences::default();
         assert_eq!(
             ids(&mut sequences, Mode::Extend, &[0, 1, 0, 1], &[2, 2]),
             [0, 0, 1, 1]
         );
-        // The second one goes on, next to a prompt of which the first two tokens were cached.
+        // The second prompt continues; a new prompt starts at position 0.
         assert_eq!(
             ids(&mut sequences, Mode::Extend, &[2, 3, 0], &[2, 1]),
             [1, 1, 2]
         );
+        // A prompt whose first nine tokens were cached.
         assert_eq!(ids(&mut sequences, Mode::Extend, &[9, 10], &[2]), [3, 3]);
         assert_eq!(
             ids(&mut sequences, Mode::Decode, &[2, 4, 1, 11], &[]),
@@ -254,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn sequences_of_a_mixed_pass_go_on() {
+    fn continues_sequences_in_a_mixed_pass() {
         let mut sequences = Sequences::default();
         assert_eq!(ids(&mut sequences, Mode::Extend, &[0, 1], &[2]), [0, 0]);
         assert_eq!(ids(&mut sequences, Mode::Decode, &[2], &[]), [0]);
@@ -266,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_that_ended_is_not_continued() {
+    fn does_not_continue_a_sequence_that_ended() {
         let mut sequences = Sequences::default();
         assert_eq!(ids(&mut sequences, Mode::Extend, &[0, 1], &[2]), [0, 0]);
         assert_eq!(ids(&mut sequences, Mode::Extend, &[0], &[1]), [1]);
@@ -274,7 +276,7 @@ mod tests {
         assert_eq!(ids(&mut sequences, Mode::Decode, &[1], &[]), [1]);
         assert_eq!(ids(&mut sequences, Mode::Decode, &[2], &[]), [1]);
         assert_eq!(sequences.n_ambiguous(), 0);
-        // One of two of the same length ended: either may have.
+        // One of two sequences of equal length ended; it is unknown which.
         let mut sequences = Sequences::default();
         assert_eq!(ids(&mut sequences, Mode::Extend, &[0, 0], &[1, 1]), [0, 1]);
         assert_eq!(ids(&mut sequences, Mode::Decode, &[1], &[]), [0]);
@@ -282,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn each_rank_has_sequences_of_its_own() {
+    fn ranks_have_separate_sequences() {
         let mut sequences = Sequences::default();
         let mut ids = |rank, mode, positions: &[u32]| {
             let ids = sequences.of_pass(Some(rank), mode, positions, &[]);

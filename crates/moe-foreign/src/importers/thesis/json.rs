@@ -1,6 +1,6 @@
-//! `token-NNNNN.json`, as the thesis's `parse_trace.py` writes it: the entries of a token as JSON, a file a token.
+//! `token-NNNNN.json` of the thesis's `parse_trace.py`: the operations of one token per file. See [`super`] for the layout.
 //!
-//! The entries become records again in a file of the system's temporary directory, so that memory does not grow with them.
+//! The importer converts the entries to records in a temporary file, so that memory does not grow with the trace.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -23,12 +23,13 @@ use crate::json::invalid_in_stream;
 use crate::source::text_reader;
 use crate::{At, Contents, ForeignError, ImportOptions, Importer, Output, Records, Source};
 
+use super::super::text::shown;
 use super::import_records;
 
-/// Bytes of an entry, at most; most have less than a thousand.
+/// Maximum size of an entry in bytes; most have less than 1000.
 const MAX_ENTRY: u64 = 16 << 20;
 
-/// `token-NNNNN.json`, one or a directory of them.
+/// Importer of `token-NNNNN.json`: a file, or a directory of them.
 pub struct ThesisJson;
 
 impl Importer for ThesisJson {
@@ -37,7 +38,7 @@ impl Importer for ThesisJson {
     }
 
     fn description(&self) -> &'static str {
-        "token-NNNNN.json of the BSC thesis, or a directory of them: every operation, as in its trace.bin"
+        "token-NNNNN.json of the TensorAccessLog tools (BSc thesis of E. Keri), a file or a directory: every operation"
     }
 
     fn contents(&self) -> Contents {
@@ -79,8 +80,8 @@ impl Importer for ThesisJson {
         let ops = options.ops.as_ref().unwrap_or(&default);
         let mut spool = Spool {
             file: BufWriter::new(tempfile::tempfile().map_err(failed)?),
-            n_sources_cut: 0,
-            n_experts_cut: 0,
+            n_excess_sources: 0,
+            n_excess_experts: 0,
         };
         for path in source.files() {
             read_file(path, ops, &mut spool)?;
@@ -92,14 +93,14 @@ impl Importer for ThesisJson {
         file.rewind().map_err(failed)?;
         let trace = Trace::of_file(source.path(), &file)?;
         let mut records = Records::new(trace, options)?;
-        let cut = [
-            (spool.n_sources_cut, "sources beyond the fourth"),
-            (spool.n_experts_cut, "experts beyond the sixteenth"),
+        let excess = [
+            (spool.n_excess_sources, "sources after the fourth"),
+            (spool.n_excess_experts, "experts after the sixteenth"),
         ];
-        for (n, what) in cut {
+        for (n, what) in excess {
             if n > 0 {
                 records.notes.push(format!(
-                    "left out: {what} of {}",
+                    "skipped {what} in {}",
                     if n == 1 {
                         "1 entry".into()
                     } else {
@@ -112,11 +113,13 @@ impl Importer for ThesisJson {
     }
 }
 
-/// The records so far.
+/// The temporary file of records.
 struct Spool {
     file: BufWriter<File>,
-    n_sources_cut: u64,
-    n_experts_cut: u64,
+    /// Entries with more sources than a record has.
+    n_excess_sources: u64,
+    /// Entries with more experts than a record has.
+    n_excess_experts: u64,
 }
 
 #[derive(Deserialize)]
@@ -150,44 +153,46 @@ struct EntrySource {
 
 /// Reads the entries of a file one after the other.
 fn read_file(path: &Path, ops: &OpTable, spool: &mut Spool) -> Result<(), ForeignError> {
-    // An error that is not serde_json's, to be returned instead of what serde_json makes of it.
-    let failed = RefCell::new(None);
+    // The error of an entry, which is returned instead of the generic error of serde_json.
+    let entry_error = RefCell::new(None);
     let mut n_entries = 0u64;
-    let left = Cell::new(MAX_ENTRY);
-    let mut take = |entry: Entry| {
-        left.set(MAX_ENTRY);
+    let remaining = Cell::new(MAX_ENTRY);
+    let mut write = |entry: Entry| {
+        remaining.set(MAX_ENTRY);
         let at = At::Element(format!("entries[{n_entries}]"));
         n_entries += 1;
-        let taken = spool.take(entry, ops);
-        taken.map_err(|fault| *failed.borrow_mut() = Some(ForeignError::invalid(path, at, fault)))
+        let result = spool.write(entry, ops);
+        result.map_err(|error| {
+            *entry_error.borrow_mut() = Some(ForeignError::invalid(path, at, error));
+        })
     };
-    let mut json = serde_json::Deserializer::from_reader(Metered {
+    let mut json = serde_json::Deserializer::from_reader(LimitedReader {
         reader: text_reader(path)?,
-        left: &left,
+        remaining: &remaining,
     });
-    let outcome = Document(&mut take)
+    let result = Document(&mut write)
         .deserialize(&mut json)
         .and_then(|()| json.end());
-    match (failed.into_inner(), outcome) {
+    match (entry_error.into_inner(), result) {
         (Some(error), _) => Err(error),
         (None, Err(error)) => Err(invalid_in_stream(path, &error)),
         (None, Ok(())) => Ok(()),
     }
 }
 
-/// A reader that fails once more bytes were read than are left: what is between two entries is held in memory.
-struct Metered<'a, R> {
+/// A reader that fails after `remaining` bytes, which limits the size of an entry in memory.
+struct LimitedReader<'a, R> {
     reader: R,
-    left: &'a Cell<u64>,
+    remaining: &'a Cell<u64>,
 }
 
-impl<R: Read> Read for Metered<'_, R> {
+impl<R: Read> Read for LimitedReader<'_, R> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         let n = self.reader.read(bytes)?;
-        match self.left.get().checked_sub(n as u64) {
-            Some(left) => self.left.set(left),
+        match self.remaining.get().checked_sub(n as u64) {
+            Some(remaining) => self.remaining.set(remaining),
             None => {
-                let reason = format!("an entry is longer than the limit of {MAX_ENTRY} bytes");
+                let reason = format!("an entry is longer than {MAX_ENTRY} bytes");
                 return Err(io::Error::other(reason));
             }
         }
@@ -195,49 +200,46 @@ impl<R: Read> Read for Metered<'_, R> {
     }
 }
 
-/// Why an entry does not become a record.
+/// Why an entry cannot be converted to a record.
 #[derive(Debug, thiserror::Error)]
-enum EntryFault {
-    #[error("its time is 0, which no operation has; the file is damaged")]
-    NoTime,
+enum EntryError {
+    #[error("timestamp_ns is 0; the file is damaged")]
+    NoTimestamp,
     #[error(
-        "operation {operation:?} is not in the table of operations; give the table of the llama.cpp that recorded"
+        "operation {operation:?} is not in the table of operations; use the table of the llama.cpp version that recorded the trace"
     )]
     Operation { operation: String },
-    #[error("its phase is {phase:?}, neither PROMPT nor GENERATE; the file is damaged")]
+    #[error("phase {phase:?} is not PROMPT or GENERATE; the file is damaged")]
     Phase { phase: String },
-    #[error("source {source_index} is in {memory:?}, neither DISK nor BUFFER; the file is damaged")]
+    #[error(
+        "memory_source {memory:?} of source {source_index} is not DISK or BUFFER; the file is damaged"
+    )]
     Memory { source_index: usize, memory: String },
-    #[error("cannot be written to a temporary file: {0}")]
+    #[error("cannot write to a temporary file: {0}")]
     Spool(#[source] io::Error),
 }
 
-/// The start of a text, as a message shows it.
-fn shown(text: &str) -> String {
-    text.chars().take(32).collect()
-}
-
 impl Spool {
-    fn take(&mut self, entry: Entry, ops: &OpTable) -> Result<(), EntryFault> {
+    fn write(&mut self, entry: Entry, ops: &OpTable) -> Result<(), EntryError> {
         let mut record = record_of(&entry, ops)?;
-        self.n_sources_cut += u64::from(entry.sources.len() > MAX_SOURCES);
+        self.n_excess_sources += u64::from(entry.sources.len() > MAX_SOURCES);
         let n_experts = entry.num_experts.unwrap_or(entry.expert_ids.len());
         let n_experts = n_experts.min(entry.expert_ids.len());
-        self.n_experts_cut += u64::from(n_experts > MAX_EXPERTS);
+        self.n_excess_experts += u64::from(n_experts > MAX_EXPERTS);
         record.num_experts = small(n_experts.min(MAX_EXPERTS));
         let written = self.file.write_all(record.as_bytes());
-        written.map_err(EntryFault::Spool)
+        written.map_err(EntryError::Spool)
     }
 }
 
-/// A number of sources or experts as a record has it.
+/// A number of sources or experts, as in a record.
 fn small(n: usize) -> u8 {
     u8::try_from(n).expect("a record has few sources and experts")
 }
 
-fn record_of(entry: &Entry, ops: &OpTable) -> Result<TensorAccessLog, EntryFault> {
+fn record_of(entry: &Entry, ops: &OpTable) -> Result<TensorAccessLog, EntryError> {
     if entry.timestamp_ns == 0 {
-        return Err(EntryFault::NoTime);
+        return Err(EntryError::NoTimestamp);
     }
     let op = &entry.operation_type;
     let number = ops
@@ -248,11 +250,11 @@ fn record_of(entry: &Entry, ops: &OpTable) -> Result<TensorAccessLog, EntryFault
         token_id: U32::new(entry.token_id),
         layer_id: U16::new(layer_number(entry.layer_id)),
         thread_id: U16::new(entry.thread_id),
-        operation_type: number.ok_or_else(|| EntryFault::Operation {
+        operation_type: number.ok_or_else(|| EntryError::Operation {
             operation: shown(op),
         })?,
         phase: Phase::of_name(&entry.phase)
-            .ok_or_else(|| EntryFault::Phase {
+            .ok_or_else(|| EntryError::Phase {
                 phase: shown(&entry.phase),
             })?
             .number(),
@@ -265,14 +267,14 @@ fn record_of(entry: &Entry, ops: &OpTable) -> Result<TensorAccessLog, EntryFault
         set_name(&mut to.name, &source.name);
         let pointer = source.tensor_ptr.trim_start_matches("0x");
         to.tensor_ptr = U64::new(u64::from_str_radix(pointer, 16).unwrap_or(0));
-        // The thesis's sizes have 32 bits; larger ones are another writer's, and wrap as its would.
+        // The thesis's recorder truncates sizes to 32 bits; sizes of other writers are truncated in the same way.
         to.size_bytes = U32::new((source.size_bytes & 0xFFFF_FFFF) as u32);
         to.layer_id = U16::new(layer_number(source.layer_id));
         let (memory, place) = match source.memory_source.as_str() {
             "DISK" => (SOURCE_DISK, source.disk_offset),
             "BUFFER" => (SOURCE_BUFFER, source.buffer_id),
             memory => {
-                return Err(EntryFault::Memory {
+                return Err(EntryError::Memory {
                     source_index: i,
                     memory: shown(memory),
                 });
@@ -288,10 +290,10 @@ fn record_of(entry: &Entry, ops: &OpTable) -> Result<TensorAccessLog, EntryFault
     Ok(record)
 }
 
-/// The document, of which the entries are handed out one by one.
+/// Deserializes a document and calls `F` with each of its entries.
 struct Document<F>(F);
 
-/// The list of entries.
+/// Deserializes the list of entries and calls `F` with each of them.
 struct Entries<F>(F);
 
 impl<'de, F: FnMut(Entry) -> Result<(), ()>> DeserializeSeed<'de> for Document<&mut F> {
@@ -338,8 +340,7 @@ impl<'de, F: FnMut(Entry) -> Result<(), ()>> Visitor<'de> for Entries<&mut F> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> Result<(), A::Error> {
         while let Some(entry) = entries.next_element()? {
-            (self.0)(entry)
-                .map_err(|()| serde::de::Error::custom("an entry that makes no sense"))?;
+            (self.0)(entry).map_err(|()| serde::de::Error::custom("the entry is invalid"))?;
         }
         Ok(())
     }

@@ -1,7 +1,21 @@
-//! Traces of the thesis's llama.cpp (TensorAccessLog v4): `trace.bin` and the `token-NNNNN.json` made from it.
+//! TensorAccessLog v4 traces (E. Keri's BSc thesis, <https://github.com/ErsjanKeri/BSC>): `trace.bin` and `token-NNNNN.json`.
 //!
-//! A record is an operation. An expert operation contains the experts of the first token of its batch alone, sixteen at most, and
-//! the graph that llama.cpp warms up with is recorded as any other; [`passes`] recognizes it.
+//! A fork of llama.cpp (<https://github.com/ErsjanKeri/llama.cpp>) writes a 1024-byte record per operation ([`TensorAccessLog`])
+//! to `tensor_trace.bin`. `parse_trace.py` converts it to one JSON file per token ([`ThesisJson`]):
+//!
+//! ```text
+//! {"token_id": 0, "metadata": {"total_entries": 1, ...},
+//!  "entries": [{"timestamp_ns": 1, "token_id": 0, "layer_id": 3, "phase": "PROMPT", "operation_type": "MUL_MAT_ID",
+//!               "dst_name": "ffn_moe_up-3", "sources": [{"name": "blk.3.ffn_up_exps.weight", "size_bytes": 4096, "layer_id": 3,
+//!               "memory_source": "DISK", "disk_offset": 8192, "tensor_ptr": "0x7f00"}], "expert_ids": [5, 1], "num_experts": 2}]}
+//! ```
+//!
+//! Timestamps are in nanoseconds of a monotonic clock, sizes and offsets in bytes. Compared with our records, the formats lack the
+//! experts of all tokens of a batch except the first (of which at most 16 are recorded), router weights, sequences, lanes and
+//! durations. JSON also lacks sizes above 4 GiB and tensor indices. The warm-up pass of llama.cpp, which routes to all experts, is
+//! recorded like any other; [`passes`] recognizes it.
+//!
+//! Definition: `tensor-tracing/tools/parse_trace.py` in the first repository.
 
 mod json;
 mod passes;
@@ -15,7 +29,7 @@ use crate::{At, Contents, ForeignError, ImportOptions, Importer, Output, Records
 
 pub use json::ThesisJson;
 
-/// `trace.bin`, or `tensor_trace.bin` as its recorder calls it.
+/// Importer of `trace.bin` (`tensor_trace.bin`).
 pub struct Thesis;
 
 impl Importer for Thesis {
@@ -24,7 +38,7 @@ impl Importer for Thesis {
     }
 
     fn description(&self) -> &'static str {
-        "trace.bin of the BSC thesis's llama.cpp: every operation, of a batch the experts of its first token"
+        "trace.bin in TensorAccessLog v4 format (BSc thesis of E. Keri): every operation, experts of the first token of each batch"
     }
 
     fn contents(&self) -> Contents {
@@ -69,7 +83,7 @@ impl Importer for Thesis {
             - records.run.trace.records().len() as u64;
         if tail > 0 {
             records.notes.push(format!(
-                "left out: {} behind the first one without a time, the recorder's unused room",
+                "skipped {} from the first record without a timestamp on: unused space of the recorder",
                 counted(tail, "record")
             ));
         }
@@ -77,8 +91,8 @@ impl Importer for Thesis {
     }
 }
 
-/// Whether a record can be one of the thesis's: plain v4. The padding before the name may hold anything, and so may a name, but
-/// for control characters.
+/// Whether a record may be plain v4, without our extension. The padding before the name may contain any bytes, the name any
+/// except control characters.
 fn is_plain(record: &TensorAccessLog) -> bool {
     record.ext_version == EXT_NONE
         && record.counts_fit()
@@ -88,7 +102,7 @@ fn is_plain(record: &TensorAccessLog) -> bool {
         && !record.dst_name_bytes().iter().any(u8::is_ascii_control)
 }
 
-/// The routing of records, with positions for the thesis's numbers of tokens and without the warm-up.
+/// Passes on the routing of the records, with token positions instead of the thesis's token numbers, without the warm-up.
 fn import_records(
     records: Result<Option<Records>, ForeignError>,
     output: &mut Output<'_>,
@@ -111,10 +125,10 @@ fn import_records(
         }
         let head = operation.head();
         head.check_readable()
-            .map_err(|fault| output.invalid(at(), fault))?;
+            .map_err(|error| output.invalid(at(), error))?;
         let (Some(layer), Some(phase)) = (head.layer(), head.phase()) else {
             let reason =
-                "its experts are of no layer, or its phase is not known; the trace is damaged";
+                "a record with experts has no layer or no valid phase; the trace is damaged";
             return Err(output.invalid(at(), reason));
         };
         let row = RoutingRow {
@@ -130,7 +144,7 @@ fn import_records(
 }
 
 impl Records {
-    /// Records of the thesis's recorder, with what is known of their passes.
+    /// Records of the thesis's recorder, with a table of their passes.
     fn new(trace: Trace, options: &ImportOptions) -> Result<Self, ForeignError> {
         let mut run = Run::of_trace(trace);
         if let Some(ops) = &options.ops {

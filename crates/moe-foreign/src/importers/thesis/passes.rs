@@ -1,7 +1,7 @@
-//! The passes of a trace of the thesis: where each begins, the position of its first token, and whether it warms up.
+//! The passes of a TensorAccessLog v4 trace: first record, position of the first token, and whether the pass is the warm-up.
 //!
-//! The thesis numbers generated tokens; here a token has its position in the sequence. How many tokens a pass has follows from
-//! the bytes of its first expert operation's input, against those of a pass of one token.
+//! The thesis numbers the generated tokens; our records have token positions. The number of tokens of a pass is the size of the
+//! input of its first expert operation divided by the size in a pass of one token.
 
 use moe_gguf::text::counted;
 use moe_trace::ops::OpTable;
@@ -10,21 +10,25 @@ use moe_trace::{Operation, PassTable, Phase, TablePass, TokenId, Trace};
 
 use crate::ImportOptions;
 
-/// What the records of a pass say, before passes are compared.
+/// What the records of a pass contain.
 #[derive(Clone, Copy, Default)]
-struct Seen {
+struct Pass {
     first_record: u64,
-    is_generated: bool,
-    /// Experts in the record of its first expert operation; 0 = no such operation.
+    is_decode: bool,
+    /// Number of experts in the record of the first expert operation; 0 if there is no expert operation.
     n_experts: u8,
-    /// Bytes of the operation's input, and of its expert ids.
+    /// Size of the input of that operation in bytes.
     input_bytes: u64,
+    /// Size of the expert ids of that operation in bytes: 4 per token and expert.
     ids_bytes: u64,
-    /// Bytes of what the router sorted: a number for each expert and token.
+    /// Size of the input of the router's ARGSORT or TOP_K in bytes: 4 per token and expert of the layer.
     sorted_bytes: u64,
 }
 
-/// The passes of a trace, and what a user should know about them. The error is the number of the operation that has experts, if that is not MUL_MAT_ID.
+/// The passes of a trace, and notes about them.
+///
+/// # Errors
+/// The number of the operation that has expert ids, if it is not MUL_MAT_ID in the table of operations.
 pub(super) fn table(
     trace: &Trace,
     mul_mat_id: Option<u8>,
@@ -33,7 +37,7 @@ pub(super) fn table(
     let default = OpTable::default();
     let ops = options.ops.as_ref().unwrap_or(&default);
     let sorts = ["ARGSORT", "TOP_K"].map(|name| ops.number(name));
-    let mut seen: Vec<Seen> = Vec::new();
+    let mut seen: Vec<Pass> = Vec::new();
     let mut before: Option<&TensorAccessLog> = None;
     let mut first: Option<&TensorAccessLog> = None;
     let mut other_op = None;
@@ -41,10 +45,10 @@ pub(super) fn table(
         let head = operation.head();
         let first = *first.get_or_insert(head);
         if before.is_none_or(|before| is_next_pass(first, before, head)) {
-            seen.push(Seen {
+            seen.push(Pass {
                 first_record: operation.first_record(),
-                is_generated: head.phase() == Some(Phase::Generate),
-                ..Seen::default()
+                is_decode: head.phase() == Some(Phase::Generate),
+                ..Pass::default()
             });
         }
         before = Some(head);
@@ -53,9 +57,10 @@ pub(super) fn table(
             if sorts.contains(&op) {
                 pass.sorted_bytes = pass.sorted_bytes.max(head.source_size(0));
             } else if op == mul_mat_id && pass.n_experts == 0 {
-                pass.look_at(&operation);
+                pass.read_expert_operation(&operation);
             } else if op != mul_mat_id && head.num_experts > 0 {
-                other_op = op;
+                // The first one: ADD_ID follows with the same expert ids.
+                other_op = other_op.or(op);
             }
         }
     }
@@ -67,12 +72,13 @@ pub(super) fn table(
     Ok(compare(&seen, options))
 }
 
-fn compare(seen: &[Seen], options: &ImportOptions) -> (PassTable, Vec<String>) {
+/// Determines token positions and the warm-up from a comparison of the passes.
+fn compare(seen: &[Pass], options: &ImportOptions) -> (PassTable, Vec<String>) {
     let one_token = one_token(seen);
-    let is_warm_up = |pass: &Seen| pass.is_warm_up(seen, one_token, options);
+    let is_warm_up = |pass: &Pass| pass.is_warm_up(seen, one_token, options);
     let mut notes = Vec::new();
     let mut passes = Vec::with_capacity(seen.len());
-    let (mut token_id, mut n_warm_up, mut n_batches, mut n_cut) = (0u32, 0u64, 0u64, 0u64);
+    let (mut token_id, mut n_warm_up, mut n_batches, mut n_full) = (0u32, 0u64, 0u64, 0u64);
     for pass in seen {
         let n_tokens = pass.n_tokens(one_token);
         let is_warm_up = is_warm_up(pass);
@@ -88,59 +94,61 @@ fn compare(seen: &[Seen], options: &ImportOptions) -> (PassTable, Vec<String>) {
         token_id = token_id.saturating_add(n_tokens.unwrap_or(1));
         n_batches += u64::from(n_tokens.is_none_or(|n| n > 1) && pass.n_experts > 0);
         let is_full = usize::from(pass.n_experts) == MAX_EXPERTS;
-        n_cut += u64::from(is_full && pass.ids_bytes > 4 * MAX_EXPERTS as u64);
+        n_full += u64::from(is_full && pass.ids_bytes > 4 * MAX_EXPERTS as u64);
     }
     if n_warm_up > 0 {
         notes.push(format!(
-            "left out of the routing: {n_warm_up} of {}, llama.cpp's warm-up, which routes to all experts",
+            "skipped the routing of {n_warm_up} of {}: the warm-up of llama.cpp, which routes to all experts",
             counted(seen.len() as u64, "pass")
         ));
     }
     if n_batches > 0 {
         notes.push(format!(
-            "in {} of several tokens, the experts of the first one alone are recorded",
+            "in {} of several tokens, only the experts of the first token are recorded",
             counted(n_batches, "pass")
         ));
     }
-    if n_cut > 0 {
+    if n_full > 0 {
         notes.push(format!(
-            "records of {} hold sixteen experts and perhaps had more; name the model or the experts of a token to recognize warm-up",
-            counted(n_cut, "pass")
+            "records of {} contain sixteen experts, the maximum, and may be the warm-up; specify the model or the top-k to recognize it",
+            counted(n_full, "pass")
         ));
     }
     if one_token.is_none() && seen.len() > 1 {
-        notes.push("without a pass of a single token it is unknown how many tokens the others have, so token_id counts passes".into());
+        notes.push("no pass has a single token, so the number of tokens of a pass is unknown; token_id counts passes".into());
     }
     notes.push("router weights, sequences and lanes are not recorded".into());
     (PassTable::new(passes), notes)
 }
 
-/// Input bytes of a pass of one token: the fewest of all, if a generated token is among them.
-fn one_token(seen: &[Seen]) -> Option<u64> {
+/// `input_bytes` of a pass of one token: the smallest of all passes, if there is a decode pass.
+fn one_token(seen: &[Pass]) -> Option<u64> {
     let routed = || seen.iter().filter(|pass| pass.input_bytes > 0);
-    routed().find(|pass| pass.is_generated)?;
+    routed().find(|pass| pass.is_decode)?;
     routed().map(|pass| pass.input_bytes).min()
 }
 
-impl Seen {
-    fn look_at(&mut self, operation: &Operation<'_>) {
+impl Pass {
+    fn read_expert_operation(&mut self, operation: &Operation<'_>) {
         let head = operation.head();
         self.n_experts = head.num_experts;
         self.input_bytes = head.source_size(1);
         self.ids_bytes = head.source_size(2);
     }
 
-    /// Tokens of the pass, if it can be told.
+    /// Number of tokens of the pass, if known.
     fn n_tokens(&self, one_token: Option<u64>) -> Option<u32> {
         let one_token = one_token.filter(|&bytes| bytes > 0)?;
-        let is_whole = self.input_bytes > 0 && self.input_bytes.is_multiple_of(one_token);
+        let is_multiple = self.input_bytes > 0 && self.input_bytes.is_multiple_of(one_token);
         let n_tokens = u32::try_from(self.input_bytes / one_token).ok();
-        n_tokens.filter(|_| is_whole)
+        n_tokens.filter(|_| is_multiple)
     }
 
-    /// Whether the pass routes to all experts: to more than the model uses, where that is known; else to more than other passes
-    /// do, or to as many as the router had numbers to sort.
-    fn is_warm_up(&self, seen: &[Seen], one_token: Option<u64>, options: &ImportOptions) -> bool {
+    /// Whether the pass routes to all experts.
+    ///
+    /// If the top-k is known, the pass has more experts per token. Otherwise it has more experts than another pass, or as many ids
+    /// as the router sorted values.
+    fn is_warm_up(&self, seen: &[Pass], one_token: Option<u64>, options: &ImportOptions) -> bool {
         if self.n_experts == 0 {
             return false;
         }
@@ -150,7 +158,7 @@ impl Seen {
             if u64::from(self.n_experts) > used {
                 return true;
             }
-            // A record cannot tell seventeen experts from more, but the bytes of the ids can.
+            // A record contains at most sixteen experts, but the size of the ids shows how many there are.
             let ids = self.ids_bytes / 4 / u64::from(self.n_tokens(one_token).unwrap_or(1));
             let all = options.n_expert().map(u64::from);
             return used >= full && all.is_some_and(|all| all > used && ids == all);
@@ -165,7 +173,7 @@ impl Seen {
     }
 }
 
-/// Whether `head` begins a pass: the trace's first operation comes again, or another token's begins.
+/// Whether `head` starts a pass: it is the first operation of the trace again, or its token or phase differs from the previous one.
 fn is_next_pass(first: &TensorAccessLog, before: &TensorAccessLog, head: &TensorAccessLog) -> bool {
     let is_first = head.operation_type == first.operation_type
         && head.dst_name_bytes() == first.dst_name_bytes();

@@ -1,4 +1,4 @@
-//! Dumps of SGLang's recorder with several requests, written here as `torch.save` writes them.
+//! Dumps of SGLang's recorder with several requests and ranks, written here in the format of `torch.save`.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -8,24 +8,26 @@ use rawzip::{CompressionMethod, ZipArchiveWriter};
 use super::*;
 
 const N_LAYER: usize = 4;
-/// `ForwardMode` of SGLang.
+/// Values of `ForwardMode` in SGLang.
 const EXTEND: i64 = 1;
 const DECODE: i64 = 2;
 const IDLE: i64 = 4;
 
-/// A forward pass: its mode, the tokens of each request, and position and experts of each token, the same in all layers.
+/// A record: a forward pass whose experts are the same in all layers.
 #[derive(Clone)]
 struct DumpPass {
-    /// Number of the pass, rank and gatherer.
-    of: Option<(i64, i64, &'static str)>,
+    /// `forward_pass_id`, `rank` and `gatherer_key`.
+    ids: Option<(i64, i64, &'static str)>,
     mode: i64,
+    /// `extend_seq_lens`: tokens of each request.
     lens: Option<Vec<i64>>,
+    /// Position and experts of each token.
     tokens: Vec<(i64, [i32; 2])>,
 }
 
 fn pass(mode: i64, lens: Option<&[i64]>, tokens: &[(i64, [i32; 2])]) -> DumpPass {
     DumpPass {
-        of: None,
+        ids: None,
         mode,
         lens: lens.map(<[i64]>::to_vec),
         tokens: tokens.to_vec(),
@@ -58,7 +60,7 @@ fn dict(entries: &[(&str, Vec<u8>)]) -> Vec<u8> {
     [b"}(", &entries[..], b"u"].concat()
 }
 
-/// A tensor of 32-bit integers, all of storage `key`.
+/// A tensor of all 32-bit integers in storage `key`.
 fn tensor(key: usize, [a, b, c]: [usize; 3]) -> Vec<u8> {
     [
         &b"ctorch._utils\n_rebuild_tensor_v2\n(("[..],
@@ -76,7 +78,7 @@ fn tensor(key: usize, [a, b, c]: [usize; 3]) -> Vec<u8> {
     .concat()
 }
 
-/// The dump of these passes; negative positions are not written. The last dimension is filled up to 8 with -1.
+/// A dump of `passes`. Negative positions are not written. Slots are padded to 8 with -1.
 fn dump(passes: &[DumpPass]) -> Vec<u8> {
     let mut storages = Vec::new();
     let mut records = Vec::new();
@@ -91,7 +93,7 @@ fn dump(passes: &[DumpPass]) -> Vec<u8> {
             list(&lens.iter().map(|&n| int(n)).collect::<Vec<_>>())
         });
         let mut record = Vec::new();
-        if let Some((id, rank, gatherer)) = pass.of {
+        if let Some((id, rank, gatherer)) = pass.ids {
             record.push(("forward_pass_id", int(id)));
             record.push(("rank", int(rank)));
             record.push(("gatherer_key", text(gatherer)));
@@ -156,7 +158,7 @@ fn tokens_of_two_requests_are_two_sequences() {
         pass(EXTEND, Some(&[3, 3]), &prompts),
         pass(DECODE, None, &[(3, a), (3, b)]),
         pass(DECODE, None, &[(4, a), (4, b)]),
-        // A has ended, and nothing but the length of B shows that.
+        // One request ended. Both have the same length, so the dump does not show which.
         pass(DECODE, None, &[(5, b)]),
     ];
     let (summary, kept) = read_dump(&passes[..3], &options()).unwrap();
@@ -171,13 +173,13 @@ fn tokens_of_two_requests_are_two_sequences() {
     assert!(!has_note(&summary, "warning"), "{summary:?}");
     let (summary, _) = read_dump(&passes, &options()).unwrap();
     assert!(
-        has_note(&summary, "warning: 1 token may be of another sequence"),
+        has_note(&summary, "warning: 1 token may belong to another sequence"),
         "{summary:?}"
     );
 }
 
 #[test]
-fn tokens_without_positions_are_counted_over_the_passes() {
+fn numbers_tokens_without_positions_over_all_passes() {
     let passes = [
         pass(EXTEND, None, &[(-1, [0, 1]), (-1, [2, 3])]),
         pass(DECODE, None, &[(-1, [4, 5])]),
@@ -188,9 +190,9 @@ fn tokens_without_positions_are_counted_over_the_passes() {
     assert_eq!(tokens(&kept), expected.concat().into_iter().collect());
 }
 
-/// An idle pass of a data-parallel rank, whose tensor is empty.
+/// An idle pass of a data-parallel rank has an empty tensor.
 #[test]
-fn a_pass_without_tokens_is_skipped() {
+fn skips_passes_without_tokens() {
     let a = [0, 1];
     let passes = [
         pass(EXTEND, Some(&[2]), &[(0, a), (1, a)]),
@@ -204,21 +206,21 @@ fn a_pass_without_tokens_is_skipped() {
         assert_eq!(summary.missing.is_empty(), has_model, "{summary:?}");
     }
     let error = read_dump(&passes[1..2], &model(4, 0, &[0, 1, 2, 3])).unwrap_err();
-    assert!(matches!(error, ForeignError::Nothing { .. }), "{error}");
+    assert!(matches!(error, ForeignError::NoRouting { .. }), "{error}");
 }
 
-/// A prompt and a decode pass of two ranks with these experts, rank by rank or pass by pass.
+/// A prompt and a decode pass of two ranks, ordered by rank or, if `is_interleaved`, by pass.
 fn of_ranks(experts: [[i32; 2]; 2], is_interleaved: bool) -> Vec<DumpPass> {
     let mut passes: Vec<DumpPass> = (0..2)
         .flat_map(|rank| {
             let experts = experts[rank as usize];
             [
                 DumpPass {
-                    of: Some((10, rank, "primary")),
+                    ids: Some((10, rank, "primary")),
                     ..pass(EXTEND, Some(&[2]), &[(0, experts), (1, experts)])
                 },
                 DumpPass {
-                    of: Some((11, rank, "primary")),
+                    ids: Some((11, rank, "primary")),
                     ..pass(DECODE, None, &[(2, experts)])
                 },
             ]
@@ -231,7 +233,7 @@ fn of_ranks(experts: [[i32; 2]; 2], is_interleaved: bool) -> Vec<DumpPass> {
 }
 
 #[test]
-fn ranks_with_tokens_of_their_own_have_sequences_of_their_own() {
+fn counts_all_ranks_that_differ() {
     for is_interleaved in [false, true] {
         let passes = of_ranks([[0, 1], [2, 3]], is_interleaved);
         let (summary, kept) = read_dump(&passes, &options()).unwrap();
@@ -243,49 +245,41 @@ fn ranks_with_tokens_of_their_own_have_sequences_of_their_own() {
         }
         assert_eq!(tokens(&kept), expected);
         assert_eq!(kept.rows.len(), 6 * 2 * N_LAYER);
-        assert!(has_note(
-            &summary,
-            "the records of 2 ranks were counted together"
-        ));
+        assert!(has_note(&summary, "counted all 2 ranks"), "{summary:?}");
     }
 }
 
 #[test]
-fn ranks_that_share_their_tokens_are_counted_once() {
+fn counts_one_of_several_equal_ranks() {
     for is_interleaved in [false, true] {
         let passes = of_ranks([[0, 1], [0, 1]], is_interleaved);
         let (summary, kept) = read_dump(&passes, &options()).unwrap();
         assert_eq!(kept.rows.len(), 3 * 2 * N_LAYER);
-        assert!(
-            has_note(&summary, "counted once: the records of 2 ranks"),
-            "{summary:?}"
-        );
-        // With a pass of one rank alone they do not share all.
+        assert!(has_note(&summary, "counted one of 2 ranks"), "{summary:?}");
+        // Ranks differ if one of them lacks a pass.
         let (summary, kept) = read_dump(&passes[..3], &options()).unwrap();
         assert_eq!(kept.rows.len(), 5 * 2 * N_LAYER);
-        assert!(has_note(&summary, "counted together"), "{summary:?}");
+        assert!(has_note(&summary, "counted all 2 ranks"), "{summary:?}");
     }
 }
 
 #[test]
-fn records_that_do_not_show_their_tokens_are_refused() {
+fn rejects_partial_experts_and_several_gatherers() {
     let passes = of_ranks([[0, -1], [-1, 1]], false);
-    let error = read_dump(&passes, &options()).unwrap_err().to_string();
-    assert!(
-        error.contains("different experts of the same tokens"),
-        "{error}"
-    );
+    let error = read_dump(&passes, &options()).unwrap_err();
+    assert!(matches!(error, ForeignError::Invalid { .. }), "{error}");
     let mut passes = of_ranks([[0, 1], [0, 1]], false);
-    passes[1].of = Some((11, 0, "child_a"));
-    let error = read_dump(&passes, &options()).unwrap_err().to_string();
-    assert!(
-        error.contains("records[1]") && error.contains("gatherers child_a, primary"),
+    passes[1].ids = Some((11, 0, "child_a"));
+    let error = read_dump(&passes, &options()).unwrap_err();
+    assert_eq!(
+        error.at(),
+        Some(&At::Element("records[1]".into())),
         "{error}"
     );
 }
 
 #[test]
-fn a_pass_with_more_experts_than_the_model_selects_is_refused() {
+fn rejects_a_pass_with_a_higher_top_k_than_the_model() {
     let mut options = model(4, 0, &[0, 1, 2, 3]);
     options.model.as_mut().unwrap().n_expert_used = Some(1);
     let error = read_dump(&[pass(DECODE, None, &[(0, [0, 1])])], &options).unwrap_err();
@@ -293,10 +287,7 @@ fn a_pass_with_more_experts_than_the_model_selects_is_refused() {
         matches!(
             error,
             ForeignError::Layers {
-                source: LayerError::Slots {
-                    n_slots: 2,
-                    most: 1
-                },
+                source: LayerError::Slots { n_slots: 2, max: 1 },
                 ..
             }
         ),

@@ -1,17 +1,18 @@
-//! Binary formats of other tools, and those of servers, as their own libraries wrote them (`fixtures/foreign/make/binary.py`).
+//! Importers of binary formats and of server responses, on files that `fixtures/foreign/make/binary.py` writes with NumPy, PyTorch and
+//! the `gguf` package.
 
 use std::fs;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use moe_foreign::{ForeignError, ImportOptions, LayerError, Missing, Summary};
+use moe_foreign::{At, CountError, ForeignError, ImportOptions, LayerError, Missing, Summary};
 use moe_trace::{CountRow, ExpertId, Facts, LayerId, Phase, RoutingRow, Sink, SinkError};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/foreign")
 }
 
-/// The files that `make/binary.py` makes; the directory is the importer that must recognise them.
+/// The files that `make/binary.py` writes. The directory is the name of the importer that must recognize them.
 const FILES: [&str; 19] = [
     "eplb/small.json",
     "iku1/small.iku1",
@@ -34,7 +35,7 @@ const FILES: [&str; 19] = [
     "vllm/lists.json",
 ];
 
-/// Keeps what it is given.
+/// Keeps all rows.
 #[derive(Debug, Default)]
 struct Kept {
     rows: Vec<RoutingRow>,
@@ -53,7 +54,7 @@ impl Sink for Kept {
     }
 }
 
-/// The top-k that two of the formats do not tell.
+/// Options with the top-k, which two of the formats need.
 fn options() -> ImportOptions {
     ImportOptions {
         top_k: Some(2),
@@ -62,13 +63,13 @@ fn options() -> ImportOptions {
 }
 
 fn read(path: &Path, options: &ImportOptions) -> Result<(Summary, Kept), ForeignError> {
-    let detected = moe_foreign::detect(path)?.expect("a format that is known");
+    let detected = moe_foreign::detect(path)?.expect("a known format");
     let mut kept = Kept::default();
     let summary = moe_foreign::import(detected.importer, &detected.source, options, &mut kept)?;
     Ok((summary, kept))
 }
 
-/// The rows as `make/binary.py` writes those that it expects.
+/// The rows in the CSV format of the expected values of `make/binary.py`.
 fn as_csv(kept: &Kept) -> String {
     let number = |n: Option<u32>| n.map(|n| n.to_string()).unwrap_or_default();
     let mut text = String::new();
@@ -96,7 +97,7 @@ fn as_csv(kept: &Kept) -> String {
 }
 
 #[test]
-fn each_file_says_what_its_library_put_in() {
+fn reads_the_values_that_the_library_wrote() {
     for name in FILES {
         let (summary, kept) = read(&fixtures().join(name), &options()).expect(name);
         assert_eq!(Some(summary.format), name.split('/').next(), "{name}");
@@ -106,7 +107,7 @@ fn each_file_says_what_its_library_put_in() {
             fs::read_to_string(expected).unwrap(),
             "{name}"
         );
-        // None of these formats tells them.
+        // None of these formats contains them.
         assert!(
             kept.rows.iter().all(|row| row.weight.is_none()
                 && row.lane.is_none()
@@ -140,19 +141,19 @@ fn reports_lost_columns_and_truncated_lines() {
         let (summary, _) = read(&fixtures().join(name), &options()).unwrap();
         summary.notes.join("\n")
     };
-    // Behind the header of 12 bytes records of 36 (three tokens), 20, 20, 20 and 20 bytes, then the one that is cut.
+    // A header of 12 bytes, records of 36 (three tokens), 20, 20, 20 and 20 bytes, and a truncated one.
     let mbolt = notes("mbolt/small.bin");
     assert!(
-        mbolt.contains("record, 5 at byte 128, is cut off"),
+        mbolt.contains("incomplete last record 5 at byte 128"),
         "{mbolt}"
     );
-    assert!(notes("sglang-pt/stat.pt").contains("2 steps were summed"));
-    assert!(notes("sglang-pt/per-pass.pt").contains("2 passes were summed"));
+    assert!(notes("sglang-pt/stat.pt").contains("2 steps are summed"));
+    assert!(notes("sglang-pt/per-pass.pt").contains("2 passes are summed"));
     assert!(notes("imatrix/small.gguf").contains("prompt"));
 }
 
 #[test]
-fn a_top_k_that_is_not_in_the_file_is_asked_for() {
+fn reports_a_missing_top_k() {
     for name in ["rtrace/small.rtrace", "sglang-response/small.json"] {
         let error = read(&fixtures().join(name), &ImportOptions::default()).unwrap_err();
         let ForeignError::Missing { missing, .. } = error else {
@@ -160,7 +161,7 @@ fn a_top_k_that_is_not_in_the_file_is_asked_for() {
         };
         assert_eq!(missing, Missing::TopK);
     }
-    // The model tells it too.
+    // The top-k may also be that of the model.
     let options = ImportOptions {
         model: Some(Facts {
             n_expert_used: Some(2),
@@ -189,7 +190,7 @@ fn read_text_of(text: &str, options: &ImportOptions) -> Result<(Summary, Kept), 
     read(&path, options)
 }
 
-/// A model of `n_block` blocks, the last `n_nextn` of the MTP head, with two experts for a token in the blocks `moe`.
+/// A model of `n_block` blocks, the last `n_nextn` of which are the MTP head, with experts (top-2) in the blocks `moe`.
 fn model(n_block: u32, n_nextn: u32, moe: &[u16]) -> ImportOptions {
     ImportOptions {
         model: Some(Facts {
@@ -209,7 +210,7 @@ fn has_note(summary: &Summary, part: &str) -> bool {
 
 #[test]
 fn choices_of_a_response_are_sequences() {
-    // Two answers to a prompt of one token: one layer, two experts.
+    // Two choices for a prompt of one token; one layer, top-2.
     let text = r#"{"choices": [{"routed_experts": [[[3, 4]], [[5, 6]]]}, {"routed_experts": [[[1, 2]]]},
         {"routed_experts": null}], "prompt_routed_experts": [[[7, 0]]], "usage": {"prompt_tokens": 1}}"#;
     let (_, kept) = read_text(text).unwrap();
@@ -221,9 +222,9 @@ fn choices_of_a_response_are_sequences() {
     );
 }
 
-/// Several prompts in a request: each choice has its own.
+/// In a request with several prompts, each choice has its own prompt.
 #[test]
-fn a_choice_may_have_a_prompt_of_its_own() {
+fn choices_may_have_different_prompts() {
     let text = r#"{"choices": [{"prompt_routed_experts": [[[7, 0]]], "routed_experts": [[[3, 4]]]},
         {"prompt_routed_experts": [[[1, 2]], [[2, 1]]], "routed_experts": [[[5, 6]]]}]}"#;
     let (_, kept) = read_text(text).unwrap();
@@ -236,23 +237,26 @@ fn a_choice_may_have_a_prompt_of_its_own() {
     );
 }
 
-/// Without one of the counts the model's layers determine how many tokens the numbers are of.
+/// With one of the token counts, the number of layers of the model determines the number of tokens.
 #[test]
-fn a_response_needs_not_both_counts() {
-    let whole = fs::read_to_string(fixtures().join("sglang-response/small.json")).unwrap();
-    let (_, expected) = read_text(&whole).unwrap();
+fn a_response_with_one_token_count_needs_the_model() {
+    let complete = fs::read_to_string(fixtures().join("sglang-response/small.json")).unwrap();
+    let (_, expected) = read_text(&complete).unwrap();
     let options = ImportOptions {
         top_k: Some(2),
         ..model(2, 0, &[0, 1])
     };
     for missing in [r#""prompt_tokens": 3, "#, r#""completion_tokens": 3, "#] {
-        let text = whole.replace(missing, "");
-        assert!(text.len() < whole.len());
+        let text = complete.replace(missing, "");
+        assert!(text.len() < complete.len());
         let (summary, kept) = read_text_of(&text, &options).unwrap();
         let place = |row: &RoutingRow| (row.token_id.0, row.layer_id.0, row.slot, row.expert_id.0);
         let places = |kept: &Kept| kept.rows.iter().map(place).collect::<Vec<_>>();
         assert_eq!(places(&kept), places(&expected));
-        assert!(has_note(&summary, "is not recorded"), "{summary:?}");
+        assert!(
+            has_note(&summary, "has no prompt_tokens or completion_tokens"),
+            "{summary:?}"
+        );
         let error = read_text(&text).unwrap_err();
         assert!(
             matches!(
@@ -267,9 +271,9 @@ fn a_response_needs_not_both_counts() {
     }
 }
 
-/// No router names an expert twice for a token: it counts once, and the place is told.
+/// A router selects an expert at most once per token.
 #[test]
-fn an_expert_that_a_token_names_again_is_left_out() {
+fn skips_and_reports_repeated_experts() {
     let text = r#"{"t":0,"layer":0,"experts":[3,4]}
 {"t":1,"layer":0,"experts":[3,3,4,3],"weights":[0.5,0.25,0.125,0.125]}
 {"t":2,"layer":0,"experts":[4,3]}
@@ -289,8 +293,7 @@ fn an_expert_that_a_token_names_again_is_left_out() {
         (2, 1, 3),
     ];
     assert_eq!(rows, expected);
-    let note_start =
-        "left out: 2 experts that a token names again, which no router does (the first at line 2)";
+    let note_start = "warning: skipped 2 repeated experts (the first at line 2)";
     assert!(
         summary
             .notes
@@ -302,8 +305,8 @@ fn an_expert_that_a_token_names_again_is_left_out() {
 }
 
 #[test]
-fn what_servers_fill_is_no_routing() {
-    // A layer without experts, and slots that are not used.
+fn skips_padding_of_servers() {
+    // A layer with 0 in every slot, and an empty slot.
     let text = r#"{"choices": [{"routed_experts": [[[0, 0], [3, -1]]]}]}"#;
     let (summary, kept) = read_text(text).unwrap();
     assert_eq!(kept.rows.len(), 1);
@@ -315,7 +318,7 @@ fn what_servers_fill_is_no_routing() {
 }
 
 #[test]
-fn a_list_of_responses_is_read() {
+fn reads_a_list_of_responses() {
     let one = fs::read_to_string(fixtures().join("sglang-response/small.json")).unwrap();
     let (_, kept) = read_text(&format!("[{one}, {one}]")).unwrap();
     assert_eq!(kept.rows.len(), 40);
@@ -323,45 +326,71 @@ fn a_list_of_responses_is_read() {
 }
 
 #[test]
-fn faults_have_a_place() {
-    for (text, place) in [
+fn errors_of_counts_have_a_location_and_a_cause() {
+    let cases = [
         (
             r#"{"logical_count": [[1, 2], [3, -4]]}"#,
-            "element logical_count[1, 1]",
+            "logical_count[1, 1]",
+            CountError::NotCount { found: -4.0 },
         ),
-        (r#"{"logical_count": [1, 2]}"#, "shape [2]"),
-        (r#"{"logical_count": [[1, 2], [3]]}"#, "line 1"),
-        (r#"{"logical_count": [[0.5, 2]]}"#, "0.5 is not a count"),
+        (
+            r#"{"logical_count": [1, 2]}"#,
+            "logical_count[]",
+            CountError::Shape { shape: vec![2] },
+        ),
+        (
+            r#"{"logical_count": [[0.5, 2]]}"#,
+            "logical_count[0, 0]",
+            CountError::NotCount { found: 0.5 },
+        ),
         (
             r#"{"physical_to_logical_map": [[0, 1]]}"#,
-            "placement without counts",
+            "physical_to_logical_map",
+            CountError::NoCounts,
         ),
         (
             r#"{"physical_to_logical_map": [[0, 2]], "global_physical_count": [[1, 1]]}"#,
-            "element global_physical_count[0, 1]",
+            "global_physical_count[0, 1]",
+            CountError::Unmapped {
+                physical: 1,
+                layer: 0,
+            },
         ),
-        (
-            r#"{"choices": [{"routed_experts": [[[3, 4]], [[5, 9999]]]}]}"#,
-            "element choices[0].routed_experts[1, 0]",
-        ),
-        (
-            r#"{"choices": [{"routed_experts": "TlVNUFk="}]}"#,
-            "choices[0].routed_experts[]",
-        ),
-        (r#"{"choices": [{"routed_experts": "?"}]}"#, "line 1"),
-        (
-            r#"{"meta_info": {"prompt_tokens": 2, "completion_tokens": 2, "routed_experts": "AAAAAA=="}}"#,
-            "are not 32-bit integers",
-        ),
-    ] {
-        let message = read_text(text).unwrap_err().to_string();
-        assert!(message.contains(place), "{text}: {message}");
+    ];
+    for (text, element, cause) in cases {
+        let error = read_text(text).unwrap_err();
+        assert_eq!(error.at(), Some(&At::Element(element.into())), "{text}");
+        assert_eq!(error.cause(), Some(&cause), "{text}");
     }
 }
 
 #[test]
-fn rows_of_layers_with_experts_are_mapped_to_their_blocks() {
-    // A model of four layers, the first two without experts.
+fn errors_of_responses_have_a_location() {
+    let element = |name: &str| At::Element(name.into());
+    for (text, at) in [
+        (r#"{"logical_count": [[1, 2], [3]]}"#, At::Line(1)),
+        (
+            r#"{"choices": [{"routed_experts": [[[3, 4]], [[5, 9999]]]}]}"#,
+            element("choices[0].routed_experts[1, 0]"),
+        ),
+        (
+            r#"{"choices": [{"routed_experts": "TlVNUFk="}]}"#,
+            element("choices[0].routed_experts[]"),
+        ),
+        (r#"{"choices": [{"routed_experts": "?"}]}"#, At::Line(1)),
+        (
+            r#"{"meta_info": {"prompt_tokens": 2, "completion_tokens": 2, "routed_experts": "AAAAAA=="}}"#,
+            element("meta_info.routed_experts[]"),
+        ),
+    ] {
+        let error = read_text(text).unwrap_err();
+        assert_eq!(error.at(), Some(&at), "{text}: {error}");
+    }
+}
+
+#[test]
+fn maps_rows_of_moe_layers_to_their_blocks() {
+    // A model of four layers, of which the first two are dense.
     let (_, kept) = read(
         &fixtures().join("npy/vllm-routed.npy"),
         &model(4, 0, &[2, 3]),
@@ -371,7 +400,7 @@ fn rows_of_layers_with_experts_are_mapped_to_their_blocks() {
     assert_eq!(layers[..6], [2, 2, 3, 3, 2, 2]);
 }
 
-/// A damaged file is read, or refused on one line that names the file and a place in it.
+/// Imports a damaged file. An error must be one line with the path and a location.
 fn must_not_panic(path: &Path) {
     let Some(detected) = moe_foreign::detect(path).unwrap() else {
         return;
@@ -388,7 +417,7 @@ fn must_not_panic(path: &Path) {
             "line",
             "record",
             "element",
-            "holds no routing",
+            "no routing",
             "more than any model has",
             "tensor",
         ];
@@ -400,7 +429,7 @@ fn must_not_panic(path: &Path) {
 }
 
 #[test]
-fn cut_files_are_refused_or_read() {
+fn truncated_files_do_not_panic() {
     let dir = tempfile::tempdir().unwrap();
     for name in FILES {
         let path = dir.path().join("trace");
@@ -414,18 +443,18 @@ fn cut_files_are_refused_or_read() {
 }
 
 #[test]
-fn changed_bytes_are_refused_or_read() {
+fn changed_bytes_do_not_panic() {
     let dir = tempfile::tempdir().unwrap();
     for name in FILES {
-        let whole = fs::read(fixtures().join(name)).unwrap();
+        let complete = fs::read(fixtures().join(name)).unwrap();
         let path = dir.path().join("trace");
-        fs::write(&path, &whole).unwrap();
+        fs::write(&path, &complete).unwrap();
         let mut file = fs::File::options().write(true).open(&path).unwrap();
         let mut write = |at: usize, byte: u8| {
             file.seek(SeekFrom::Start(at as u64)).unwrap();
             file.write_all(&[byte]).unwrap();
         };
-        for (at, &byte) in whole.iter().enumerate() {
+        for (at, &byte) in complete.iter().enumerate() {
             for change in [0x01, 0x80, 0xff] {
                 write(at, byte ^ change);
                 must_not_panic(&path);
@@ -435,9 +464,9 @@ fn changed_bytes_are_refused_or_read() {
     }
 }
 
-/// The dump with another name for its map: which experts of the model were counted is unknown.
+/// The dump with its map renamed, so that physical experts cannot be mapped to experts of the model.
 #[test]
-fn physical_counts_without_their_map_are_refused() {
+fn rejects_physical_counts_without_a_map() {
     let mut bytes = fs::read(fixtures().join("sglang-pt/per-pass.pt")).unwrap();
     let key = b"last_physical_to_logical_map";
     let at = bytes.windows(key.len()).position(|b| b == key).unwrap();
@@ -445,17 +474,16 @@ fn physical_counts_without_their_map_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("dump.pt");
     fs::write(&path, bytes).unwrap();
-    let error = read(&path, &ImportOptions::default())
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.contains("records[0].global_physical_count")
-            && error.contains("unknown which experts"),
+    let error = read(&path, &ImportOptions::default()).unwrap_err();
+    let at = At::Element("records[0].global_physical_count[]".into());
+    assert_eq!(error.at(), Some(&at), "{error}");
+    assert_eq!(
+        error.cause::<CountError>(),
+        Some(&CountError::NoMap),
         "{error}"
     );
 }
 
 mod dumps;
-/// Where servers put routing, and how they number layers.
 mod servers;
 mod shapes;

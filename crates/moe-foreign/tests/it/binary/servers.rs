@@ -1,9 +1,10 @@
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+//! Responses and arrays of servers: where routing is, and how layers and tokens are numbered.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use moe_foreign::{EXPORTERS, Export, Input, ResponseError};
+use moe_foreign::{EXPORTERS, Export, Input, JsonError, ResponseError};
 
 use super::*;
 
@@ -11,12 +12,12 @@ fn dumps() -> PathBuf {
     fixtures().join("../server-dumps")
 }
 
-/// Block 0 dense, 1 to 3 with experts, 4 the MTP head with experts.
+/// A model whose block 0 is dense, whose blocks 1 to 3 have experts, and whose block 4 is the MTP head with experts.
 fn glm() -> ImportOptions {
     model(5, 1, &[1, 2, 3, 4])
 }
 
-/// Four blocks with experts.
+/// A model of four blocks with experts.
 fn all_moe() -> ImportOptions {
     model(4, 0, &[0, 1, 2, 3])
 }
@@ -43,8 +44,8 @@ pub(super) fn read_bytes(
     read(&path, options)
 }
 
-pub(super) fn layer_error(outcome: Result<(Summary, Kept), ForeignError>) -> LayerError {
-    match outcome.unwrap_err() {
+pub(super) fn layer_error(result: Result<(Summary, Kept), ForeignError>) -> LayerError {
+    match result.unwrap_err() {
         ForeignError::Layers { source, .. } => source,
         other => panic!("{other}"),
     }
@@ -68,78 +69,73 @@ pub(super) fn counts(kept: &Kept) -> BTreeMap<(u16, u32), u64> {
     counts
 }
 
-/// `n_tokens` tokens of layers 1 to 3, where layer l selects experts l and l + 4.
+/// Counts of `n_tokens` tokens in layers 1 to 3, where layer l selects experts l and l + 4.
 fn glm_counts(n_tokens: u64) -> BTreeMap<(u16, u32), u64> {
     let experts = (1..4).flat_map(|layer| [layer, layer + 4].map(|expert| (layer as u16, expert)));
     experts.map(|place| (place, n_tokens)).collect()
 }
 
 #[test]
-fn limits_what_a_response_holds() {
+fn limits_the_choices_of_a_response() {
     let routed = r#"{"index":0,"routed_experts":[[[1]]]}"#;
     let empty = |n: usize| ",{}".repeat(n);
-    for (text, expected) in [
-        (
-            format!(r#"{{"choices":[{routed}{}]}}"#, empty(1 << 14)),
-            "there are more than 16384 choices of a response",
-        ),
-        (
-            format!(r#"[{{"choices":[{routed}]}}{}]"#, empty(1 << 17)),
-            "there are more than 131072 responses and choices in a list",
-        ),
-        (
-            format!(
-                "data: {{\"object\":\"a.chunk\",\"choices\":[{routed}{}]}}\n\ndata: {{\"object\":\"a.chunk\",\"choices\":[{{\"index\":1}}]}}\n",
-                empty((1 << 14) - 1)
-            ),
-            "the chunks have more than 16384 choices",
-        ),
-        (
-            format!(r#"{{"id":[{{"a":0}}],"choices":[{routed}]}}"#),
-            "instead of an id, which is text or a number",
-        ),
-        (
-            format!(r#"{{"choices":[{routed}],"meta_info":{{"id":{{}}}}}}"#),
-            "instead of an id, which is text or a number",
-        ),
+    for text in [
+        format!(r#"{{"choices":[{routed}{}]}}"#, empty(1 << 14)),
+        format!(r#"[{{"choices":[{routed}]}}{}]"#, empty(1 << 17)),
+        // An id that is neither a string nor a number.
+        format!(r#"{{"id":[{{"a":0}}],"choices":[{routed}]}}"#),
+        format!(r#"{{"choices":[{routed}],"meta_info":{{"id":{{}}}}}}"#),
     ] {
         let error = read_bytes(text.as_bytes(), &options()).unwrap_err();
-        assert!(error.to_string().contains(expected), "{error}");
+        assert!(error.cause::<JsonError>().is_some(), "{error}");
     }
-    // Choices of a choice are passed over; an id may be a number.
+    let chunks = format!(
+        "data: {{\"object\":\"a.chunk\",\"choices\":[{routed}{}]}}\n\ndata: {{\"object\":\"a.chunk\",\"choices\":[{{\"index\":1}}]}}\n",
+        empty((1 << 14) - 1)
+    );
+    let error = read_bytes(chunks.as_bytes(), &options()).unwrap_err();
+    let is_expected = matches!(
+        error,
+        ForeignError::Response {
+            source: ResponseError::Choices { limit: 16_384 },
+            ..
+        }
+    );
+    assert!(is_expected, "{error}");
+    // Nested choices are ignored; an id may be a number.
     let nested = format!(r#"{{"id":7,"choices":[{{"choices":[{routed}]}},{routed}]}}"#);
     let (_, kept) = read_bytes(nested.as_bytes(), &options()).unwrap();
     assert_eq!(kept.rows.len(), 1);
 }
 
 #[test]
-fn dumps_with_a_row_for_each_hidden_layer() {
+fn reads_arrays_with_one_row_per_hidden_layer() {
     for name in ["routed.npy", "vllm.json"] {
         for options in [glm(), options()] {
             let (summary, kept) = read(&dumps().join(name), &options).unwrap();
             assert_eq!(kept.rows.len(), 6 * 3 * 2, "{name}");
             assert_eq!(counts(&kept), glm_counts(6), "{name}");
-            // The empty row shows that all layers have rows.
+            // The empty row shows that there is one row per hidden layer.
             assert!(summary.missing.is_empty(), "{name}");
         }
     }
 }
 
 #[test]
-fn dumps_with_rows_of_layers_with_experts_only() {
+fn reads_arrays_with_one_row_per_moe_layer() {
     let token = [1, 5, 2, 6, 3, 7];
     let dump = npy(&[4, 3, 2], &token.repeat(4));
     let (_, kept) = read_bytes(&dump, &glm()).unwrap();
     assert_eq!(counts(&kept), glm_counts(4));
-    // Without the model they are numbered from 0, and the user is warned.
+    // Without the model, rows are numbered from 0, with a warning.
     let (summary, kept) = read_bytes(&dump, &options()).unwrap();
     assert_eq!(layers(&kept), [0, 1, 2].into());
     assert_eq!(summary.missing, [Missing::Layers].into());
 }
 
 #[test]
-fn dumps_that_fit_no_layout_are_refused() {
-    // A row for the MTP head too.
+fn rejects_arrays_that_match_neither_layout() {
+    // The first case has a row for the MTP head.
     let token = [0, 0, 1, 5, 2, 6, 3, 7, 1, 2];
     for (n_rows, bytes) in [(5, &token[..]), (2, &token[2..6]), (1, &token[2..4])] {
         let error = layer_error(read_bytes(&npy(&[1, n_rows, 2], bytes), &glm()));
@@ -151,7 +147,7 @@ fn dumps_that_fit_no_layout_are_refused() {
         };
         assert_eq!(error, expected);
     }
-    // The dense layer is in use.
+    // The row of the dense layer is not empty.
     let error = layer_error(read_bytes(
         &npy(&[1, 4, 2], &[3, 4, 1, 5, 2, 6, 3, 7]),
         &glm(),
@@ -161,9 +157,9 @@ fn dumps_that_fit_no_layout_are_refused() {
     assert_eq!(error, LayerError::Dense { layer: 0 });
 }
 
-/// Every format whose layers are rows of a server's array, by its golden file of two layers.
+/// On the golden file of two layers of every format whose layers are rows of a server's array.
 #[test]
-fn every_format_of_rows_maps_them_to_blocks() {
+fn every_array_format_maps_rows_to_blocks() {
     let by_number = ["imatrix/", "mbolt/", "rtrace/"];
     for name in FILES {
         if by_number.iter().any(|format| name.starts_with(format)) {
@@ -174,27 +170,27 @@ fn every_format_of_rows_maps_them_to_blocks() {
         assert_eq!(layers(&kept), [0, 1].into(), "{name}");
         assert_eq!(summary.missing, [Missing::Layers].into(), "{name}");
         let expected = counts(&kept);
-        // Rows of the layers with experts, next to a dense one in front and an MTP head.
+        // One row per MoE layer of a model whose first layer is dense and which has an MTP head.
         let (summary, kept) = read(&path, &model(4, 1, &[1, 2, 3])).unwrap();
         let shifted = expected.iter();
         let shifted: BTreeMap<_, _> = shifted.map(|(&(l, e), &n)| ((l + 1, e), n)).collect();
         assert_eq!(counts(&kept), shifted, "{name}");
         assert!(summary.missing.is_empty(), "{name}");
-        // Rows of all hidden layers.
+        // One row per hidden layer.
         let (_, kept) = read(&path, &model(3, 1, &[0, 1, 2])).unwrap();
         assert_eq!(counts(&kept), expected, "{name}");
-        // A response without a shape fits no number of tokens, the others no number of layers.
+        // A model with another number of layers. A response without a shape fits no number of tokens.
         let error = read(&path, &model(7, 0, &[1, 2, 3])).unwrap_err();
-        let is_refused = matches!(
+        let is_expected = matches!(
             error,
             ForeignError::Layers { .. } | ForeignError::Response { .. }
         );
-        assert!(is_refused, "{name}: {error}");
+        assert!(is_expected, "{name}: {error}");
     }
 }
 
 #[test]
-fn layers_by_number_must_have_experts_in_the_model() {
+fn rejects_numbered_layers_that_are_dense_in_the_model() {
     let line = |layer: u16| format!("{{\"t\":0,\"layer\":{layer},\"experts\":[1,5]}}\n");
     read_text_of(&line(1), &glm()).unwrap();
     let error = layer_error(read_text_of(&line(0), &glm()));
@@ -203,9 +199,9 @@ fn layers_by_number_must_have_experts_in_the_model() {
     assert_eq!(error, LayerError::Dense { layer: 0 });
 }
 
-/// Expert 0 of a model with one expert for a token is no filler, unless the layer is dense.
+/// With top-1, expert 0 is not padding unless the layer is dense.
 #[test]
-fn one_expert_for_a_token() {
+fn keeps_expert_0_of_moe_layers_with_top_1() {
     let options = ImportOptions {
         top_k: Some(1),
         ..model(4, 0, &[1, 3])
@@ -218,17 +214,17 @@ fn one_expert_for_a_token() {
 }
 
 #[test]
-fn the_mtp_layer_of_colibri_is_left_out() {
+fn coli_usage_skips_the_mtp_layer() {
     for header in ["-1 4 8\n", ""] {
         let text = format!("{header}1 5 2\n3 7 1\n4 2 9\n");
         let (summary, kept) = read_text_of(&text, &glm()).unwrap();
         assert_eq!(counts(&kept), [((1, 5), 2), ((3, 7), 1)].into());
         assert_eq!(summary.facts.n_layer, Some(5));
-        assert!(has_note(&summary, "left out: 1 count"), "{summary:?}");
+        assert!(has_note(&summary, "skipped 1 count"), "{summary:?}");
     }
 }
 
-/// The text of a response of SGLang with these tokens of four layers: layer l selects experts 2l and 2l + 1.
+/// Base64 of a response of SGLang with `n_tokens` tokens in four layers, where layer l selects experts 2l and 2l + 1.
 fn base64_of(n_tokens: usize) -> String {
     let token: Vec<u8> = (0i32..8).flat_map(i32::to_le_bytes).collect();
     STANDARD.encode(token.repeat(n_tokens))
@@ -251,16 +247,16 @@ fn assert_tokens(kept: &Kept, tokens: std::ops::Range<u32>) {
 }
 
 #[test]
-fn a_response_may_start_late() {
+fn responses_may_omit_the_first_tokens() {
     let path = dumps().join("from10.json");
     let (_, kept) = read(&path, &all_moe()).unwrap();
     assert_tokens(&kept, 10..20);
-    // Without the model it may as well start at the first token, with two layers.
+    // Without the model it is read as two layers that start with the first token.
     let (summary, kept) = read(&path, &options()).unwrap();
     assert_eq!(layers(&kept), [0, 1].into());
-    assert!(has_note(&summary, "2 were assumed"), "{summary:?}");
+    assert!(has_note(&summary, "assumed 2"), "{summary:?}");
     assert_eq!(summary.missing, [Missing::Layers].into());
-    // A response that records where it starts leaves no choice.
+    // With routed_experts_start_len, the number of layers is determined.
     let text = fs::read_to_string(&path).unwrap();
     let started = |start: u32| {
         let key = format!("\"meta_info\": {{\"routed_experts_start_len\": {start}, ");
@@ -280,15 +276,15 @@ fn a_response_may_start_late() {
         ),
         "{error}"
     );
-    // More tokens than were evaluated fit no model of four layers.
+    // The array has more tokens than were evaluated.
     let text = text.replace("\"completion_tokens\": 5", "\"completion_tokens\": 0");
     let text = text.replace("\"prompt_tokens\": 16", "\"prompt_tokens\": 5");
     assert!(read_text_of(&text, &all_moe()).is_err());
 }
 
-/// A number of experts that both layouts of the model fit: empty rows of dense layers decide.
+/// A number of integers that fits both layouts of the model.
 #[test]
-fn empty_rows_of_dense_layers_decide_between_layouts() {
+fn empty_rows_of_dense_layers_determine_the_layout() {
     let response = |token: &[i32], n_tokens: usize| {
         let token: Vec<u8> = token.iter().flat_map(|id| id.to_le_bytes()).collect();
         let routed = STANDARD.encode(token.repeat(n_tokens));
@@ -297,7 +293,7 @@ fn empty_rows_of_dense_layers_decide_between_layouts() {
         )
     };
     let first = |kept: &Kept| kept.rows.iter().map(|row| row.token_id.0).min();
-    // 72 numbers: 12 tokens of three layers, or 9 of four.
+    // 72 integers: 12 tokens of three layers, or 9 tokens of four.
     let (_, kept) = read_text_of(&response(&[1, 5, 2, 6, 3, 7], 12), &glm()).unwrap();
     assert_eq!((counts(&kept), first(&kept)), (glm_counts(12), Some(0)));
     let (_, kept) = read_text_of(&response(&[0, 0, 1, 5, 2, 6, 3, 7], 9), &glm()).unwrap();
@@ -305,7 +301,7 @@ fn empty_rows_of_dense_layers_decide_between_layouts() {
 }
 
 #[test]
-fn sglang_puts_its_extension_in_several_places() {
+fn finds_the_extension_of_sglang_in_all_places() {
     let chat = fs::read_to_string(dumps().join("chat.json")).unwrap();
     let routed = base64_of(20);
     let usage = r#""usage": {"prompt_tokens": 16, "completion_tokens": 5}"#;
@@ -322,7 +318,7 @@ fn sglang_puts_its_extension_in_several_places() {
             r#"{{"choices": [{{"meta_info": {{"prompt_tokens": 16, "completion_tokens": 5, "routed_experts": "{routed}"}}}}]}}"#
         ),
         format!(r#"{{"sglext": {{"routed_experts": "{routed}"}}, {usage}}}"#),
-        // Chunks of a stream, as events and as lines.
+        // Chunks of a streamed response, as server-sent events and as JSONL.
         format!(
             ": comment\ndata: {{\"id\": \"a\", \"choices\": [{{\"index\": 0, \"delta\": {{\"content\": \"x\"}}}}]}}\n\n\
              data: {{\"id\": \"a\", \"choices\": [], \"sglext\": {{\"routed_experts\": \"{routed}\"}}}}\n\n\
@@ -341,7 +337,7 @@ fn sglang_puts_its_extension_in_several_places() {
 }
 
 #[test]
-fn every_choice_of_an_extension_is_a_sequence() {
+fn choices_with_an_extension_are_sequences() {
     let choice = |n| format!(r#"{{"sglext": {{"routed_experts": "{}"}}}}"#, base64_of(n));
     let text = format!(
         r#"{{"choices": [{}, {}], "usage": {{"prompt_tokens": 16, "completion_tokens": 9}}}}"#,
@@ -360,9 +356,9 @@ fn every_choice_of_an_extension_is_a_sequence() {
     assert_eq!(tokens, expected.into());
 }
 
-/// Prompts of 3 and of 4 tokens, 3 generated tokens each: the usage counts the tokens of both prompts.
+/// Prompts of 3 and 4 tokens, 3 generated tokens each. `usage` sums the tokens of both prompts.
 #[test]
-fn prompts_of_one_response_are_counted_apart() {
+fn does_not_use_the_summed_usage_of_several_prompts() {
     let usage = r#""usage": {"prompt_tokens": 7, "completion_tokens": 6}"#;
     let lists = |n: usize| format!("[{}]", vec!["[[0,1],[2,3],[4,5],[6,7]]"; n].join(","));
     let choice = |n: usize| {
@@ -379,14 +375,14 @@ fn prompts_of_one_response_are_counted_apart() {
         .collect();
     let expected = [(Some(0), 3), (Some(0), 4), (Some(1), 4), (Some(1), 5)];
     assert_eq!(generated, expected.into());
-    // Where prompt and generated tokens are one array, the phase is not known.
+    // If prompt and generated tokens are one array, phases are unknown.
     let choice = |n| format!(r#"{{"sgl_ext": {{"routed_experts": "{}"}}}}"#, base64_of(n));
     let text = format!(r#"{{"choices": [{}, {}], {usage}}}"#, choice(5), choice(6));
     let (_, kept) = read_text_of(&text, &all_moe()).unwrap();
     assert!(kept.rows.iter().all(|row| row.phase.is_none()));
 }
 
-/// What `name` writes of the trace at `path`, and what it leaves out.
+/// The output and the notes of the exporter `name` for the trace at `path`.
 fn export(path: &Path, options: &ImportOptions, name: &str) -> (Vec<u8>, Vec<String>) {
     let exporter = EXPORTERS.iter().find(|exporter| exporter.name() == name);
     let input = Input::Foreign(moe_foreign::detect(path).unwrap().unwrap());
@@ -399,7 +395,7 @@ fn export(path: &Path, options: &ImportOptions, name: &str) -> (Vec<u8>, Vec<Str
 }
 
 #[test]
-fn exports_for_servers_have_a_row_for_each_hidden_layer() {
+fn exports_for_servers_have_one_row_per_hidden_layer() {
     let path = dumps().join("routed.npy");
     let (bytes, _) = export(&path, &glm(), "eplb");
     let matrix = "[[0, 0, 0, 0, 0, 0, 0, 0], [0, 6, 0, 0, 0, 6, 0, 0], [0, 0, 6, 0, 0, 0, 6, 0], [0, 0, 0, 6, 0, 0, 0, 6]]\n";
@@ -425,14 +421,14 @@ fn exports_for_servers_have_a_row_for_each_hidden_layer() {
 }
 
 #[test]
-fn exports_for_servers_leave_the_mtp_head_out() {
+fn exports_for_servers_skip_the_mtp_head() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("trace.jsonl");
     let line = |layer: u16| format!("{{\"t\":0,\"layer\":{layer},\"experts\":[1,5]}}\n");
     fs::write(&path, line(1) + &line(4)).unwrap();
     for name in ["npy", "npy-counts", "sglang", "eplb"] {
         let (bytes, losses) = export(&path, &glm(), name);
-        let expected = "1 layer of the MTP head was left out: servers count hidden layers only";
+        let expected = "skipped 1 layer of the MTP head: servers count only hidden layers";
         assert!(
             losses.iter().any(|loss| loss == expected),
             "{name}: {losses:?}"

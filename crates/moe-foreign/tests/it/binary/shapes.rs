@@ -1,9 +1,11 @@
-//! Arrays whose shape alone does not show what they hold, and experts for a token that the model does not have.
+//! Arrays whose shape does not determine their content, and traces with another top-k than the model.
+
+use moe_foreign::RoutingError;
 
 use super::servers::{counts, layer_error, read_bytes};
 use super::*;
 
-/// A `.npy` file of numbers that are written as `descr` names their type.
+/// A `.npy` file of numbers with the element type `descr`.
 fn npy<const N: usize>(
     descr: &str,
     shape: &[usize],
@@ -18,38 +20,32 @@ fn npy<const N: usize>(
     file
 }
 
-/// Four layers of 8 experts, of which a token selects 2.
+/// A model of four layers with 8 experts, top-2.
 fn small() -> ImportOptions {
     let mut options = model(4, 0, &[0, 1, 2, 3]);
     options.model.as_mut().unwrap().n_expert = Some(8);
     options
 }
 
-/// Counts `[3 steps, 4 layers, 8 experts]` as integers have the form of routing with 8 experts for a token.
+/// Integer counts `[3 steps, 4 layers, 8 experts]` have the shape of routing with top-8.
 #[test]
-fn counts_with_the_form_of_routing_are_refused_for_a_model_with_fewer_experts_of_a_token() {
+fn rejects_counts_that_look_like_routing_with_a_higher_top_k() {
     let numbers = (0..3 * 4 * 8).map(|i: i64| (i % 5).to_le_bytes());
     let file = npy("<i8", &[3, 4, 8], numbers);
     let error = layer_error(read_bytes(&file, &small()));
-    assert_eq!(
-        error,
-        LayerError::Slots {
-            n_slots: 8,
-            most: 2
-        }
-    );
-    // Where the user names the number, that of the array is taken with a warning, as for other traces.
+    assert_eq!(error, LayerError::Slots { n_slots: 8, max: 2 });
+    // If the user specifies the top-k, that of the array is used with a warning.
     let file = npy("<i8", &[1, 1, 3], [1i64, 5, 7].map(i64::to_le_bytes));
     let (summary, _) = read_bytes(&file, &options()).unwrap();
     assert!(
-        has_note(&summary, "the top-k of 2 is passed over"),
+        has_note(&summary, "the specified top-k of 2 is ignored"),
         "{summary:?}"
     );
 }
 
-/// The experts that were seen go before those of the model, with a warning.
+/// The top-k of the trace has precedence over that of the model.
 #[test]
-fn lines_with_more_experts_than_the_model_selects_are_read_with_a_warning() {
+fn warns_of_lines_with_a_higher_top_k_than_the_model() {
     let text = "{\"t\":0,\"layer\":0,\"experts\":[0,1,2,3]}\n{\"t\":1,\"layer\":0,\"experts\":[4,5,6,7]}\n";
     let (summary, kept) = read_text_of(text, &small()).unwrap();
     assert_eq!(kept.rows.len(), 8);
@@ -57,19 +53,19 @@ fn lines_with_more_experts_than_the_model_selects_are_read_with_a_warning() {
     assert!(
         has_note(
             &summary,
-            "warning: the trace has 4 experts for a token, the model selects 2"
+            "warning: the trace has 4 experts per token, but the model selects 2"
         ),
         "{summary:?}"
     );
-    // A run may route a token to fewer experts than the model does.
+    // A run may select fewer experts than the model.
     let text = "{\"t\":0,\"layer\":0,\"experts\":[0]}\n";
     let (summary, _) = read_text_of(text, &small()).unwrap();
     assert!(!has_note(&summary, "warning"), "{summary:?}");
 }
 
-/// A token has 2 experts in layer 0, for which the model selects 1.
+/// A token has 2 experts in layer 0, but the model selects 1 there.
 #[test]
-fn more_experts_than_the_model_selects_in_a_layer_are_reported() {
+fn warns_of_a_layer_with_a_higher_top_k_than_the_model() {
     let of_layers = |n_expert_used_by_block| ImportOptions {
         model: Some(Facts {
             n_expert: Some(8),
@@ -79,7 +75,7 @@ fn more_experts_than_the_model_selects_in_a_layer_are_reported() {
         ..ImportOptions::default()
     };
     let text = "{\"t\":0,\"layer\":0,\"experts\":[0,1]}\n{\"t\":0,\"layer\":1,\"experts\":[4,5]}\n";
-    let warning = "warning: in layer 0 the trace has more experts for a token than the 1 that";
+    let warning = "warning: layer 0: the trace has more experts per token than the 1 that";
     let (summary, _) = read_text_of(text, &of_layers(vec![1, 2])).unwrap();
     assert!(has_note(&summary, warning), "{summary:?}");
     let (summary, _) = read_text_of(text, &of_layers(vec![2, 3])).unwrap();
@@ -88,28 +84,33 @@ fn more_experts_than_the_model_selects_in_a_layer_are_reported() {
 
 /// Counts `[steps, layers, experts]` have the shape of routing.
 #[test]
-fn arrays_whose_tokens_must_repeat_experts_are_refused() {
+fn rejects_arrays_with_more_slots_than_expert_ids() {
     let file = |numbers: [i64; 6]| npy("<i8", &[2, 1, 3], numbers.map(i64::to_le_bytes));
     let error = read_bytes(&file([1, 0, 1, 0, 1, 0]), &ImportOptions::default()).unwrap_err();
-    let text = error.to_string();
-    assert!(
-        text.contains("[0, 0]: 3 experts in one layer, but no expert is above 1"),
-        "{text}"
-    );
-    // Empty slots, and a token that was not routed.
+    assert_eq!(error.at(), Some(&At::Element("[0, 0]".into())), "{error}");
+    let cause = RoutingError::Repeated {
+        n_used: 3,
+        highest: 1,
+    };
+    assert_eq!(error.cause(), Some(&cause), "{error}");
+    // An empty slot, and a token that was not routed.
     let (_, kept) = read_bytes(&file([1, 0, -1, 0, 0, 0]), &ImportOptions::default()).unwrap();
     assert_eq!(kept.rows.len(), 2);
 }
 
-/// `[6 tokens, 4 layers, 2]` as lists is either; as floats it has the form of MoE-Infinity's counts; of one layer it has the form
-/// of counts.
+/// Routing `[6 tokens, 4 layers, top-2]`. As lists it may be routing or counts. As floats it has the shape of MoE-Infinity's counts. One
+/// layer of it has the shape of counts.
 #[test]
-fn what_may_be_routing_is_not_counted_silently() {
+fn warns_of_counts_that_may_be_routing() {
     let experts: Vec<i32> = (0..8).collect::<Vec<_>>().repeat(6);
     let token = "[[0, 1], [2, 3], [4, 5], [6, 7]]";
     let lists = format!("[{}]", [token; 6].join(", "));
-    let error = read_text_of(&lists, &options()).unwrap_err().to_string();
-    assert!(error.contains("nothing shows which"), "{error}");
+    let error = read_text_of(&lists, &options()).unwrap_err();
+    assert_eq!(
+        error.cause::<CountError>(),
+        Some(&CountError::Ambiguous),
+        "{error}"
+    );
     let floats = npy(
         "<f4",
         &[6, 4, 2],
@@ -125,7 +126,7 @@ fn what_may_be_routing_is_not_counted_silently() {
         let (summary, _) = read_bytes(bytes, &options()).unwrap();
         assert!(summary.counts > 0);
         assert!(
-            has_note(&summary, "was read as counts of experts"),
+            has_note(&summary, "was read as expert counts"),
             "{summary:?}"
         );
     }
@@ -135,7 +136,7 @@ fn what_may_be_routing_is_not_counted_silently() {
     let (summary, kept) = read_text_of(text, &two_experts).unwrap();
     assert!(!has_note(&summary, "was read as"), "{summary:?}");
     assert_eq!(counts(&kept)[&(1, 0)], 3);
-    // Equal counts in a layer are no experts of a token.
+    // Equal counts in a layer cannot be the experts of a token.
     let (summary, _) = read_text_of("[[2, 2], [3, 2]]", &options()).unwrap();
     assert!(!has_note(&summary, "was read as"), "{summary:?}");
 }
@@ -149,9 +150,9 @@ fn differing() -> ImportOptions {
     options
 }
 
-/// Probabilities of 8 experts, which fall from the first to the last.
+/// Probabilities of 8 experts in descending order.
 #[test]
-fn a_layer_has_its_own_number_of_experts_of_a_token() {
+fn uses_the_top_k_of_each_layer() {
     let mut bytes = b"RTRACE01".to_vec();
     bytes.extend([8u32, 0].map(u32::to_le_bytes).concat());
     for layer in 0..4u32 {
@@ -177,9 +178,9 @@ fn a_layer_has_its_own_number_of_experts_of_a_token() {
     assert_eq!(kept.rows.len(), 2 * (1 + 2 + 2 + 4));
 }
 
-/// A server's array has room for the most experts of any layer.
+/// A server's array has as many slots as the highest top-k of any layer.
 #[test]
-fn a_response_has_the_most_experts_of_any_layer() {
+fn a_response_has_the_highest_top_k_of_any_layer() {
     use base64::Engine as _;
     use base64::engine::general_purpose::STANDARD;
     let token = [

@@ -1,4 +1,4 @@
-//! Files that are mistaken for traces of 1024-byte records.
+//! Files that look like traces of 1024-byte records.
 
 use moe_testkit::fixture;
 use moe_trace::is_trace;
@@ -18,7 +18,7 @@ fn tar(content: &[u8]) -> Vec<u8> {
     [&header, content, &[0; 1024]].concat()
 }
 
-/// A database with a table: pages of 4096 bytes, which are filled from their ends.
+/// A database with one table: pages of 4096 bytes, which are filled from the end.
 fn sqlite() -> Vec<u8> {
     let mut page = b"SQLite format 3\0\x10\0\x01\x01\0\x40\x20\x20".to_vec();
     page.resize(4096, 0);
@@ -31,7 +31,7 @@ fn sqlite() -> Vec<u8> {
 }
 
 #[test]
-fn other_files_are_not_traces() {
+fn recognizes_no_trace_in_containers_and_shifted_files() {
     let trace = std::fs::read(fixture("foreign/thesis/small.bin")).unwrap();
     let gguf = std::fs::read(fixture("foreign/imatrix/small.gguf")).unwrap();
     let dir = tempfile::tempdir().unwrap();
@@ -39,12 +39,9 @@ fn other_files_are_not_traces() {
     let cases = [
         ("tar of a trace", tar(&trace)),
         ("tar of a model", tar(&gguf)),
+        ("shifted GGUF", [b"\x01\0\0\0\0\0\0\0", &gguf[..]].concat()),
         (
-            "displaced GGUF",
-            [b"\x01\0\0\0\0\0\0\0", &gguf[..]].concat(),
-        ),
-        (
-            "displaced trace",
+            "shifted trace",
             [b"\x01\0\0\0\0\0\0\0", &trace[..]].concat(),
         ),
         (
@@ -67,22 +64,22 @@ fn other_files_are_not_traces() {
     ];
     let starts = magics.map(|magic| (magic, [magic, &[0; 5000]].concat()));
     let starts = starts.map(|(magic, bytes)| (magic.escape_ascii().to_string(), bytes));
-    let cases = cases.map(|(what, bytes)| (what.to_owned(), bytes));
+    let cases = cases.map(|(name, bytes)| (name.to_owned(), bytes));
     let cases = cases.into_iter().chain(starts);
-    for (what, bytes) in cases {
+    for (name, bytes) in cases {
         assert!(
             !is_trace(&bytes[..bytes.len().min(moe_foreign::SAMPLE_SIZE)]),
-            "{what}"
+            "{name}"
         );
         std::fs::write(&path, bytes).unwrap();
         let detected = moe_foreign::detect(&path).unwrap();
-        assert_eq!(detected.map(|d| d.importer.name()), None, "{what}");
+        assert_eq!(detected.map(|d| d.importer.name()), None, "{name}");
     }
 }
 
-/// `info` names the faults of a damaged trace, so that some damaged records do not hide what the file is.
+/// `info` reports the errors of a damaged trace, so a trace with some damaged records is still recognized.
 #[test]
-fn damaged_records_do_not_hide_a_trace() {
+fn recognizes_a_trace_with_damaged_records() {
     let trace = std::fs::read(fixture("foreign/thesis/small.bin")).unwrap();
     assert!(is_trace(&trace));
     let mut damaged = trace.clone();
@@ -90,9 +87,9 @@ fn damaged_records_do_not_hide_a_trace() {
     assert!(is_trace(&damaged));
     damaged[17] = 77;
     assert!(!is_trace(&damaged));
-    // The unused space at the end of a file that was allocated at once.
+    // Unused space at the end of a preallocated file.
     assert!(is_trace(&[&trace[..1024], &[0; 8192]].concat()));
-    // A block that was lost.
+    // A block of the file was lost.
     assert!(is_trace(
         &[&trace[..8192], &[0; 8192], &trace[16384..]].concat()
     ));

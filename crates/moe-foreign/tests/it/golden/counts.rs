@@ -1,4 +1,4 @@
-//! Formats of counts.
+//! Importers of counts.
 
 use super::*;
 
@@ -19,28 +19,44 @@ fn assert_counts(name: &str) -> Summary {
 }
 
 #[test]
-fn coli_usage() {
+fn reads_coli_usage_with_and_without_headers() {
     let summary = assert_counts("coli-usage/small.coli_usage");
     assert_eq!(summary.facts.n_expert, Some(8));
     assert_eq!(summary.facts.n_layer, Some(2));
-    // Layer 2 of two layers is the predictor's.
-    assert!(summary.notes[0].starts_with("left out: 1 count of the multi-token predictor"));
+    // With two layers, layer 2 is the MTP head.
+    assert_eq!(
+        summary.notes[0],
+        "skipped 1 count of layers of the MTP head"
+    );
     let summary = assert_counts("coli-usage/old.coli_usage");
     assert_eq!(summary.facts, Facts::default());
 
     let options = ImportOptions::default();
-    assert_eq!(
-        refused("coli-usage", "-1 2 8\n0 8 1\n", &options),
-        "trace: line 2: expert 8 is out of range (below 8); the file is damaged, or belongs to another model"
+    let error = error_of("coli-usage", "-1 2 8\n0 8 1\n", &options);
+    let is_expected = matches!(
+        error,
+        ForeignError::OutOfRange {
+            at: At::Line(2),
+            name: "expert",
+            id: 8,
+            limit: 8,
+            ..
+        }
     );
-    assert_eq!(
-        refused("coli-usage", "-2 2 77\n0 1 1\n", &options),
-        "trace: line 1: format version 2 is not supported (1 is); read it with a newer moe-analyze"
+    assert!(is_expected, "{error}");
+    let error = error_of("coli-usage", "-2 2 77\n0 1 1\n", &options);
+    let is_expected = matches!(
+        error,
+        ForeignError::Version {
+            at: At::Line(1),
+            ..
+        }
     );
+    assert!(is_expected, "{error}");
 }
 
 #[test]
-fn ds4_hotlist() {
+fn reads_ds4_hotlist() {
     let summary = assert_counts("ds4-hotlist/small.hotlist");
     assert_eq!(summary.facts.model.as_deref(), Some("small"));
     assert_eq!(
@@ -50,11 +66,10 @@ fn ds4_hotlist() {
 }
 
 #[test]
-fn mesh_llm() {
-    // A file a layer; the directory is one trace.
+fn reads_a_directory_of_mesh_llm_rankings() {
     let (rows, summary) = import("mesh-llm", &ImportOptions::default());
     assert_eq!((summary.rows, summary.counts), (0, 9));
-    // Expert 5 of layer 0 is first twice and second twice, expert 6 of layer 1 as well and once more first.
+    // Expert 5 of layer 0 is twice in slot 0 and twice in slot 1; expert 6 of layer 1 is three times in slot 0 and twice in slot 1.
     let five = rows.counts.iter().find(|row| row.layer_id.0 == 0);
     assert_eq!(
         five.map(|row| (row.expert_id.0, row.count, row.mass)),
@@ -68,17 +83,12 @@ fn mesh_llm() {
 }
 
 #[test]
-fn expert_tracer() {
+fn reads_both_formats_of_the_expert_tracer() {
     assert_counts("expert-tracer/written.json");
     let summary = assert_counts("expert-tracer/planned.json");
     assert!(summary.notes[0].contains("three times"));
     let options = ImportOptions::default();
-    assert_eq!(
-        refused(
-            "expert-tracer",
-            "{\"total_tokens\":1,\"expert_activations\":{\"9\":2}}",
-            &options
-        ),
-        "trace: counts of experts without their layers; trace with per-layer counts switched on"
-    );
+    let without_layers = "{\"total_tokens\":1,\"expert_activations\":{\"9\":2}}";
+    let error = error_of("expert-tracer", without_layers, &options);
+    assert!(matches!(error, ForeignError::File { .. }), "{error}");
 }

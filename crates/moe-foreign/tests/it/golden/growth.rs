@@ -1,11 +1,11 @@
-//! Formats that gain columns, keys or values after a version of this program.
+//! Files with columns, keys or values that this version does not know.
 
 use moe_testkit::fixture;
 
 use super::slots::read;
 use super::*;
 
-/// What the importer `name` makes of `text`, with its notes.
+/// The rows and notes of `text`, which the importer `name` must recognize.
 fn read_text(name: &str, text: &str) -> (Collected, Vec<String>) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("trace");
@@ -16,7 +16,7 @@ fn read_text(name: &str, text: &str) -> (Collected, Vec<String>) {
 }
 
 #[test]
-fn dropped_rows_are_routed_but_neither_hit_nor_miss() {
+fn dropped_rows_have_no_lane() {
     let (rows, summary) = read(&fixture("foreign/bigmoeonedge/dropped.route.csv"));
     assert_eq!(summary.format, "bigmoeonedge");
     assert_eq!(rows.routing.len(), 24);
@@ -33,7 +33,7 @@ fn dropped_rows_are_routed_but_neither_hit_nor_miss() {
     assert_eq!(lanes(4), [hit; 4]);
     assert_eq!(lanes(5), [hit, None, hit, None]);
     assert!(
-        summary.notes[0].starts_with("2 rows of the routing with dropped = 1"),
+        summary.notes[0].starts_with("2 rows with dropped = 1"),
         "{:?}",
         summary.notes
     );
@@ -47,13 +47,13 @@ fn dropped_rows_are_routed_but_neither_hit_nor_miss() {
 }
 
 #[test]
-fn route_csv_is_read_by_column_names() {
+fn finds_columns_of_route_csv_by_name() {
     let (expected, _) = read_text(
         "bigmoeonedge",
         "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes\n\
          3,1,7,2,1,5,0.5,0,900\n",
     );
-    // Other columns, another order, quoted names, and a second header where files were joined.
+    // Further columns, another order, quoted names, and a second header as in concatenated files.
     let (found, notes) = read_text(
         "bigmoeonedge",
         "# route_trace v1\n\
@@ -63,7 +63,7 @@ fn route_csv_is_read_by_column_names() {
     );
     assert_eq!(found, expected);
     assert_eq!(notes[0], "ignored unknown columns: lat_us, prefetched");
-    // Only what a row cannot be without is required.
+    // Only the required columns.
     let (found, _) = read_text("bigmoeonedge", "step,layer,slot,expert\n7,2,1,5\n");
     let row = RoutingRow {
         token_id: TokenId(7),
@@ -75,7 +75,7 @@ fn route_csv_is_read_by_column_names() {
 }
 
 #[test]
-fn rows_without_a_position_are_left_out_and_counted() {
+fn skips_and_reports_rows_without_a_position() {
     let (rows, notes) = read_text(
         "bigmoeonedge",
         "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes,dropped\n\
@@ -86,47 +86,58 @@ fn rows_without_a_position_are_left_out_and_counted() {
         .iter()
         .map(|row| (row.token_id.0, row.expert_id.0, row.lane))
         .collect();
-    // Residency 2 is a hit on a prefetched expert.
+    // Residency 2 is a cache hit on a prefetched expert.
     assert_eq!(places, [(4, 7, Some(lane::CACHE_HIT))]);
     assert!(
-        notes[0].starts_with("left out: 2 rows with a negative step"),
+        notes[0].starts_with("skipped 2 rows with a negative step"),
         "{notes:?}"
     );
 }
 
 #[test]
-fn damaged_tables_are_refused() {
+fn rejects_damaged_route_csv() {
     let options = ImportOptions::default();
-    for (text, expected) in [
-        (
-            "# route_trace v2\nstep,layer,slot,expert\n",
-            "line 1: version \"2\" of the route trace is not supported (1 is)",
-        ),
-        (
-            "# route_trace v1\nstep,layer,expert\n",
-            "line 2: the header has no column slot",
-        ),
-        (
-            "step,layer,slot,expert,step\n",
-            "line 1: the header names column step twice",
-        ),
-        (
-            "step,layer,slot,expert\n1,2,3,4,5\n",
-            "line 2: 5 values, but the header names 4",
-        ),
-        ("step,layer,slot,expert\n1,2,3\n", "line 2: no expert"),
-        (
-            "step,layer,slot,expert\n1.5,2,3,4\n",
-            "line 2: step \"1.5\" is not a number in the range",
-        ),
-    ] {
-        let error = refused("bigmoeonedge", text, &options);
-        assert!(error.starts_with(&format!("trace: {expected}")), "{error}");
+    let text = "# route_trace v2\nstep,layer,slot,expert\n";
+    let error = error_of("bigmoeonedge", text, &options);
+    let is_expected = matches!(
+        error,
+        ForeignError::Version {
+            at: At::Line(1),
+            ..
+        }
+    );
+    assert!(is_expected, "{error}");
+    type Expected = fn(&LineError) -> bool;
+    let cases: [(&str, u64, Expected); 5] = [
+        ("# route_trace v1\nstep,layer,expert\n", 2, |cause| {
+            matches!(cause, LineError::NoColumn("slot"))
+        }),
+        ("step,layer,slot,expert,step\n", 1, |cause| {
+            matches!(cause, LineError::RepeatedColumn("step"))
+        }),
+        ("step,layer,slot,expert\n1,2,3,4,5\n", 2, |cause| {
+            matches!(
+                cause,
+                LineError::Values {
+                    values: 5,
+                    columns: 4
+                }
+            )
+        }),
+        ("step,layer,slot,expert\n1,2,3\n", 2, |cause| {
+            matches!(cause, LineError::Missing("expert"))
+        }),
+        ("step,layer,slot,expert\n1.5,2,3,4\n", 2, |cause| {
+            matches!(cause, LineError::Number { name: "step", .. })
+        }),
+    ];
+    for (text, line, is_cause) in cases {
+        assert_line_error(&error_of("bigmoeonedge", text, &options), line, is_cause);
     }
 }
 
 #[test]
-fn rankings_and_counts_with_more_values_are_read() {
+fn ignores_further_values_of_rankings_and_counts() {
     let (rows, notes) = read_text(
         "mesh-llm",
         "# layer=2\nselection_count,expert_id,total_mass,mass_fraction,rank\n40,5,2.5,0.1,1\n",
@@ -151,13 +162,13 @@ fn rankings_and_counts_with_more_values_are_read() {
         notes.iter().any(|note| note.contains("after the third")),
         "{notes:?}"
     );
-    // Without a header, four numbers in a line are anything.
-    let error = refused("coli-usage", "0 5 40 1\n", &ImportOptions::default());
-    assert!(error.contains("more than 3 values"), "{error}");
+    // Without a header, a line must have three numbers.
+    let error = error_of("coli-usage", "0 5 40 1\n", &ImportOptions::default());
+    assert_line_error(&error, 1, |cause| matches!(cause, LineError::TooMany(3)));
 }
 
 #[test]
-fn choices_are_read_by_column_names() {
+fn finds_columns_of_layer_expert_csv_by_name() {
     let (expected, _) = read_text("layer-expert", "layer,expert\n0,5\n0,1\n1,3\n");
     let (found, notes) = read_text(
         "layer-expert",
@@ -168,31 +179,29 @@ fn choices_are_read_by_column_names() {
         notes.contains(&"ignored unknown columns: token, weight".to_owned()),
         "{notes:?}"
     );
-    for (text, expected) in [
-        (
-            "layer,experts\n0,1\n",
-            "line 1: the header has no column expert",
-        ),
-        (
-            "layer,expert,layer\n",
-            "line 1: the header names column layer twice",
-        ),
-        (
-            "layer,expert\n0,1,2\n",
-            "line 2: 3 values, but the header names 2",
-        ),
-        (
-            "layer,expert,x\n0,1\n",
-            "line 2: 2 values, but the header names 3",
-        ),
-    ] {
-        let error = refused("layer-expert", text, &ImportOptions::default());
-        assert!(error.starts_with(&format!("trace: {expected}")), "{error}");
+    type Expected = fn(&LineError) -> bool;
+    let cases: [(&str, u64, Expected); 4] = [
+        ("layer,experts\n0,1\n", 1, |cause| {
+            matches!(cause, LineError::NoColumn("expert"))
+        }),
+        ("layer,expert,layer\n", 1, |cause| {
+            matches!(cause, LineError::RepeatedColumn("layer"))
+        }),
+        ("layer,expert\n0,1,2\n", 2, |cause| {
+            matches!(cause, LineError::Values { values: 3, .. })
+        }),
+        ("layer,expert,x\n0,1\n", 2, |cause| {
+            matches!(cause, LineError::Values { columns: 3, .. })
+        }),
+    ];
+    for (text, line, is_cause) in cases {
+        let error = error_of("layer-expert", text, &ImportOptions::default());
+        assert_line_error(&error, line, is_cause);
     }
 }
 
 #[test]
-fn tables_of_experts_are_not_taken_for_choices() {
+fn does_not_recognize_tables_of_experts_as_traces() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("sizes.csv");
     for column in ["bytes", "count", "hits", "activations"] {
@@ -202,11 +211,19 @@ fn tables_of_experts_are_not_taken_for_choices() {
     }
 }
 
-/// An object that each importer of JSON lines ignores.
+/// The number of [`JsonError::NonFinite`].
+fn non_finite(error: &ForeignError) -> Option<&str> {
+    match error.cause::<JsonError>()? {
+        JsonError::NonFinite { value, .. } => Some(value),
+        _ => None,
+    }
+}
+
+/// A key that every importer of JSON must ignore.
 const MORE: &str = "\"added\":{\"layer\":7,\"list\":[1,{}]},";
 
 #[test]
-fn json_lines_with_more_keys_are_read_as_before() {
+fn ignores_unknown_keys_of_json_lines() {
     for name in [
         "jsonl/with-weights.jsonl",
         "lattice/small.jsonl",
@@ -223,7 +240,7 @@ fn json_lines_with_more_keys_are_read_as_before() {
 }
 
 #[test]
-fn json_documents_with_more_keys_are_read_as_before() {
+fn ignores_unknown_keys_of_json_documents() {
     for name in [
         "expert-tracer/written.json",
         "sglang/logical.json",
@@ -240,7 +257,7 @@ fn json_documents_with_more_keys_are_read_as_before() {
 }
 
 #[test]
-fn values_that_are_not_json_are_named() {
+fn reports_numbers_that_are_not_json() {
     let options = ImportOptions::default();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("trace");
@@ -261,13 +278,11 @@ fn values_that_are_not_json_are_named() {
         std::fs::write(&path, format!("{line}\n")).unwrap();
         let detected = moe_foreign::detect(&path).unwrap();
         assert_eq!(detected.expect(line).importer.name(), "jsonl");
-        let error = refused("jsonl", format!("{line}\n"), &options);
-        assert!(
-            error.starts_with(&format!("trace: line 1: {value} is not JSON (column ")),
-            "{error}"
-        );
+        let error = error_of("jsonl", format!("{line}\n"), &options);
+        assert_eq!(error.at(), Some(&At::Line(1)), "{error}");
+        assert_eq!(non_finite(&error), Some(value), "{error}");
     }
-    // Where an importer ignores them, too: log-probabilities of a response, the duration of a file.
+    // Also in values that the importer ignores.
     let golden = |name| std::fs::read_to_string(fixture("foreign").join(name)).unwrap();
     let response = golden("sglang-response/small.json");
     let thesis = golden("thesis-json/token-00000.json");
@@ -287,8 +302,12 @@ fn values_that_are_not_json_are_named() {
             ("thesis-json", with(&thesis).replace('\n', " ")),
             ("learn", with(&learn)),
         ] {
-            let error = refused(format, text, &options);
-            assert!(error.contains(&format!("{value} is not JSON (")), "{error}");
+            let error = error_of(format, text, &options);
+            if format == "learn" {
+                assert!(error.to_string().contains(value), "{error}");
+            } else {
+                assert_eq!(non_finite(&error), Some(value), "{error}");
+            }
         }
     }
     let (rows, _) = read_text(

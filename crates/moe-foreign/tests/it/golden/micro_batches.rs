@@ -1,4 +1,4 @@
-//! Steps of training with several micro-batches, and lines that activation recomputation repeats.
+//! Training steps with several micro-batches, and lines that activation recomputation repeats.
 
 use moe_testkit::fixture;
 
@@ -9,7 +9,7 @@ fn steps(name: &str) -> (Collected, Summary) {
     read(&fixture("foreign/megatron-steps").join(name))
 }
 
-/// `(layer, token)` of all tokens, in order.
+/// `(layer, token)` of all rows, in order.
 fn tokens(rows: &Collected) -> Vec<(u16, u32)> {
     let mut tokens: Vec<_> = rows
         .routing
@@ -21,14 +21,14 @@ fn tokens(rows: &Collected) -> Vec<(u16, u32)> {
 }
 
 #[test]
-fn micro_batches_of_a_step_have_tokens_of_their_own() {
+fn micro_batches_of_a_step_are_different_tokens() {
     let (as_steps, summary) = steps("steps.jsonl");
     assert_eq!(summary.rows, 4 * 3 * 5 * 4);
     assert_eq!(steps("microbatches.jsonl").0, as_steps);
 }
 
 #[test]
-fn recomputed_lines_are_counted_once() {
+fn skips_recomputed_lines() {
     let (rows, summary) = steps("recompute.jsonl");
     let expected: Vec<_> = (0..3)
         .flat_map(|layer| (0..5).map(move |t| (layer, t)))
@@ -36,7 +36,7 @@ fn recomputed_lines_are_counted_once() {
     assert_eq!(tokens(&rows), expected);
     assert_eq!(rows.routing.len(), 3 * 5 * 4);
     assert!(
-        summary.notes[0].starts_with("counted once: 3 lines equal to an earlier line"),
+        summary.notes[0].starts_with("skipped 3 lines equal to an earlier line"),
         "{:?}",
         summary.notes
     );
@@ -56,10 +56,10 @@ fn read_lines(lines: &[String]) -> (Collected, Summary) {
     read(&path)
 }
 
-/// Two micro-batches of one token, on two ranks, in the order of three pipeline schedules, the third with the recomputation of
-/// the first micro-batch after the second one. The second step follows.
+/// Two micro-batches of one token, on two ranks, in the order of three pipeline schedules. In the third, the first micro-batch is
+/// recomputed after the second. Then a second step follows.
 #[test]
-fn schedules_of_a_pipeline_give_the_same_tokens() {
+fn tokens_do_not_depend_on_the_pipeline_schedule() {
     let first = |rank, layer: u16| line(rank, 0, layer, &[[1, 2 + i64::from(layer)]]);
     let second = |rank, layer: u16| line(rank, 0, layer, &[[3, 4 + i64::from(layer)]]);
     let next = |rank, layer| line(rank, 1, layer, &[[5, 6]]);
@@ -83,7 +83,7 @@ fn schedules_of_a_pipeline_give_the_same_tokens() {
             both(&second, 0),
             both(&second, 1),
         ],
-        // Interleaved stages: layer 1 is in another stage of the same rank.
+        // Interleaved schedule: layer 1 is in another virtual stage of the same rank.
         vec![
             both(&first, 0),
             both(&second, 0),
@@ -115,22 +115,21 @@ fn schedules_of_a_pipeline_give_the_same_tokens() {
     }
 }
 
-/// Equal lines in different steps are different tokens.
 #[test]
-fn equal_lines_of_two_steps_are_two_batches() {
+fn equal_lines_of_two_steps_are_different_tokens() {
     let (rows, summary) = read_lines(&[line(0, 0, 0, &[[1, 2]]), line(0, 1, 0, &[[1, 2]])]);
     assert_eq!(tokens(&rows), [(0, 0), (0, 1)]);
     assert!(
         !summary
             .notes
             .iter()
-            .any(|note| note.contains("counted once"))
+            .any(|note| note.contains("equal to an earlier line"))
     );
 }
 
-/// moe-balance writes a batch in several lines where it came from several devices.
+/// moe-balance writes one line per device for a batch of several devices.
 #[test]
-fn lines_of_one_batch_continue_its_tokens() {
+fn further_lines_of_a_batch_continue_its_tokens() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("trace.jsonl");
     let line = |batch: u32, layer: u16, experts: &str| {

@@ -1,4 +1,4 @@
-//! Tokens without an expert in slot 0.
+//! Tokens with empty slots, including slot 0.
 
 use moe_testkit::fixture;
 
@@ -16,12 +16,12 @@ pub fn read(path: &Path) -> (Collected, Summary) {
 
 /// The dump has -1 in any slot; NumPy's `(array >= 0).any(2).sum(0)` is 191 in each layer.
 #[test]
-fn tokens_of_an_expert_parallel_rank_are_counted_without_slot_0() {
+fn counts_tokens_with_an_empty_slot_0() {
     let path = fixture("foreign/npy/expert-parallel-rank.npy");
     let (rows, summary) = read(&path);
     assert_eq!(summary.facts.n_expert_used, None);
     assert!(
-        !summary.notes.iter().any(|note| note.contains("again")),
+        !summary.notes.iter().any(|note| note.contains("repeated")),
         "{:?}",
         summary.notes
     );
@@ -36,9 +36,9 @@ fn tokens_of_an_expert_parallel_rank_are_counted_without_slot_0() {
     }
 }
 
-/// A line per token and layer: no token is merged with another or cut in two.
+/// The export has one line per token and layer, so tokens are neither merged nor split.
 #[test]
-fn export_keeps_tokens_without_slot_0() {
+fn exports_tokens_with_an_empty_slot_0() {
     let path = fixture("foreign/npy/expert-parallel-rank.npy");
     let detected = moe_foreign::detect(&path).unwrap().unwrap();
     let (input, options) = (Input::Foreign(detected), ImportOptions::default());
@@ -51,7 +51,7 @@ fn export_keeps_tokens_without_slot_0() {
     assert_eq!(String::from_utf8(text).unwrap().lines().count(), 4 * 191);
 }
 
-/// `[3 tokens, 1 layer, 4 slots]` whose last two slots are never used.
+/// An array `[3 tokens, 1 layer, 4 slots]` whose last two slots are unused.
 fn padded(dir: &Path) -> PathBuf {
     let path = dir.join("padded.npy");
     let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
@@ -66,9 +66,9 @@ fn padded(dir: &Path) -> PathBuf {
     path
 }
 
-/// As SGLang pads to 8.
+/// SGLang pads slots to 8.
 #[test]
-fn padded_slots_do_not_raise_the_experts_per_token() {
+fn padding_does_not_increase_top_k() {
     let dir = tempfile::tempdir().unwrap();
     let path = padded(dir.path());
     let (rows, summary) = read(&path);
@@ -81,9 +81,9 @@ fn padded_slots_do_not_raise_the_experts_per_token() {
     assert_eq!(places, [(0, 0, 3), (1, 1, 5), (2, 0, 2), (2, 1, 7)]);
 }
 
-/// A rank of an expert-parallel run may have no expert in the last slots: the model, or the user, says how many there are.
+/// A rank of an expert-parallel run may use no expert in the last slots, so the top-k is that of the model or the user.
 #[test]
-fn unused_slots_do_not_lower_the_experts_per_token() {
+fn unused_slots_do_not_decrease_top_k() {
     let dir = tempfile::tempdir().unwrap();
     let path = padded(dir.path());
     let model = Facts {

@@ -1,10 +1,10 @@
-//! What all formats of text share: a byte order mark before it, a last line that was cut.
+//! Behaviour of all text formats: byte order marks and truncated last lines.
 
 use super::*;
 
 const MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// Golden files of every importer of text.
+/// Golden files of every importer of a text format.
 const TEXTS: [&str; 16] = [
     "bigmoeonedge/small.route.csv",
     "coli-usage/small.coli_usage",
@@ -24,10 +24,10 @@ const TEXTS: [&str; 16] = [
     "vllm/lists.json",
 ];
 
-/// What the importer that recognises `path` reads.
+/// The format of a file, and the rows that its importer reads.
 fn read(path: &Path) -> (&'static str, Collected) {
     let detected = moe_foreign::detect(path).unwrap();
-    let detected = detected.unwrap_or_else(|| panic!("{} is not recognised", path.display()));
+    let detected = detected.unwrap_or_else(|| panic!("{} is not recognized", path.display()));
     let mut rows = Collected::default();
     let options = ImportOptions {
         top_k: Some(2),
@@ -38,12 +38,12 @@ fn read(path: &Path) -> (&'static str, Collected) {
     (summary.format, rows)
 }
 
-/// Rows and notes of a golden file without its last `cut` bytes.
-fn read_cut(name: &str, importer_name: &str, cut: usize) -> (Collected, Vec<String>) {
+/// Rows and notes of a golden file without its last `n_removed` bytes.
+fn read_truncated(name: &str, importer_name: &str, n_removed: usize) -> (Collected, Vec<String>) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("trace");
     let mut text = std::fs::read(fixture(name)).unwrap();
-    text.truncate(text.len() - cut);
+    text.truncate(text.len() - n_removed);
     std::fs::write(&path, text).unwrap();
     let mut rows = Collected::default();
     let source = Source::file(&path);
@@ -54,7 +54,7 @@ fn read_cut(name: &str, importer_name: &str, cut: usize) -> (Collected, Vec<Stri
 }
 
 #[test]
-fn a_byte_order_mark_changes_nothing() {
+fn ignores_a_byte_order_mark() {
     for name in TEXTS {
         let golden = fixture(name);
         let dir = tempfile::tempdir().unwrap();
@@ -82,75 +82,77 @@ fn a_byte_order_mark_changes_nothing() {
 }
 
 #[test]
-fn a_byte_order_mark_moves_no_place() {
+fn locations_of_errors_do_not_count_a_byte_order_mark() {
     let options = ImportOptions::default();
-    // The brace that should be a number is the sixth character of the text, and of the second line.
+    // The brace in place of a number is the sixth character of the line.
     let line = "{\"t\":}\n";
-    let place = "(column 6)";
+    let is_at_column_6 = |error: &JsonError| matches!(error, JsonError::Invalid { column: 6, .. });
     let good = "{\"t\":0,\"layer\":0,\"experts\":[1]}\n";
-    let first = refused("jsonl", [MARK, line.as_bytes()].concat(), &options);
+    let first = error_of("jsonl", [MARK, line.as_bytes()].concat(), &options);
+    assert_eq!(first.at(), Some(&At::Line(1)), "{first}");
     assert!(
-        first.starts_with("trace: line 1: ") && first.contains(place),
+        first.cause::<JsonError>().is_some_and(is_at_column_6),
         "{first}"
     );
     let text = [MARK, good.as_bytes(), line.as_bytes()].concat();
-    let second = refused("jsonl", text, &options);
+    let second = error_of("jsonl", text, &options);
+    assert_eq!(second.at(), Some(&At::Line(2)), "{second}");
     assert!(
-        second.starts_with("trace: line 2: ") && second.contains(place),
+        second.cause::<JsonError>().is_some_and(is_at_column_6),
         "{second}"
     );
-    // One mark is taken away, not two.
-    let twice = refused("jsonl", [MARK, MARK, good.as_bytes()].concat(), &options);
-    assert!(twice.starts_with("trace: line 1: "), "{twice}");
+    // Only one mark is removed.
+    let twice = error_of("jsonl", [MARK, MARK, good.as_bytes()].concat(), &options);
+    assert_eq!(twice.at(), Some(&At::Line(1)), "{twice}");
 }
 
 #[test]
 fn skips_and_reports_a_truncated_last_line() {
-    // Rows of the last line, by its format: two experts of a token, or one. The story has 20 rows.
+    // Bytes to remove, and rows that remain of 20. The last line contains one or two rows.
     let cases = [
         ("jsonl/small.jsonl", "jsonl", 5, 18),
         ("lattice/small.jsonl", "lattice", 5, 18),
         ("colibri-trace/small.txt", "colibri-trace", 8, 18),
         ("bigmoeonedge/small.route.csv", "bigmoeonedge", 5, 19),
     ];
-    for (name, importer, cut, n_rows) in cases {
-        let (rows, notes) = read_cut(name, importer, cut);
+    for (name, importer, n_removed, n_rows) in cases {
+        let (rows, notes) = read_truncated(name, importer, n_removed);
         assert_eq!(rows.routing, routing(name)[..n_rows], "{name}");
         let n_lines = std::fs::read_to_string(fixture(name))
             .unwrap()
             .lines()
             .count();
-        let expected = format!("what is left of line {n_lines} was left out");
+        let expected = format!("is truncated; skipped its incomplete last line {n_lines}");
         assert!(
             notes.iter().any(|note| note.contains(&expected)),
             "{name}: {notes:?}"
         );
-        // Whole but for the end of the line, it is read.
-        let (rows, notes) = read_cut(name, importer, 1);
+        // Without its line feed, the last line is complete.
+        let (rows, notes) = read_truncated(name, importer, 1);
         assert_eq!(rows.routing, routing(name), "{name}");
         assert!(
-            !notes.iter().any(|note| note.contains("is cut")),
+            !notes.iter().any(|note| note.contains("truncated")),
             "{name}: {notes:?}"
         );
     }
-    // Without the whole weight; a shorter one would be a number too.
-    let (rows, _) = read_cut("ds4-hotlist/small.hotlist", "ds4-hotlist", 9);
-    let whole = import("ds4-hotlist/small.hotlist", &ImportOptions::default()).0;
-    assert_eq!(rows.counts, whole.counts[..whole.counts.len() - 1]);
+    // Remove the complete weight, because a shorter one is a number too.
+    let (rows, _) = read_truncated("ds4-hotlist/small.hotlist", "ds4-hotlist", 9);
+    let complete = import("ds4-hotlist/small.hotlist", &ImportOptions::default()).0;
+    assert_eq!(rows.counts, complete.counts[..complete.counts.len() - 1]);
 }
 
 #[test]
-fn a_damaged_line_that_ends_is_an_error() {
+fn rejects_a_damaged_line_with_a_line_feed() {
     let good = "{\"t\":0,\"layer\":0,\"experts\":[1]}\n";
     let options = ImportOptions::default();
     for text in [
         format!("{good}{{\"t\":1,\n"),
         format!("{good}{{\"t\":1,\n{good}"),
     ] {
-        let error = refused("jsonl", text, &options);
-        assert!(error.starts_with("trace: line 2: "), "{error}");
+        let error = error_of("jsonl", text, &options);
+        assert_eq!(error.at(), Some(&At::Line(2)), "{error}");
     }
-    // Nothing before it says that it is of the format at all.
-    let error = refused("jsonl", "{\"t\":1,", &options);
-    assert!(error.starts_with("trace: line 1: "), "{error}");
+    // The only line of a file is not skipped.
+    let error = error_of("jsonl", "{\"t\":1,", &options);
+    assert_eq!(error.at(), Some(&At::Line(1)), "{error}");
 }

@@ -1,9 +1,9 @@
-//! The thesis's traces.
+//! TensorAccessLog v4 traces (BSc thesis of E. Keri).
 
 use super::*;
 
-/// What a thesis trace tells of the story: of each pass the first token, which is 0, 3 and 4.
-fn thesis_story() -> Vec<(u32, u16, u16, u32)> {
+/// The expected rows `(token, layer, slot, expert)`: a trace contains the first token of each pass, which is 0, 3 and 4.
+fn first_tokens() -> Vec<(u32, u16, u16, u32)> {
     let mut rows = Vec::new();
     for token in [0, 3, 4] {
         for (layer, experts) in (0u16..).zip(EXPERTS) {
@@ -21,9 +21,9 @@ fn short(rows: &Collected) -> Vec<(u32, u16, u16, u32)> {
 }
 
 #[test]
-fn thesis_trace() {
+fn reads_the_routing_of_trace_bin() {
     let (rows, summary) = import("thesis/small.bin", &ImportOptions::default());
-    assert_eq!(short(&rows), thesis_story());
+    assert_eq!(short(&rows), first_tokens());
     let phases: Vec<_> = rows.routing.iter().map(|row| row.phase).collect();
     assert_eq!(
         phases,
@@ -34,7 +34,7 @@ fn thesis_trace() {
         ]
         .concat()
     );
-    // A pass is 17 operations, a microsecond each. The prompt's first expert operation is the fourth of the second pass.
+    // A pass is 17 operations of 1 µs. The first expert operation of the prompt is operation 4 (from 0) of the second pass.
     assert_eq!(
         rows.routing[0].timestamp_ns,
         Some(1_000_000_000 + 1000 * (17 + 4))
@@ -46,12 +46,12 @@ fn thesis_trace() {
     );
     let has_note = |text: &str| summary.notes.iter().any(|note| note.contains(text));
     assert!(
-        has_note("4 records behind the first one without a time"),
+        has_note("skipped 4 records from the first record without a timestamp on"),
         "{:?}",
         summary.notes
     );
     assert!(
-        has_note("1 of 4 passes, llama.cpp's warm-up"),
+        has_note("1 of 4 passes: the warm-up of llama.cpp"),
         "{:?}",
         summary.notes
     );
@@ -63,9 +63,9 @@ fn thesis_trace() {
 }
 
 #[test]
-fn thesis_json() {
+fn reads_token_json_like_trace_bin() {
     let (rows, summary) = import("thesis-json", &ImportOptions::default());
-    assert_eq!(short(&rows), thesis_story());
+    assert_eq!(short(&rows), first_tokens());
     assert_eq!(
         rows.routing,
         import("thesis/small.bin", &ImportOptions::default())
@@ -82,24 +82,16 @@ fn thesis_json() {
     let text = r#"{"token_id":0,"entries":[
         {"timestamp_ns":5,"token_id":0,"phase":"PROMPT","operation_type":"ADD","dst_name":"a"},
         {"timestamp_ns":0,"token_id":0,"phase":"PROMPT","operation_type":"ADD","dst_name":"a"}]}"#;
-    assert_eq!(
-        refused("thesis-json", text, &options),
-        "trace: element entries[1]: its time is 0, which no operation has; the file is damaged"
-    );
-    let cut = &text[..text.len() - 3];
-    assert!(
-        refused(
-            "thesis-json",
-            cut.replace("\"timestamp_ns\":0", "\"timestamp_ns\":6"),
-            &options
-        )
-        .contains("line 3")
-    );
+    let no_timestamp = error_of("thesis-json", text, &options);
+    assert_eq!(no_timestamp.at(), Some(&At::Element("entries[1]".into())));
+    let truncated = text[..text.len() - 3].replace("\"timestamp_ns\":0", "\"timestamp_ns\":6");
+    let truncated = error_of("thesis-json", truncated, &options);
+    assert_eq!(truncated.at(), Some(&At::Line(3)), "{truncated}");
 }
 
-/// The exporter writes what the thesis's own script, as `make/thesis.py` knows it, writes of the same records.
+/// `make/thesis.py` writes the expected files like the thesis's `parse_trace.py`.
 #[test]
-fn thesis_json_of_a_thesis_trace() {
+fn exports_token_json_like_the_script_of_the_thesis() {
     let path = fixture("thesis/small.bin");
     let input = Input::Foreign(moe_foreign::detect(&path).unwrap().unwrap());
     let options = ImportOptions::default();
@@ -121,10 +113,10 @@ fn thesis_json_of_a_thesis_trace() {
     }
 }
 
-/// The published sample is nothing but a warm-up: all 32 experts, of which a record holds sixteen. The router's operations, or the
-/// model, tell it from a router that chooses sixteen and more.
+/// The sample that the thesis published contains only a warm-up pass: all 32 experts, of which a record contains 16. The operations of
+/// the router, or the model, distinguish it from a router that selects 16 or more experts.
 #[test]
-fn a_warm_up_alone() {
+fn recognizes_a_trace_with_only_a_warm_up_pass() {
     let bytes = std::fs::read(fixture("thesis/small.bin")).unwrap();
     let mut records: Vec<[u8; 1024]> = bytes.as_chunks().0[..17].to_vec();
     for record in &mut records {
@@ -147,12 +139,11 @@ fn a_warm_up_alone() {
     }
     let all = records.concat();
     let options = ImportOptions::default();
-    let error = refused("thesis", &all, &options);
-    assert!(
-        error.starts_with("trace holds no routing (thesis: left out of the routing: 1 of 1 pass,"),
-        "{error}"
-    );
-    // Expert operations alone: now only the model tells.
+    let ForeignError::NoRouting { notes, .. } = error_of("thesis", &all, &options) else {
+        panic!("another error");
+    };
+    assert!(notes[0].contains("1 of 1 pass: the warm-up"), "{notes:?}");
+    // Without the operations of the router, only the model shows the warm-up.
     let experts: Vec<u8> = records
         .iter()
         .filter(|record| record[16] == 30)
@@ -172,7 +163,7 @@ fn a_warm_up_alone() {
         summary
             .notes
             .iter()
-            .any(|note| note.contains("to recognize warm-up")),
+            .any(|note| note.contains("may be the warm-up")),
         "{:?}",
         summary.notes
     );
@@ -180,23 +171,21 @@ fn a_warm_up_alone() {
         top_k: Some(4),
         ..ImportOptions::default()
     };
-    assert!(matches!(import(&four), Err(ForeignError::Nothing { .. })));
+    assert!(matches!(import(&four), Err(ForeignError::NoRouting { .. })));
 }
 
-/// Numbers of operations move between llama.cpp versions.
+/// Operation numbers differ between llama.cpp versions.
 #[test]
-fn other_numbers_of_operations() {
+fn uses_the_table_of_operations_of_the_user() {
     let mut bytes = std::fs::read(fixture("thesis/small.bin")).unwrap();
     for record in bytes.as_chunks_mut::<1024>().0 {
         if record[16] == 30 {
             record[16] = 31;
         }
     }
-    let error = refused("thesis", &bytes, &ImportOptions::default());
-    assert!(
-        error.contains("operation 3") && error.contains("table of operations"),
-        "{error}"
-    );
+    let error = error_of("thesis", &bytes, &ImportOptions::default());
+    let is_expected = matches!(error, ForeignError::Operations { operation: 31, .. });
+    assert!(is_expected, "{error}");
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("trace");
     std::fs::write(&path, &bytes).unwrap();
@@ -212,12 +201,12 @@ fn other_numbers_of_operations() {
         &mut rows,
     )
     .unwrap();
-    assert_eq!(short(&rows), thesis_story());
+    assert_eq!(short(&rows), first_tokens());
 }
 
-/// `fixtures/foreign/thesis/small.bin` with other bytes in the padding before the names, and in names.
+/// `fixtures/foreign/thesis/small.bin` with other bytes in names and in the padding before them.
 #[test]
-fn padding_and_names_may_hold_anything() {
+fn accepts_any_bytes_in_padding_and_names() {
     let mut bytes = std::fs::read(fixture("thesis/small.bin")).unwrap();
     let is_used = |record: &[u8]| record[..8] != [0; 8];
     for record in bytes
@@ -237,7 +226,7 @@ fn padding_and_names_may_hold_anything() {
     let options = ImportOptions::default();
     let summary =
         moe_foreign::import(detected.importer, &detected.source, &options, &mut rows).unwrap();
-    assert_eq!(short(&rows), thesis_story());
-    let is_warm_up = |note: &String| note.contains("1 of 4 passes, llama.cpp's warm-up");
+    assert_eq!(short(&rows), first_tokens());
+    let is_warm_up = |note: &String| note.contains("1 of 4 passes: the warm-up");
     assert!(summary.notes.iter().any(is_warm_up), "{:?}", summary.notes);
 }

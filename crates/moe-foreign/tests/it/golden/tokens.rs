@@ -1,16 +1,16 @@
-//! Formats of tokens in order.
+//! Importers of routing.
 
 use super::*;
 
 #[test]
-fn bigmoeonedge() {
+fn reads_route_csv_with_lanes_and_facts() {
     let (rows, summary) = import("bigmoeonedge/small.route.csv", &ImportOptions::default());
-    let mut expected = story(|layer, token| RoutingRow {
+    let mut expected = expected_rows(|layer, token| RoutingRow {
         sequence_id: Some(0),
         phase: phase(token),
         ..weighted(layer, token)
     });
-    // What is used for the first time was read; what another token of the prompt has read is not told.
+    // The first use of an expert is a miss; later uses in the same prompt pass have no known lane.
     let (miss, hit) = (Some(lane::CACHE_MISS), Some(lane::CACHE_HIT));
     let lanes = [
         miss, miss, miss, None, None, miss, miss, miss, None, None, miss, None, // prompt
@@ -34,30 +34,32 @@ fn bigmoeonedge() {
     );
 
     let header = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes\n";
-    let refused = |row: &str| {
-        refused(
-            "bigmoeonedge",
-            format!("{header}{row}\n"),
-            &ImportOptions::default(),
-        )
+    let error_of_row = |row: &str| {
+        let text = format!("{header}{row}\n");
+        error_of("bigmoeonedge", text, &ImportOptions::default())
     };
-    assert_eq!(
-        refused("0,0,0,0,0,83,0.5,0"),
-        "trace: line 2: no expert_bytes; the line is damaged"
+    let error = error_of_row("0,0,0,0,0,83,0.5,0");
+    assert_line_error(&error, 2, |cause| {
+        matches!(cause, LineError::Missing("expert_bytes"))
+    });
+    let error = error_of_row("0,0,0,0,0,4096,0.5,0,1");
+    let is_expected = matches!(
+        error,
+        ForeignError::OutOfRange {
+            at: At::Line(2),
+            name: "expert",
+            id: 4096,
+            ..
+        }
     );
-    assert_eq!(
-        refused("0,0,0,0,0,4096,0.5,0,1"),
-        "trace: line 2: expert 4096 is out of range (below 4096); the file is damaged"
-    );
-    assert_eq!(
-        refused("0,2,0,0,0,1,0.5,0,1"),
-        "trace: line 2: phase is neither 0 (prompt) nor 1 (decode); the line is damaged"
-    );
+    assert!(is_expected, "{error}");
+    let error = error_of_row("0,2,0,0,0,1,0.5,0,1");
+    assert_line_error(&error, 2, |cause| matches!(cause, LineError::Format(_)));
 }
 
-/// The published traces; rows and hits as `awk` counts them in the files.
+/// Traces that BigMoeOnEdge published. The expected numbers are those of `awk`.
 #[test]
-fn published_bigmoeonedge_traces() {
+fn reads_published_bigmoeonedge_traces() {
     let Some(data) = moe_testkit::data("bigmoeonedge") else {
         return;
     };
@@ -88,13 +90,13 @@ fn published_bigmoeonedge_traces() {
 }
 
 #[test]
-fn jsonl_per_token_and_layer() {
-    let expected = story(|layer, token| RoutingRow {
+fn reads_jsonl_with_and_without_weights() {
+    let expected = expected_rows(|layer, token| RoutingRow {
         phase: phase(token),
         ..plain(layer, token)
     });
     assert_eq!(routing("jsonl/small.jsonl"), expected);
-    let expected = story(|layer, token| RoutingRow {
+    let expected = expected_rows(|layer, token| RoutingRow {
         sequence_id: Some(4),
         ..weighted(layer, token)
     });
@@ -102,19 +104,28 @@ fn jsonl_per_token_and_layer() {
 
     let options = ImportOptions::default();
     let text = "{\"t\":0,\"layer\":0,\"experts\":[1]}\n\n{\"t\":1,\"layer\":\n";
-    assert_eq!(
-        refused("jsonl", text, &options),
-        "trace: line 3: the text ends within a JSON value (column 15); the file is damaged, or of another format"
+    let error = error_of("jsonl", text, &options);
+    assert_eq!(error.at(), Some(&At::Line(3)), "{error}");
+    let is_expected = |cause: &JsonError| matches!(cause, JsonError::Invalid { column: 15, .. });
+    assert!(
+        error.cause::<JsonError>().is_some_and(is_expected),
+        "{error}"
     );
     let text = "{\"t\":0,\"layer\":0,\"experts\":[1,2],\"weights\":[0.5]}\n";
-    assert_eq!(
-        refused("jsonl", text, &options),
-        "trace: line 1: 1 weight for 2 experts; the line is damaged"
-    );
+    let error = error_of("jsonl", text, &options);
+    assert_line_error(&error, 1, |cause| {
+        matches!(
+            cause,
+            LineError::Weights {
+                weights: 1,
+                experts: 2
+            }
+        )
+    });
 }
 
 #[test]
-fn empty_slots_and_unknown_phases() {
+fn keeps_empty_slots_and_treats_unknown_phases_as_unset() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("trace");
     std::fs::write(
@@ -135,19 +146,19 @@ fn empty_slots_and_unknown_phases() {
     assert_eq!(rows.routing[0].phase, None);
     assert_eq!(
         summary.notes,
-        ["phase \"warm\" is not known and was taken as not told"]
+        ["phase \"warm\" is not known and is treated as unset"]
     );
 }
 
 #[test]
-fn lattice() {
-    assert_eq!(routing("lattice/small.jsonl"), story(weighted));
+fn reads_lattice_jsonl() {
+    assert_eq!(routing("lattice/small.jsonl"), expected_rows(weighted));
 }
 
 #[test]
-fn moe_balance() {
-    // Its lines are whole layers.
-    let mut expected = story(|layer, token| RoutingRow {
+fn reads_moe_balance_jsonl() {
+    // A line contains all tokens of a layer.
+    let mut expected = expected_rows(|layer, token| RoutingRow {
         sequence_id: Some(12),
         ..weighted(layer, token)
     });
@@ -156,8 +167,8 @@ fn moe_balance() {
 }
 
 #[test]
-fn megatron() {
-    let expected = story(|layer, token| RoutingRow {
+fn reads_a_file_or_a_directory_of_megatron() {
+    let expected = expected_rows(|layer, token| RoutingRow {
         sequence_id: Some(0),
         ..plain(layer, token)
     });
@@ -168,7 +179,7 @@ fn megatron() {
     assert_eq!(rows.routing, expected);
     assert_eq!(
         summary.notes[0],
-        "left out: 1 line of blocks other than the decoder"
+        "skipped 1 line of blocks other than the decoder"
     );
     // The directory of all ranks is one trace.
     let (rows, _) = import("megatron", &ImportOptions::default());
@@ -176,26 +187,24 @@ fn megatron() {
 }
 
 #[test]
-fn colibri_trace() {
-    assert_eq!(routing("colibri-trace/small.txt"), story(weighted));
+fn reads_colibri_route_trace() {
+    assert_eq!(routing("colibri-trace/small.txt"), expected_rows(weighted));
     let options = ImportOptions::default();
-    assert_eq!(
-        refused("colibri-trace", "0 0 0 5:0.75\n0 1 0 3\n", &options),
-        "trace: line 2: an expert is not id:gate; the line is damaged"
-    );
+    let error = error_of("colibri-trace", "0 0 0 5:0.75\n0 1 0 3\n", &options);
+    assert_line_error(&error, 2, |cause| matches!(cause, LineError::Format(_)));
 }
 
 #[test]
-fn layer_expert() {
-    let summary = assert_counts_of_choices();
+fn reads_layer_expert_csv_as_counts_or_as_routing() {
+    let summary = assert_layer_expert_counts();
     assert_eq!(summary.missing, [Missing::TopK].into());
     let two = ImportOptions {
         top_k: Some(2),
         ..ImportOptions::default()
     };
     let (rows, _) = import("layer-expert/small.csv", &two);
-    assert_eq!(rows.routing, story(plain));
-    // The model tells it as well.
+    assert_eq!(rows.routing, expected_rows(plain));
+    // The top-k may also be that of the model.
     let model = ImportOptions {
         model: Some(Facts {
             n_expert_used: Some(2),
@@ -204,21 +213,18 @@ fn layer_expert() {
         ..ImportOptions::default()
     };
     let (rows, _) = import("layer-expert/small.csv", &model);
-    assert_eq!(rows.routing, story(plain));
+    assert_eq!(rows.routing, expected_rows(plain));
 
     let four = ImportOptions {
         top_k: Some(4),
         ..ImportOptions::default()
     };
-    assert_eq!(
-        refused("layer-expert", "layer,expert\n0,1\n0,2\n1,3\n", &four),
-        "trace: line 2: layer 0 has 2 choices in a row from here, which is not a multiple of the 4 experts for a token; is that \
-         the number of the trace?"
-    );
+    let error = error_of("layer-expert", "layer,expert\n0,1\n0,2\n1,3\n", &four);
+    assert_eq!(error.at(), Some(&At::Line(2)), "{error}");
 }
 
-/// Every line is a choice, so counts are of single lines.
-fn assert_counts_of_choices() -> Summary {
+/// Asserts the counts of the golden file without a top-k.
+fn assert_layer_expert_counts() -> Summary {
     let path = fixture("layer-expert/small.csv");
     let mut counts = Counts::default();
     let options = ImportOptions::default();

@@ -1,4 +1,4 @@
-//! What is exported and imported again is the same, as far as the format can hold it.
+//! Exported traces are equal after importing them again, except for what the format cannot represent.
 
 mod runs;
 mod unknown;
@@ -8,12 +8,12 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use moe_foreign::{
-    Counts, EXPORTERS, Export, ExportError, Exporter, FILES_EXPORTERS, IMPORTERS, ImportOptions,
-    Importer, Input,
+    Counts, EXPORTERS, Export, ExportError, Exporter, FILES_EXPORTERS, ForeignError, IMPORTERS,
+    ImportOptions, Importer, Input, UnfitError,
 };
 use moe_trace::{CountRow, Facts, RoutingRow, Sink, SinkError};
 
-/// A trace that tells everything: two layers, a prompt of two tokens, two generated ones.
+/// A trace with all values: two layers, a prompt of two tokens and two generated tokens.
 const FULL: &str = "\
 # route_trace v1
 # model=small.gguf arch=qwen3moe n_layer=3 n_expert=8 n_expert_used=2
@@ -66,17 +66,17 @@ impl Sink for Kept {
 
 fn importer(name: &str) -> &'static dyn Importer {
     let found = IMPORTERS.iter().find(|importer| importer.name() == name);
-    *found.unwrap_or_else(|| panic!("no importer is called {name}"))
+    *found.unwrap_or_else(|| panic!("no importer {name}"))
 }
 
 fn exporter(name: &str) -> &'static dyn Exporter {
     let found = EXPORTERS.iter().find(|exporter| exporter.name() == name);
-    *found.unwrap_or_else(|| panic!("no exporter is called {name}"))
+    *found.unwrap_or_else(|| panic!("no exporter {name}"))
 }
 
 fn detected(path: &Path) -> Input {
     let detected = moe_foreign::detect(path).unwrap();
-    Input::Foreign(detected.expect("a format that is known"))
+    Input::Foreign(detected.expect("a known format"))
 }
 
 /// Writes `text` as a file and opens it as a foreign trace.
@@ -102,7 +102,7 @@ fn read(input: &Input, options: &ImportOptions) -> Kept {
     kept
 }
 
-/// Reads what was exported, which must be recognised as what it is.
+/// Reads an exported file, which must be recognized as `format`.
 fn read_again(path: &Path, format: &str, options: &ImportOptions) -> Kept {
     let Input::Foreign(found) = detected(path) else {
         panic!("a foreign trace");
@@ -111,7 +111,7 @@ fn read_again(path: &Path, format: &str, options: &ImportOptions) -> Kept {
     read(&Input::Foreign(found), options)
 }
 
-/// Counts of both phases, by layer and expert.
+/// Counts summed over the phases: layer, expert, count and mass.
 fn totals(kept: &Kept, with_masses: bool) -> Vec<(u16, u32, u64, Option<f64>)> {
     let mut counts = Counts::default();
     kept.rows
@@ -131,14 +131,14 @@ fn totals(kept: &Kept, with_masses: bool) -> Vec<(u16, u32, u64, Option<f64>)> {
 }
 
 #[test]
-fn formats_of_tokens() {
+fn formats_of_routing_keep_rows() {
     let dir = tempfile::tempdir().unwrap();
     let input = input(dir.path(), FULL);
     let original = read(&input, &ImportOptions::default());
     assert_eq!(original.rows.len(), 14);
-    // What each format does not hold.
-    type Forget = fn(&mut RoutingRow);
-    let formats: [(&str, Forget); 3] = [
+    // Removes what the format cannot represent.
+    type Remove = fn(&mut RoutingRow);
+    let formats: [(&str, Remove); 3] = [
         ("bigmoeonedge", |_| {}),
         ("jsonl", |row| row.lane = None),
         ("npy", |row| {
@@ -148,14 +148,14 @@ fn formats_of_tokens() {
             row.weight = None;
         }),
     ];
-    for (name, forget) in formats {
+    for (name, remove) in formats {
         let path = dir.path().join(name);
         export(&input, exporter(name), &ImportOptions::default(), &path).unwrap();
         let options = ImportOptions::default();
         let mut expected = original.rows.clone();
-        expected.iter_mut().for_each(forget);
+        expected.iter_mut().for_each(remove);
         let mut again = read_again(&path, name, &options).rows;
-        // It also goes through them token by token.
+        // Arrays are ordered by token, not by pass.
         let order = |row: &RoutingRow| (row.token_id.0, row.layer_id.0, row.slot);
         expected.sort_by_key(order);
         again.sort_by_key(order);
@@ -164,7 +164,7 @@ fn formats_of_tokens() {
 }
 
 #[test]
-fn an_exact_copy() {
+fn route_csv_is_copied_exactly() {
     let dir = tempfile::tempdir().unwrap();
     let input = input(dir.path(), FULL);
     let path = dir.path().join("copy");
@@ -179,7 +179,7 @@ fn an_exact_copy() {
 }
 
 #[test]
-fn published_traces_come_out_as_they_went_in() {
+fn published_route_csv_is_copied_except_for_dense_bytes() {
     let Some(data) = moe_testkit::data("bigmoeonedge") else {
         return;
     };
@@ -189,7 +189,7 @@ fn published_traces_come_out_as_they_went_in() {
         let copy = dir.path().join(file);
         let options = ImportOptions::default();
         export(&detected(&path), exporter("bigmoeonedge"), &options, &copy).unwrap();
-        // Of the preamble the bytes of a layer's dense part are lost.
+        // The format supports the dense bytes of a layer, but our facts do not.
         let without_dense = |path: &Path| -> Vec<String> {
             let text = fs::read_to_string(path).unwrap();
             let lines = text.lines();
@@ -201,7 +201,7 @@ fn published_traces_come_out_as_they_went_in() {
 }
 
 #[test]
-fn formats_of_counts_from_tokens_and_from_counts() {
+fn formats_of_counts_keep_counts() {
     let dir = tempfile::tempdir().unwrap();
     for text in [FULL, COUNTS] {
         let input = input(dir.path(), text);
@@ -225,7 +225,7 @@ fn formats_of_counts_from_tokens_and_from_counts() {
 }
 
 #[test]
-fn learn_file_keeps_the_counts() {
+fn learn_file_keeps_counts() {
     let dir = tempfile::tempdir().unwrap();
     for text in [FULL, COUNTS] {
         let input = input(dir.path(), text);
@@ -245,7 +245,7 @@ fn every_exporter_is_tested() {
         "coli-usage",
         "ds4-hotlist",
         "eplb",
-        "eplb-csv", // in the test of what is written: nothing reads it, as nothing in it tells what it is
+        "eplb-csv", // has no importer: nothing in the file identifies the format
         "jsonl",
         "npy",
         "npy-counts",
@@ -261,7 +261,7 @@ fn every_exporter_is_tested() {
 }
 
 #[test]
-fn what_is_written() {
+fn writes_the_expected_text() {
     let dir = tempfile::tempdir().unwrap();
     let input = input(dir.path(), FULL);
     let written = |name: &str| {
@@ -269,7 +269,7 @@ fn what_is_written() {
         export(&input, exporter(name), &ImportOptions::default(), &path).unwrap();
         fs::read_to_string(path).unwrap()
     };
-    // Counted by hand from the text above.
+    // Counted by hand in FULL.
     let matrix = COUNTS.to_owned();
     assert_eq!(written("eplb"), format!("{matrix}\n"));
     assert_eq!(
@@ -295,7 +295,7 @@ fn what_is_written() {
     ));
 }
 
-/// What a format of several files writes, by name.
+/// Writes `input` to the directory `dir` with the exporter `name`.
 fn export_files(input: &Input, name: &str, dir: &Path) -> Result<Vec<String>, ExportError> {
     let exporter = FILES_EXPORTERS
         .iter()
@@ -311,18 +311,20 @@ fn export_files(input: &Input, name: &str, dir: &Path) -> Result<Vec<String>, Ex
 }
 
 #[test]
-fn a_ranking_for_each_layer() {
+fn mesh_llm_writes_one_ranking_per_layer() {
     let dir = tempfile::tempdir().unwrap();
     for (text, has_masses) in [(FULL, true), (COUNTS, false)] {
         let input = input(dir.path(), text);
         let out = dir.path().join(format!("masses-{has_masses}"));
         let losses = export_files(&input, "mesh-llm", &out).unwrap();
         assert_eq!(
-            losses.iter().any(|loss| loss.contains("weighs 1")),
+            losses
+                .iter()
+                .any(|loss| loss.contains("counts as weight 1")),
             !has_masses
         );
         let ranking = fs::read_to_string(out.join("layer-001.csv")).unwrap();
-        // What Mesh-LLM's reader makes of it: the first column of every line that is neither comment nor header.
+        // Mesh-LLM reads the first column of every line that is not a comment or the header.
         let experts: Vec<u32> = ranking
             .lines()
             .filter(|line| !line.starts_with('#') && !line.starts_with("expert"))
@@ -336,24 +338,32 @@ fn a_ranking_for_each_layer() {
 }
 
 #[test]
-fn what_needs_an_order_refuses_counts() {
+fn formats_of_routing_reject_counts() {
     let dir = tempfile::tempdir().unwrap();
     let input = input(dir.path(), COUNTS);
     for name in ["bigmoeonedge", "jsonl", "npy"] {
         let path = dir.path().join(name);
         let error = export(&input, exporter(name), &ImportOptions::default(), &path).unwrap_err();
-        let message = error.to_string();
-        assert!(
-            message.contains("counts alone") && message.contains(name),
-            "{message}"
+        let is_expected = matches!(
+            error,
+            ExportError::NoOrder { format, from: "eplb" } if format == name
         );
+        assert!(is_expected, "{error}");
     }
     let error = export_files(&input, "thesis-json", &dir.path().join("thesis")).unwrap_err();
-    assert!(error.to_string().contains("run"), "{error}");
+    assert!(matches!(error, ExportError::Missing { .. }), "{error}");
+}
+
+/// The cause of [`ExportError::Unfit`].
+fn unfit(error: &ExportError) -> Option<&UnfitError> {
+    match error {
+        ExportError::Unfit { source, .. } => source.downcast_ref(),
+        _ => None,
+    }
 }
 
 #[test]
-fn what_a_format_must_have_is_not_made_up() {
+fn route_csv_needs_phases_and_sequences() {
     let dir = tempfile::tempdir().unwrap();
     let input = input(dir.path(), "{\"t\":0,\"layer\":0,\"experts\":[3,1]}\n");
     let path = dir.path().join("out");
@@ -364,9 +374,10 @@ fn what_a_format_must_have_is_not_made_up() {
         &path,
     )
     .unwrap_err();
-    assert!(error.to_string().contains("phases"), "{error}");
+    let is_expected = matches!(error, ExportError::Missing { what: "phases", .. });
+    assert!(is_expected, "{error}");
 
-    // Weights that are not known are no number, and are read as not known again.
+    // Unknown weights are written as nan, and unknown again when they are read.
     let text = "{\"t\":0,\"layer\":0,\"experts\":[3,1],\"phase\":\"decode\"}\n";
     fs::write(dir.path().join("input"), text).unwrap();
     let losses = export(
@@ -381,7 +392,7 @@ fn what_a_format_must_have_is_not_made_up() {
     assert_eq!(again.rows.len(), 2);
     assert!(again.rows.iter().all(|row| row.weight.is_none()));
 
-    // Each row has a turn, so a token without a sequence would become one of turn 0.
+    // Each row needs a turn, so a token without a sequence would be counted in turn 0.
     let sequences = [text, &text.replace('}', ",\"seq\":0}")].concat();
     fs::write(dir.path().join("input"), sequences).unwrap();
     let error = export(
@@ -391,40 +402,35 @@ fn what_a_format_must_have_is_not_made_up() {
         &path,
     )
     .unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .contains("only some tokens have a sequence"),
-        "{error}"
-    );
+    assert_eq!(unfit(&error), Some(&UnfitError::MixedSequences), "{error}");
 }
 
 #[test]
-fn an_array_holds_one_sequence() {
+fn arrays_reject_several_sequences() {
     let dir = tempfile::tempdir().unwrap();
     let line = |seq: &str| format!("{{\"t\":0,\"layer\":0,\"experts\":[3,1]{seq}}}\n");
     for text in [
         line(",\"seq\":0") + &line(",\"seq\":1"),
-        line("") + &line(""), // not told apart
+        line("") + &line(""), // several sequences without identifiers
     ] {
         let input = input(dir.path(), &text);
         let path = dir.path().join("out.npy");
         let error = export(&input, exporter("npy"), &ImportOptions::default(), &path).unwrap_err();
-        assert!(error.to_string().contains("sequences"), "{error}");
+        let is_expected = matches!(
+            unfit(&error),
+            Some(UnfitError::Sequences { .. } | UnfitError::RepeatedToken { .. })
+        );
+        assert!(is_expected, "{error}");
     }
 }
 
 #[test]
-fn a_claimed_number_of_layers_is_not_written_out() {
+fn rejects_an_impossible_number_of_layers_or_experts() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("input");
     for header in ["-1 4294967295 8", "-1 2 4294967295"] {
         fs::write(&path, format!("{header}\n0 3 1\n")).unwrap();
         let error = detected(&path).read(&ImportOptions::default(), &mut Kept::default());
-        let message = error.unwrap_err().to_string();
-        assert!(
-            message.contains("4294967295") && message.contains("more than any model"),
-            "{message}"
-        );
+        assert!(matches!(error, Err(ForeignError::File { .. })), "{error:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Runs go out, with what a foreign format takes of their records.
+//! Exports of runs.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use moe_trace::{Phase, RoutingRow, Run, RunOptions, RunWriter};
 use super::{Kept, export, export_files, exporter, importer, read, read_again, totals};
 use crate::common::{expert_layer, gpt_oss, manifest};
 
-/// A run with a prompt of two tokens and two generated ones, in two layers.
+/// A run with two layers, a prompt of two tokens and two generated tokens.
 fn run(dir: &Path) -> Run {
     let (gguf, map) = gpt_oss();
     let path = dir.join("run");
@@ -34,7 +34,7 @@ fn run(dir: &Path) -> Run {
         }
     }
     for record in &mut records {
-        // The input has a row for each token.
+        // The input of an expert operation has one row per token.
         record.set_source_size(1, 1024 * u64::from(record.n_tokens.get()));
         *writer.next_record().unwrap() = *record;
     }
@@ -43,7 +43,7 @@ fn run(dir: &Path) -> Run {
 }
 
 #[test]
-fn the_thesis_json_of_a_run() {
+fn exports_a_run_as_token_json() {
     let dir = tempfile::tempdir().unwrap();
     let input = Input::Run(Box::new(run(dir.path())));
     let out = dir.path().join("tokens");
@@ -56,7 +56,7 @@ fn the_thesis_json_of_a_run() {
     let json = |name: &str| -> serde_json::Value {
         serde_json::from_slice(&fs::read(out.join(name)).unwrap()).unwrap()
     };
-    // Three products a layer: four layers' worth of the prompt and the first pass after it, two of the second.
+    // Three operations per layer: two layers of the prompt and two of the first decode pass; then two of the second.
     let first = json("token-00000.json");
     assert_eq!(first["token_id"], 0);
     assert_eq!(first["metadata"]["total_entries"], 12);
@@ -76,7 +76,7 @@ fn the_thesis_json_of_a_run() {
     assert_eq!(first["entries"][6]["phase"], "GENERATE");
     assert_eq!(first["entries"][11]["entry_id"], 11);
 
-    // Of the prompt's two tokens the first comes back, of the passes after it all.
+    // Of the two tokens of the prompt, the format keeps the first.
     let short = |row: &RoutingRow| {
         (
             row.token_id.0,
@@ -104,7 +104,7 @@ fn the_thesis_json_of_a_run() {
 }
 
 #[test]
-fn a_run_goes_out_and_comes_back() {
+fn exports_a_run_as_jsonl_and_as_an_array() {
     let dir = tempfile::tempdir().unwrap();
     let input = Input::Run(Box::new(run(dir.path())));
     let original = read(&input, &ImportOptions::default());

@@ -1,4 +1,4 @@
-//! Slots without an expert, blocks of the MTP head, and numbers that neither the trace nor the model has.
+//! Exports of empty slots, of blocks of the MTP head, and of unknown numbers.
 
 use super::*;
 use moe_trace::LayerId;
@@ -10,9 +10,9 @@ fn exported(input: &Input, name: &str, options: &ImportOptions) -> (String, Vec<
     (String::from_utf8(bytes).unwrap(), losses)
 }
 
-/// The best expert of the second token is on another rank: its slot is empty.
+/// The best expert of the second token is on another rank, so its slot is empty.
 #[test]
-fn empty_slots_stay_empty() {
+fn jsonl_keeps_empty_slots() {
     let dir = tempfile::tempdir().unwrap();
     let text = "{\"t\":0,\"layer\":0,\"experts\":[3,1],\"weights\":[0.75,0.25]}\n{\"t\":1,\"layer\":0,\"experts\":[-1,3],\"weights\":[null,0.5]}\n";
     let input = input(dir.path(), text);
@@ -41,21 +41,24 @@ fn with_mtp() -> ImportOptions {
 }
 
 #[test]
-fn formats_of_hidden_layers_leave_the_mtp_head_out() {
+fn formats_of_hidden_layers_skip_the_mtp_head() {
     let dir = tempfile::tempdir().unwrap();
     let line = |layer: u16| format!("{{\"t\":0,\"layer\":{layer},\"experts\":[{layer}]}}\n");
     let text: String = [0, 3, 4, 5].into_iter().map(line).collect();
     let input = input(dir.path(), &text);
     let hidden = [(0, 0, 1, None), (3, 3, 1, None)];
-    // The last number: blocks of the MTP head that are left out on writing.
-    for (name, header, n_left_out) in [
-        ("ds4-hotlist", "# layers 4\n", "2 layers of the MTP head"),
-        ("coli-usage", "-1 4 8\n", "1 layer of the MTP head"),
+    for (name, header, skipped) in [
+        (
+            "ds4-hotlist",
+            "# layers 4\n",
+            "skipped 2 layers of the MTP head",
+        ),
+        ("coli-usage", "-1 4 8\n", "skipped 1 layer of the MTP head"),
     ] {
         let (written, losses) = exported(&input, name, &with_mtp());
         assert!(written.contains(header), "{written}");
         assert!(
-            losses.iter().any(|loss| loss.starts_with(n_left_out)),
+            losses.iter().any(|loss| loss.starts_with(skipped)),
             "{losses:?}"
         );
         let path = dir.path().join(name);
@@ -68,7 +71,7 @@ fn formats_of_hidden_layers_leave_the_mtp_head_out() {
 }
 
 #[test]
-fn all_blocks_of_the_mtp_head_of_colibri_are_left_out() {
+fn coli_usage_importer_skips_all_blocks_of_the_mtp_head() {
     let dir = tempfile::tempdir().unwrap();
     let input = input(dir.path(), "-1 4 8\n0 0 1\n3 3 1\n4 4 1\n5 5 1\n");
     let kept = read(&input, &with_mtp());
@@ -76,13 +79,14 @@ fn all_blocks_of_the_mtp_head_of_colibri_are_left_out() {
 }
 
 #[test]
-fn a_number_of_experts_that_is_not_known_is_noted() {
+fn reports_an_assumed_number_of_experts() {
     let dir = tempfile::tempdir().unwrap();
     let input = input(
         dir.path(),
         "{\"t\":0,\"layer\":0,\"experts\":[3,1],\"phase\":\"decode\"}\n",
     );
-    let note = "the number of experts of a layer is not known: 4 were written, up to the last one that was used";
+    let note =
+        "the number of experts per layer is unknown: assumed 4, the highest selected expert + 1";
     for name in [
         "bigmoeonedge",
         "ds4-hotlist",
@@ -103,9 +107,9 @@ fn a_number_of_experts_that_is_not_known_is_noted() {
     }
 }
 
-/// Rows show how many experts a token has; of counts, 5 selections by 2 are those of at least 3 tokens.
+/// Routing contains the number of tokens. From counts with top-k 2, 5 activations are at least 3 tokens.
 #[test]
-fn a_learn_file_has_a_call_for_each_token() {
+fn calls_of_a_learn_file_count_tokens_without_passes() {
     let dir = tempfile::tempdir().unwrap();
     let rows = "{\"t\":0,\"layer\":0,\"experts\":[3,1]}\n{\"t\":1,\"layer\":0,\"experts\":[3,0]}\n";
     let top_k = ImportOptions {
@@ -124,7 +128,7 @@ fn a_learn_file_has_a_call_for_each_token() {
         assert_eq!(value["layers"][0]["calls"].to_string(), calls, "{written}");
         let is_unknown = losses
             .iter()
-            .any(|loss| loss.contains("each selection is a call"));
+            .any(|loss| loss.contains("each selected expert counts as a call"));
         assert_eq!(is_unknown, used == "1", "{losses:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! The shape of routing in a response, and the position of its first token.
+//! The array of routing in a response: its shape, and the position of its first token.
 
 use crate::arrays::use_of_layer;
 use crate::binary::array::{Array, ElementType};
@@ -7,69 +7,71 @@ use crate::layers::Layouts;
 use crate::{At, ForeignError, ImportOptions, Missing, Output};
 
 use super::super::routed_experts::RoutedExperts;
-use super::Extension;
+use super::document::Extension;
 
-/// Why the routing of a response makes no sense.
+/// Why the routing in a response is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResponseError {
-    /// Not the elements that SGLang writes.
+    /// The bytes are not an array of 32-bit integers with `top_k` columns.
     #[error(
-        "{n_bytes} bytes are not 32-bit integers for {top_k} experts of a token; the response is damaged, or the number of experts of a token is another"
+        "{n_bytes} bytes are not a multiple of {top_k} 32-bit integers; the response is damaged, or the top-k is not {top_k}"
     )]
     Bytes {
-        /// Bytes of the decoded base64.
+        /// Number of bytes after base64 decoding.
         n_bytes: usize,
         /// Experts that a token selects.
         top_k: usize,
     },
-    /// No number of tokens fits.
+    /// No shape fits the number of integers.
     #[error(
-        "{n_numbers} experts do not fit {top_k} of each token in {rows} of at most {n_tokens} tokens; the response is of another model, or the number of experts of a token is another"
+        "{n_numbers} expert ids do not fit [tokens, layers, top_k] with {n_tokens} tokens, {layers} layers and top-k {top_k}; the \
+         response is of another model, or the top-k is not {top_k}"
     )]
     Shape {
-        /// Integers of the response.
+        /// Number of integers in the response.
         n_numbers: usize,
         /// Experts that a token selects.
         top_k: usize,
-        /// The numbers of layers that were tried, in words.
-        rows: String,
-        /// The tokens that the response counts, in words.
+        /// The numbers of layers that were tried, as text: `5 or 3`.
+        layers: String,
+        /// The number of tokens of the response, as text: `at most 8`.
         n_tokens: String,
     },
-    /// The counts of the response contradict each other.
+    /// The token counts of the response contradict each other.
     #[error(
-        "{n_tokens} tokens from token {start} on are not the {n_counted} that prompt_tokens and completion_tokens count; the response is damaged"
+        "{n_tokens} tokens from position {start} do not end at {n_evaluated} = prompt_tokens + completion_tokens - 1; the response is \
+         damaged"
     )]
     Start {
         /// Tokens of the array.
         n_tokens: usize,
-        /// The first of them.
+        /// Position of the first token.
         start: usize,
         /// `prompt_tokens + completion_tokens - 1`.
-        n_counted: usize,
+        n_evaluated: usize,
     },
-    /// The chunks of a stream have more choices than any response.
+    /// The chunks of a streamed response have too many choices.
     #[error("the chunks have more than {limit} choices; the stream is damaged")]
     Choices {
-        /// Choices of a response, at most.
+        /// Maximum number of choices.
         limit: usize,
     },
 }
 
-/// The tokens that a response counts, as far as it does.
+/// Token counts in a response; `None` if missing.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
     /// Tokens of the prompt.
     pub(super) prompt: Option<usize>,
-    /// Generated tokens, the last included.
+    /// Generated tokens, including the last one, which is not evaluated.
     pub(super) completion: Option<usize>,
     /// Position of the first token of the array.
     pub(super) start: Option<usize>,
 }
 
 impl Counts {
-    /// What the first of several objects that has a count says.
+    /// The counts in several objects; for each count, the first object that has it.
     pub(super) fn of<'e>(objects: impl IntoIterator<Item = Option<&'e Extension>>) -> Self {
         objects
             .into_iter()
@@ -83,7 +85,7 @@ impl Counts {
             })
     }
 
-    /// These counts, and those of `other` where there are none.
+    /// These counts; missing ones are taken from `other`.
     pub(super) fn or(self, other: Self) -> Self {
         Self {
             prompt: self.prompt.or(other.prompt),
@@ -92,7 +94,7 @@ impl Counts {
         }
     }
 
-    /// Tokens that were evaluated: all but the last generated one.
+    /// Number of evaluated tokens: all except the last generated one.
     fn n_evaluated(self) -> Option<usize> {
         Some(
             self.prompt?
@@ -101,7 +103,7 @@ impl Counts {
         )
     }
 
-    /// Position of the first of `n_tokens` tokens: they are the last ones that were evaluated.
+    /// Position of the first of `n_tokens` tokens, which are the last evaluated ones.
     pub(super) fn first_token(
         self,
         n_tokens: usize,
@@ -109,32 +111,35 @@ impl Counts {
         output: &mut Output<'_>,
     ) -> Result<usize, ForeignError> {
         match (self.start, self.n_evaluated()) {
-            (Some(start), Some(n_counted)) if start.checked_add(n_tokens) != Some(n_counted) => {
+            (Some(start), Some(n_evaluated))
+                if start.checked_add(n_tokens) != Some(n_evaluated) =>
+            {
                 let source = ResponseError::Start {
                     n_tokens,
                     start,
-                    n_counted,
+                    n_evaluated,
                 };
                 Err(output.response(at, source))
             }
             (Some(start), _) => Ok(start),
-            (None, Some(n_counted)) if n_tokens <= n_counted => Ok(n_counted - n_tokens),
-            (None, Some(n_counted)) => {
+            (None, Some(n_evaluated)) if n_tokens <= n_evaluated => Ok(n_evaluated - n_tokens),
+            (None, Some(n_evaluated)) => {
                 output.note(format!(
-                    "warning: {at} has {n_tokens} tokens, more than the {n_counted} that prompt_tokens and completion_tokens count; the first was taken as token 0"
+                    "warning: {at} has {n_tokens} tokens, more than prompt_tokens + completion_tokens - 1 = {n_evaluated}; the first is \
+                     read as token 0"
                 ));
                 Ok(0)
             }
             (None, None) => {
-                output.note("prompt_tokens or completion_tokens of a sequence is not recorded: its first token was taken as token 0");
+                output.note("a sequence has no prompt_tokens or completion_tokens; its first token is read as token 0");
                 Ok(0)
             }
         }
     }
 }
 
-/// The array `[tokens, layers, top_k]` of `experts`.
-pub(super) fn array<'e>(
+/// Returns a view of `experts` as an array `[tokens, layers, top_k]`.
+pub(super) fn view<'e>(
     experts: &'e RoutedExperts,
     counts: Counts,
     options: &ImportOptions,
@@ -144,10 +149,10 @@ pub(super) fn array<'e>(
     match experts {
         RoutedExperts::Lists(lists) => lists.array().map_err(|error| output.invalid(at, error)),
         RoutedExperts::Bytes(bytes) if bytes.starts_with(npy::MAGIC) => {
-            npy::read(bytes).map_err(|fault| {
+            npy::read(bytes).map_err(|error| {
                 let reason = format!(
-                    "{} (byte {} of what it decodes to)",
-                    fault.reason, fault.offset
+                    "{} (byte {} of the decoded data)",
+                    error.reason, error.offset
                 );
                 output.invalid(at, reason)
             })
@@ -156,7 +161,8 @@ pub(super) fn array<'e>(
     }
 }
 
-/// Views 32-bit integers without a shape. The layers come from the model, or, without one, from the numbers of tokens.
+/// Returns a view of 32-bit integers without a shape. The number of layers is that of the model, or, without a model, follows from
+/// the number of tokens.
 fn integers<'e>(
     bytes: &'e [u8],
     counts: Counts,
@@ -165,7 +171,7 @@ fn integers<'e>(
     output: &mut Output<'_>,
 ) -> Result<Array<'e>, ForeignError> {
     let Some(top_k) = options.max_expert_used() else {
-        return Err(output.lacks(at, Missing::TopK));
+        return Err(output.not_recorded(at, Missing::TopK));
     };
     let top_k = top_k as usize;
     let n_numbers = bytes.len() / 4;
@@ -180,10 +186,10 @@ fn integers<'e>(
             .map_err(|error| output.invalid(at.clone(), error))
     };
     let layouts = Layouts::of(options.model.as_ref());
-    let n_counted = counts.n_evaluated();
-    let n_tokens = n_counted.map(|n| n.saturating_sub(counts.start.unwrap_or(0)));
-    // A response may have fewer tokens than were evaluated, unless it says where it starts.
-    let is_possible = |n_layer: &usize| {
+    let n_evaluated = counts.n_evaluated();
+    let n_tokens = n_evaluated.map(|n| n.saturating_sub(counts.start.unwrap_or(0)));
+    // A response may have fewer tokens than were evaluated, unless its start is known.
+    let fits = |n_layer: &usize| {
         let row = n_layer.saturating_mul(top_k);
         row > 0
             && n_numbers.is_multiple_of(row)
@@ -192,47 +198,52 @@ fn integers<'e>(
                 None => n_numbers / row <= n,
             })
     };
-    let unfit = |rows: String| {
-        let n_tokens = n_tokens.map_or("any number of".into(), |n| n.to_string());
+    let mismatch = |layers: String| {
+        let n_tokens = match (n_tokens, counts.start) {
+            (None, _) => "any number of".into(),
+            (Some(n), None) => format!("at most {n}"),
+            (Some(n), Some(_)) => n.to_string(),
+        };
         ResponseError::Shape {
             n_numbers,
             top_k,
-            rows,
+            layers,
             n_tokens,
         }
     };
     let Some(layouts) = layouts else {
         let Some(n_tokens) = n_tokens else {
-            return Err(output.lacks(at, Missing::Layers));
+            return Err(output.not_recorded(at, Missing::Layers));
         };
         let row = n_tokens.saturating_mul(top_k);
         if n_numbers == 0 {
             return view(1);
         }
         if row == 0 || !n_numbers.is_multiple_of(row) {
-            let source = unfit("a whole number of layers".into());
+            let source = mismatch("any number of".into());
             return Err(output.response(at, source));
         }
         let array = view(n_numbers / row)?;
         if counts.start.is_none() {
             output.note(format!(
-                "warning: {at} does not record its number of layers: {} were assumed, which is right if it starts with the first token of the prompt",
+                "warning: {at} does not record its number of layers; assumed {}, which is correct if the array starts with the first \
+                 token of the prompt",
                 n_numbers / row
             ));
             output.missing(Missing::Layers);
         }
         return Ok(array);
     };
-    let possible: Vec<usize> = layouts.n_rows().filter(is_possible).collect();
+    let possible: Vec<usize> = layouts.n_rows().filter(fits).collect();
     match possible[..] {
         [] => {
-            let rows: Vec<String> = layouts.n_rows().map(|n| n.to_string()).collect();
-            let source = unfit(format!("{} layers", rows.join(" or ")));
+            let layers: Vec<String> = layouts.n_rows().map(|n| n.to_string()).collect();
+            let source = mismatch(layers.join(" or "));
             Err(output.response(at, source))
         }
         [n_layer] => view(n_layer),
         [all, moe, ..] => {
-            // In a row for each hidden layer, those of dense layers are empty.
+            // With one row per hidden layer, the rows of dense layers are empty.
             let array = view(all)?;
             if layouts.dense_rows_are_empty(|layer| use_of_layer(&array, layer)) {
                 Ok(array)
