@@ -1,20 +1,22 @@
-//! CLOCK: first in, first out, but what was used since the hand last passed is passed over once.
+//! CLOCK (second chance): first in, first out, except that an expert used since the hand last passed it is skipped once.
+//!
+//! Source: F. J. Corbató, "A paging experiment with the Multics system" (1968).
 
 use super::Key;
+use super::contents::Contents;
 use super::demand::EvictionOrder;
 use super::list::{Links, List};
-use super::room::Room;
 
-/// The ring, cut where the hand stands.
+/// The ring as a list that starts at the hand.
 pub struct SecondChance {
     links: Links,
     ring: List,
-    /// `[n_keys]`: used since the hand passed.
+    /// `[n_keys]`: used since the hand last passed.
     is_used: Vec<bool>,
 }
 
 impl SecondChance {
-    /// Of a model with `n_keys` experts.
+    /// Eviction order for `n_keys` experts.
     pub fn new(n_keys: usize) -> SecondChance {
         SecondChance {
             links: Links::new(n_keys),
@@ -25,20 +27,22 @@ impl SecondChance {
 }
 
 impl EvictionOrder for SecondChance {
-    fn hit(&mut self, key: Key, _room: &Room) {
+    fn hit(&mut self, key: Key, _contents: &Contents) {
         self.is_used[key as usize] = true;
     }
 
-    fn insert(&mut self, key: Key, _room: &Room) {
+    fn insert(&mut self, key: Key, _contents: &Contents) {
         self.is_used[key as usize] = false;
         self.ring.push_back(&mut self.links, key);
     }
 
-    fn again(&mut self, _key: Key, _room: &Room) {}
+    fn touch(&mut self, _key: Key, _contents: &Contents) {}
 
-    fn evict(&mut self, room: &Room) -> Option<Key> {
+    fn evict(&mut self, contents: &Contents) -> Option<Key> {
         loop {
-            let key = self.ring.find(&self.links, |key| !room.is_current(key))?;
+            let key = self
+                .ring
+                .find(&self.links, |key| !contents.is_current(key))?;
             if !std::mem::take(&mut self.is_used[key as usize]) {
                 self.ring.remove(&mut self.links, key);
                 return Some(key);

@@ -264,7 +264,7 @@ fn unknown_keys_are_kept() {
     );
     let file = LearnFile::parse(text).unwrap();
     assert_eq!(file.to_json(), text);
-    let cut = file.cut(|layer, expert| (layer, expert) == (LayerId(3), ExpertId(9)));
+    let cut = file.filter(|layer, expert| (layer, expert) == (LayerId(3), ExpertId(9)));
     assert_eq!(
         cut.to_json(),
         concat!(
@@ -412,7 +412,7 @@ fn a_cut_does_not_bring_back_counts_that_were_not_read() {
     ]}"#;
     let cut = LearnFile::parse(text)
         .unwrap()
-        .cut(|_, expert| expert == ExpertId(1));
+        .filter(|_, expert| expert == ExpertId(1));
     let layers = cut.observations().unwrap();
     let left: Vec<(u16, u64)> = layers
         .iter()

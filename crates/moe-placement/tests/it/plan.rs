@@ -108,7 +108,7 @@ fn a_cut_file_gives_the_plan_again() {
         let mut chosen = pairs(plan.selected().map(|(_, selected)| selected.entry));
         chosen.sort_unstable();
         let learn = LearnFile::parse(&case.learn.to_string()).unwrap();
-        let cut = learn.cut(|layer, expert| chosen.contains(&(layer.0, expert.0)));
+        let cut = learn.filter(|layer, expert| chosen.contains(&(layer.0, expert.0)));
         let again = Case {
             learn: serde_json::from_str(&cut.to_json()).unwrap(),
             ..serde_json::from_value(json!({

@@ -186,7 +186,7 @@ proptest! {
             if sum.merge(&parsed).is_ok() {
                 parse_observations(&sum.to_json()).unwrap();
             }
-            parsed.cut(|layer, expert| (u32::from(layer.0) + expert.0) % 2 == 0).observations().unwrap();
+            parsed.filter(|layer, expert| (u32::from(layer.0) + expert.0) % 2 == 0).observations().unwrap();
         }
         let _ = ExpertSizes::from_csv(&text);
     }
