@@ -1,50 +1,52 @@
-//! One verdict on a trace: how far to trust what it says of hot experts.
+//! A verdict on the stability of hotness in a trace.
 
 use crate::stability::split::{Split, split_by_time};
 use crate::stability::{HOT_PERCENT, settling};
 use crate::survey::Survey;
 
-/// Choices for each expert, on average, that each half of a trace should have: below, chance decides which experts look hot
-/// (the rule of five of the chi-square test, Cochran 1954).
-const ENOUGH: f64 = 5.0;
-/// A hot set that covers less than this beyond an even router's share is not worth a cache.
+/// Minimum mean number of selections per expert in each half of the trace. With fewer, chance determines which experts look hot.
+///
+/// Source: the rule of five for chi-square tests (Cochran 1954).
+const MIN_SELECTIONS_PER_EXPERT: f64 = 5.0;
+/// Minimum in-sample gain in coverage over a uniform router for which a cache is useful.
 const MIN_GAIN: f64 = 0.05;
-/// Part of the gain over an even router that must be left in the second half.
-const HOLDS: f64 = 0.9;
-/// Below this, what was learned is mostly lost.
-const HOLDS_IN_PART: f64 = 0.6;
+/// Minimum fraction of the gain that remains out of sample for [`Stability::Holds`].
+const GENERALIZES: f64 = 0.9;
+/// Minimum fraction of the gain that remains out of sample for [`Stability::HoldsInPart`].
+const GENERALIZES_IN_PART: f64 = 0.6;
 
-/// How far to trust a trace. The bounds are choices of this program.
+/// Stability of hotness. The hot set is the hottest [`HOT_PERCENT`] % of each layer's experts. The training split is the first
+/// half of the trace, the held-out split the second half. The thresholds are heuristics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stability {
-    /// Counts without order tell nothing of time.
+    /// The input contains counts without order.
     Unordered,
-    /// Fewer than five choices an expert in one of the halves.
+    /// A split has fewer than five selections per expert on average.
     TooShort,
-    /// The hottest quarter covers hardly more than a quarter, also in the half that it was learned on.
+    /// Uniform router: the in-sample gain over a uniform router is below 0.05.
     Even,
-    /// Nine tenths of the gain over an even router are left in the second half.
+    /// At least 0.9 of the gain over a uniform router remains on the held-out split.
     Holds,
-    /// Six tenths are.
+    /// At least 0.6 of the gain remains.
     HoldsInPart,
-    /// Less.
+    /// Less than 0.6 of the gain remains.
     DoesNotHold,
 }
 
-/// The verdict and what it rests upon.
+/// A verdict and its basis.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trust {
     /// The verdict.
     pub verdict: Stability,
-    /// Tokens of the layer that routed most.
+    /// Tokens of the layer with the most tokens.
     pub rows: u64,
-    /// Learned on the first half, tested on the second.
+    /// Coverage of the first half's hot set on the second half.
     pub split: Option<Split>,
-    /// Layers whose hot set still changed in the last eighth of the tokens.
+    /// Number of layers whose hot set changes in the last eighth of the tokens.
     pub unsettled: usize,
 }
 
-/// Judges a survey of a model with `n_expert` experts in a layer.
+/// Evaluates the stability of a survey. `n_expert` is the number of experts per layer.
 pub fn trust(survey: &Survey, n_expert: u32) -> Trust {
     let is_late = |settled: u64, rows: u64| settled > rows - rows / 8;
     let unsettled = settling(survey, n_expert).into_iter();
@@ -76,7 +78,7 @@ fn verdict(survey: &Survey, n_expert: u32, split: Option<&Split>) -> Stability {
     });
     let n_expert_used = choices.fold(0.0, f64::max);
     let rows = split.rows_learned.min(split.rows_tested) as f64;
-    if rows * n_expert_used / f64::from(n_expert.max(1)) < ENOUGH {
+    if rows * n_expert_used / f64::from(n_expert.max(1)) < MIN_SELECTIONS_PER_EXPERT {
         return Stability::TooShort;
     }
     let gain = hot.in_sample - hot.uniform;
@@ -84,8 +86,8 @@ fn verdict(survey: &Survey, n_expert: u32, split: Option<&Split>) -> Stability {
         return Stability::Even;
     }
     match (hot.out_of_sample - hot.uniform) / gain {
-        kept if kept >= HOLDS => Stability::Holds,
-        kept if kept >= HOLDS_IN_PART => Stability::HoldsInPart,
+        kept if kept >= GENERALIZES => Stability::Holds,
+        kept if kept >= GENERALIZES_IN_PART => Stability::HoldsInPart,
         _ => Stability::DoesNotHold,
     }
 }
