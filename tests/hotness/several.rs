@@ -46,7 +46,7 @@ fn a_run_counts_once() {
         let [left, right] = pair.map(|name| fixture.path(name));
         let line = fail!["hotness", left, right];
         assert!(
-            line.contains("is counted already") && line.contains(arg(&right)),
+            line.contains("was already counted") && line.contains(arg(&right)),
             "{pair:?}: {line}"
         );
     }
