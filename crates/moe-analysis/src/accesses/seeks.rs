@@ -23,7 +23,7 @@ pub struct SeekBucket {
     pub direction: Direction,
     /// Lower bound of the distance in bytes.
     pub from: u64,
-    /// Exclusive upper bound in bytes; `None` if there is none.
+    /// Exclusive upper bound in bytes; `None` if it is unlimited.
     pub below: Option<u64>,
     /// Number of accesses.
     pub accesses: u64,

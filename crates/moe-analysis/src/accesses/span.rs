@@ -22,7 +22,7 @@ pub struct Spread {
     pub n: u64,
     /// Sum in nanoseconds.
     pub sum_ns: u64,
-    /// Minimum in nanoseconds; 0 if there are none.
+    /// Minimum in nanoseconds; 0 without durations.
     pub min_ns: u64,
     /// Maximum in nanoseconds.
     pub max_ns: u64,
@@ -36,7 +36,7 @@ impl Spread {
         self.n += 1;
     }
 
-    /// Mean duration in nanoseconds; `None` if there are none.
+    /// Mean duration in nanoseconds; `None` without durations.
     pub fn mean_ns(&self) -> Option<f64> {
         (self.n > 0).then(|| self.sum_ns as f64 / self.n as f64)
     }

@@ -38,7 +38,7 @@ impl Shape {
     }
 }
 
-/// Counts selected experts. They must arrive in the order of the passes, experts of a token in the order of their slots.
+/// Counts selected experts. Add them in the order of the passes, experts of a token in the order of their slots.
 pub(super) struct Counter {
     shape: Option<Shape>,
     origin: Origin,

@@ -107,7 +107,7 @@ proptest! {
         }
     }
 
-    /// The trace may be cut within passes and tokens.
+    /// A part may end within a pass or a token.
     #[test]
     fn appended_parts_equal_complete_trace(
         tokens in tokens(),

@@ -35,7 +35,7 @@ pub struct OverlapReport {
     pub all: Figures,
 }
 
-/// Analyzes the transfers of a phase; `None` if there are none.
+/// Analyzes the transfers of a phase; `None` without transfers.
 pub fn report(transfers: &[Transfer], phase: Phase, reads: &Reads) -> Option<OverlapReport> {
     let mut layers: BTreeMap<LayerId, Collector> = BTreeMap::new();
     let mut all = Collector::default();

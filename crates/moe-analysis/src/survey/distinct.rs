@@ -6,7 +6,7 @@ use moe_trace::ExpertId;
 const N_LENGTHS: usize = 11;
 /// Batch sizes in tokens.
 pub const BATCHES: [u64; N_LENGTHS] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
-/// Index in [`Distinct::new`] for first uses; lower indices are bits of a row number.
+/// Index in `Distinct.new` for first uses; lower indices are bits of a row number.
 const NEVER: usize = u64::BITS as usize;
 
 /// Numbers of distinct experts in aligned blocks of [`BATCHES`] tokens of a layer, in the order of the trace.

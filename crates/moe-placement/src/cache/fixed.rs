@@ -1,4 +1,4 @@
-//! A static cache: it holds the hottest experts by known counts, or by the counts of the first part of the trace.
+//! A static cache of the hottest experts, by known counts or by the counts of the first part of the trace.
 
 use std::sync::Arc;
 

@@ -15,7 +15,7 @@ pub enum Error {
         "the learn file has an unsupported `schema`: {found}; expected \"{SCHEMA}\" or \"{OLD_SCHEMA}\""
     )]
     Schema {
-        /// The value of `schema`, or a remark that it is missing.
+        /// The value of `schema`, or a note that it is missing.
         found: String,
     },
     /// No `layers` array.

@@ -162,7 +162,7 @@ fn pressure(layer: &LayerObservation) -> f64 {
         .unwrap_or(layer.wait_per_cold_slot_us)
 }
 
-/// Minimum and maximum of sorted values; 0 if there are none.
+/// Minimum and maximum of sorted values; 0 without values.
 fn bounds(sorted: &[f64]) -> (f64, f64) {
     match sorted {
         [low, .., high] => (*low, *high),

@@ -20,7 +20,7 @@ struct Known {
     count: u64,
     /// Clock at the last use. Further tokens of a batch advance the clock too.
     last: u64,
-    /// Number of the next look-up; `None` if there is none.
+    /// Number of the next look-up; `None` if the expert is not looked up again.
     next: Option<usize>,
 }
 
