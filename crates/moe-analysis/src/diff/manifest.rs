@@ -82,7 +82,7 @@ fn fields(manifest: &Manifest) -> Vec<(&'static str, String)> {
         ),
         ("policy", manifest.policy.clone()),
         ("threads", manifest.n_threads.to_string()),
-        ("CPU", manifest.host.cpu.clone()),
+        ("cpu", manifest.host.cpu.clone()),
         ("stopped", manifest.stopped.clone().unwrap_or_default()),
     ]
 }

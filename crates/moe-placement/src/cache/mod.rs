@@ -84,8 +84,9 @@ impl Changes {
 ///
 /// Call [`start`](Policy::start) once. For each batch call [`look_up`](Policy::look_up) or
 /// [`look_up_again`](Policy::look_up_again) for the experts of its tokens in order, then
-/// [`end_batch`](Policy::end_batch). Call [`end_request`](Policy::end_request) after the last batch of a request. Methods add
-/// to `changes`; apply evictions before loads, and clear it before the next call.
+/// [`end_batch`](Policy::end_batch). Call [`end_request`](Policy::end_request) after the last batch of a request.
+///
+/// Methods append to `changes`. Apply evictions before loads, then clear it.
 ///
 /// Keys are numbers from [`Experts::key`]. Methods panic for keys that are not in the [`Experts`] of the policy.
 pub trait Policy: Send {
@@ -100,7 +101,8 @@ pub trait Policy: Send {
     /// A further token of the current batch selected an expert that was looked up before in this batch.
     fn look_up_again(&mut self, key: Key);
 
-    /// Evicts experts until the budget is met, except experts of the batch that ends.
+    /// Evicts experts until the budget is met, except experts of the batch that ends. [`PolicyName::Static`] loads its experts
+    /// here.
     fn end_batch(&mut self, changes: &mut Changes);
 
     /// Reports changes that a policy makes only between requests.
