@@ -3,7 +3,7 @@
 /// Expected number of distinct experts of a batch of B tokens with a uniform router: N (1 − ((N − k) / N)^B), with N =
 /// `n_expert` and k = `n_expert_used`. Tokens are independent.
 ///
-/// It is the reference line for measured traces, as in vLLM #54228 and inference-sim #789.
+/// It is the reference line for measured traces. Source: <https://github.com/vllm-project/vllm/pull/54228>.
 pub fn distinct_if_uniform(n_expert: u32, n_expert_used: u32, batch: u64) -> f64 {
     let n = f64::from(n_expert);
     let missed = (n - f64::from(n_expert_used)).max(0.0) / n.max(1.0);

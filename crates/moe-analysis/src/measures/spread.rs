@@ -24,7 +24,7 @@ pub struct Spread {
     pub gini: f64,
     /// Normalized Shannon entropy H / ln N of the distribution: 1 means uniform, 0 means that one expert has all selections.
     ///
-    /// Source: Shannon (1948); used as a router metric in TRL #4611.
+    /// Source: Shannon (1948); proposed as a router metric in <https://github.com/huggingface/trl/issues/4611>.
     pub entropy: f64,
     /// Maximum count over mean count: 1 means uniform, N means that one expert has all selections. Expert-parallel load balancers
     /// such as DeepSeek's EPLB minimize this ratio for devices.
