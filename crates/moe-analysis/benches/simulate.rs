@@ -1,5 +1,5 @@
-//! Simulated look-ups per second: each policy with budgets of 1/8 and 1/2 of all experts; the LRU curve from all experts, and
-//! from a sample of 1/10; and all policies with eight budgets on all cores.
+//! Simulated look-ups per second: each policy with budgets of 1/8 and 1/2 of all experts; the LRU curve from all experts,
+//! and from a sample of 1/10; and all policies with eight budgets on all cores.
 //!
 //!   cargo bench --package moe-analysis --bench simulate
 //!

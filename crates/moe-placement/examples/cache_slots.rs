@@ -1,7 +1,8 @@
 //! Drives real cache slots with a policy: `cache_slots [POLICY]`, for example `cache_slots lfu`. The default is `lru`.
 //!
-//! The "model" is a buffer with the weights of all experts. The "device" is a buffer with fixed-size slots. The policy decides
-//! which expert to copy to a slot and which slot to free. Routing decisions are random, but prefer experts with low ids.
+//! The "model" is a buffer with the weights of all experts. The "device" is a buffer with fixed-size slots. The policy
+//! decides which expert to copy to a slot and which slot to free. Routing decisions are random, but prefer experts with low
+//! ids.
 
 use std::collections::HashMap;
 use std::error::Error;

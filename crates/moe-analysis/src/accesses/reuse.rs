@@ -35,15 +35,16 @@ impl Histogram {
     }
 }
 
-/// Reuse of experts. A pass uses an expert if it reads some of the expert's bytes. It counts as one use for any number of tokens.
+/// Reuse of experts. A pass uses an expert if it reads some of the expert's bytes. It counts as one use for any number of
+/// tokens.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reuse {
     /// Number of uses.
     pub uses: u64,
     /// Uses of an expert that was used before.
     pub reuses: u64,
-    /// Distances in tokens: tokens evaluated from the start of the pass of the previous use to the start of the current pass. 1
-    /// means that the previous token used the expert too.
+    /// Distances in tokens: tokens evaluated from the start of the pass of the previous use to the start of the current
+    /// pass. 1 means that the previous token used the expert too.
     pub tokens: Histogram,
     /// Distances in bytes: total size of the distinct other experts and tensors read since the previous use.
     pub bytes: Histogram,

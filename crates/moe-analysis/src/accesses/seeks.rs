@@ -31,8 +31,8 @@ pub struct SeekBucket {
     pub bytes: u64,
 }
 
-/// Seek distances. The distance of an access is from the end of the previous access in the trace to its first byte. The first
-/// access has no distance.
+/// Seek distances. The distance of an access is from the end of the previous access in the trace to its first byte. The
+/// first access has no distance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seeks {
     /// Number of accesses with a previous access.

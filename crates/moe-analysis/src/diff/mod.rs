@@ -108,11 +108,12 @@ impl DiffReport {
     }
 }
 
-/// Compares the runs `a` and `b`. Reads both traces in parallel steps; memory holds an index of the passes, the current pass and
-/// the differences.
+/// Compares the runs `a` and `b`. Reads both traces in parallel steps; memory holds an index of the passes, the current pass
+/// and the differences.
 ///
 /// # Errors
-/// [`Error::TooManyRanges`] for a damaged trace, [`Error::UnknownSequences`] if only one trace has sequence numbers, and several.
+/// [`Error::TooManyRanges`] for a damaged trace, [`Error::UnknownSequences`] if only one trace has sequence numbers, and
+/// several.
 pub fn diff(a: &Run, b: &Run, options: &DiffOptions) -> Result<DiffReport, Error> {
     let runs = [a, b];
     let (limit, tolerance) = (options.limit, options.weight_tolerance);

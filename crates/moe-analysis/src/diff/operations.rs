@@ -10,8 +10,8 @@ use super::passes::Step;
 /// Maximum number of kinds of differences that are listed. Damaged traces may contain any number of names.
 const MAX_KINDS: usize = 4096;
 
-/// Operations of two runs. They are matched pass by pass by operation and result name. If one engine has not named the result,
-/// they are matched by operation, layer and order.
+/// Operations of two runs. They are matched pass by pass by operation and result name. If one engine has not named the
+/// result, they are matched by operation, layer and order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OperationsDiff {
     /// Number of operations, `[A, B]`.
@@ -160,8 +160,8 @@ impl<'r> OperationsComparer<'r> {
         self.found.other_order += u64::from(!in_order && passes_a == passes_b);
     }
 
-    /// Matches operations after the first difference in order: the n-th of a name in A with the n-th in B, then operations that one
-    /// side has not named. Returns whether the named ones are in the same order.
+    /// Matches operations after the first difference in order: the n-th of a name in A with the n-th in B, then operations
+    /// that one side has not named. Returns whether the named ones are in the same order.
     fn by_name(&mut self, a: &[(Key<'r>, Operation<'r>)], b: &[(Key<'r>, Operation<'r>)]) -> bool {
         let mut waiting: HashMap<Key, VecDeque<usize>> = HashMap::new();
         for (i, (key, _)) in b.iter().enumerate() {

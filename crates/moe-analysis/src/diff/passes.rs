@@ -25,8 +25,8 @@ impl DiffPass {
 
 /// Passes of a run, sorted by sequence, phase and position.
 ///
-/// An operation belongs to the previous pass if it has the same sequence and phase and starts at one of the pass's positions. A
-/// plain v4 record contains no sequence, which stays unknown, and no batch size, which is taken as one token.
+/// An operation belongs to the previous pass if it has the same sequence and phase and starts at one of the pass's
+/// positions. A plain v4 record contains no sequence, which stays unknown, and no batch size, which is taken as one token.
 pub(super) fn passes(run: &Run) -> Vec<DiffPass> {
     let mut passes: Vec<DiffPass> = Vec::new();
     for operation in run.trace.operations() {

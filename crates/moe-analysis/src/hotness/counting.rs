@@ -233,8 +233,8 @@ impl Counter {
         }
     }
 
-    /// Adds a count of one layer and phase, whose ids must be in range. Returns `None` and adds nothing if the sum of all counts
-    /// would exceed 64 bits. Sums of subsets therefore cannot overflow.
+    /// Adds a count of one layer and phase, whose ids must be in range. Returns `None` and adds nothing if the sum of all
+    /// counts would exceed 64 bits. Sums of subsets therefore cannot overflow.
     #[must_use]
     pub fn add_counts(
         &mut self,
@@ -267,8 +267,8 @@ impl Counter {
         }
     }
 
-    /// The sums of a trace of another tool with the known `facts`; `None` if nothing was counted. Unknown numbers of tokens are
-    /// derived from the selections and the experts per token.
+    /// The sums of a trace of another tool with the known `facts`; `None` if nothing was counted. Unknown numbers of tokens
+    /// are derived from the selections and the experts per token.
     pub fn finish_foreign(mut self, origin: Origin, facts: &Facts) -> Option<Hotness> {
         for (layer, phases) in (0..).map(LayerId).zip(&mut self.layers) {
             let used = facts.n_expert_used_in(layer).unwrap_or(0);

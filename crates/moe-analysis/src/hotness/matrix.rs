@@ -118,7 +118,8 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// All cells: groups in the order of the trace, layers and experts in ascending order, including experts without selections.
+    /// All cells: groups in the order of the trace, layers and experts in ascending order, including experts without
+    /// selections.
     pub fn rows(&self) -> impl Iterator<Item = MatrixRow<'_>> + Clone {
         let n_part = match self.parts {
             Parts::Whole(_) => 1,
@@ -158,8 +159,8 @@ impl<'a> Matrix<'a> {
         shape
     }
 
-    /// Writes a Parquet table with the columns group (named by [`Self::group_by`], only with groups), `layer_id`, `expert_id`,
-    /// `count`, `mass` and `bytes`. `mass` and `bytes` are null if they are unknown.
+    /// Writes a Parquet table with the columns group (named by [`Self::group_by`], only with groups), `layer_id`,
+    /// `expert_id`, `count`, `mass` and `bytes`. `mass` and `bytes` are null if they are unknown.
     ///
     /// # Errors
     /// [`Error::Parquet`] if the table cannot be written.

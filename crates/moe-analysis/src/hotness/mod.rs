@@ -204,8 +204,8 @@ impl Hotness {
         calls.fold(0, u64::saturating_add)
     }
 
-    /// Number of tokens of the layer with the most tokens. A last layer may route fewer tokens, because only positions whose output is
-    /// needed pass through it.
+    /// Number of tokens of the layer with the most tokens. A last layer may route fewer tokens, because only positions whose
+    /// output is needed pass through it.
     pub fn tokens(&self, phases: Phases) -> u64 {
         self.layer_ids()
             .map(|layer| self.rows(layer, phases))
@@ -234,8 +234,8 @@ impl Hotness {
     /// Adds another run of the same model. If one of them does not name its model, only the numbers of experts are compared.
     ///
     /// # Errors
-    /// [`Error::OtherModel`] or [`Error::Mixed`] if the models differ, [`Error::SameRun`] if a run would be counted twice, [`Error::TooMany`]
-    /// if the counts exceed 64 bits.
+    /// [`Error::OtherModel`] or [`Error::Mixed`] if the models differ, [`Error::SameRun`] if a run would be counted twice,
+    /// [`Error::TooMany`] if the counts exceed 64 bits.
     pub fn merge(&mut self, other: &Hotness) -> Result<(), Error> {
         self.check_beside(other)?;
         self.add_counts(other)?;
@@ -261,8 +261,8 @@ impl Hotness {
         origins.find_map(|origin| origin.contradiction(model))
     }
 
-    /// Raises the numbers of experts per layer and per token to those of other inputs of the same model, unless an input states
-    /// them.
+    /// Raises the numbers of experts per layer and per token to those of other inputs of the same model, unless an input
+    /// states them.
     pub fn raise_seen(&mut self, n_expert: u32, n_expert_used: u32) {
         self.n_expert.raise_seen(n_expert);
         self.n_expert_used.raise_seen(n_expert_used);
@@ -359,8 +359,8 @@ impl Hotness {
         ))
     }
 
-    /// Whether passes are missing in a part of the inputs. [`Hotness::learn_file`] then counts one call per token, or one call per
-    /// selection if tokens are also missing.
+    /// Whether passes are missing in a part of the inputs. [`Hotness::learn_file`] then counts one call per token, or one
+    /// call per selection if tokens are also missing.
     pub fn has_assumed_calls(&self) -> bool {
         let mut phases = self.layers.iter().flat_map(ByPhase::iter);
         phases.any(|phase| phase.assumed_calls > 0)

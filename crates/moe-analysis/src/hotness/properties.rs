@@ -22,7 +22,8 @@ struct Token {
     experts: Vec<ExpertId>,
 }
 
-/// Tokens with K distinct experts. The first token selects the last expert, so that every part has the same number of experts.
+/// Tokens with K distinct experts. The first token selects the last expert, so that every part has the same number of
+/// experts.
 fn tokens() -> impl Strategy<Value = Vec<Token>> {
     let ids: Vec<ExpertId> = (0..N_EXPERT).map(ExpertId).collect();
     let experts = prop::sample::subsequence(ids, K).prop_shuffle();

@@ -22,8 +22,8 @@ pub struct RankedExpert {
 }
 
 impl Hotness {
-    /// Experts of each layer with routed tokens, hottest first. Layers are in ascending order, ties are sorted by expert id. Experts
-    /// without selections are included.
+    /// Experts of each layer with routed tokens, hottest first. Layers are in ascending order, ties are sorted by expert id.
+    /// Experts without selections are included.
     pub fn ranked(&self, phases: Phases) -> Vec<RankedExpert> {
         let layers = self.layers(phases).into_iter();
         let ranked = layers.flat_map(|layer| {

@@ -61,13 +61,13 @@ impl Hotness {
         })
     }
 
-    /// Counts a `routing` table: a Parquet file, a directory that contains `routing.parquet`, or a dataset of several runs. `survey`
-    /// receives the same selections. Without a survey, the parts of a file are counted in parallel, and only the necessary columns
-    /// are read.
+    /// Counts a `routing` table: a Parquet file, a directory that contains `routing.parquet`, or a dataset of several runs.
+    /// `survey` receives the same selections. Without a survey, the parts of a file are counted in parallel, and only the
+    /// necessary columns are read.
     ///
     /// # Errors
-    /// [`Error::Trace`] if the table cannot be read, [`Error::NotRouting`] for another table; like [`Hotness::merge`] for several
-    /// runs, and like [`Hotness::from_run`].
+    /// [`Error::Trace`] if the table cannot be read, [`Error::NotRouting`] for another table; like [`Hotness::merge`] for
+    /// several runs, and like [`Hotness::from_run`].
     pub fn from_routing_table(path: &Path, survey: Option<&mut Survey>) -> Result<Hotness, Error> {
         let total = match survey {
             Some(survey) => surveyed(path, survey)?,

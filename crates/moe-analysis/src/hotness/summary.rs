@@ -39,7 +39,8 @@ impl Hotness {
             .collect()
     }
 
-    /// Load balance over all (layer, expert) pairs of layers with routed tokens, as relevant to a cache that all layers share.
+    /// Load balance over all (layer, expert) pairs of layers with routed tokens, as relevant to a cache that all layers
+    /// share.
     pub fn overall(&self, phases: Phases) -> Spread {
         let layers = self.layers(phases).into_iter();
         let counts: Vec<u64> = layers

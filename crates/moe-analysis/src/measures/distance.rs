@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 /// Total variation distance between the distributions of two counts: ½ Σₑ |pₑ − qₑ|. 0 means equal distributions, 1 means
 /// that they have no expert in common. It is the fraction of selections that would have to change.
 ///
-/// Source: Levin and Peres, *Markov Chains and Mixing Times*, section 4.1. Returns `None` if either sum is 0. A shorter slice
-/// is extended with zeros.
+/// Source: Levin and Peres, *Markov Chains and Mixing Times*, section 4.1. Returns `None` if either sum is 0. A shorter
+/// slice is extended with zeros.
 pub fn total_variation(left: &[u64], right: &[u64]) -> Option<f64> {
     let sum = |counts: &[u64]| counts.iter().map(|&count| count as f64).sum::<f64>();
     let (total_left, total_right) = (sum(left), sum(right));
@@ -23,10 +23,10 @@ pub fn total_variation(left: &[u64], right: &[u64]) -> Option<f64> {
 
 /// Expected [`total_variation`] of two windows without drift, due to sampling alone.
 ///
-/// Each window is a pair of counts and number of tokens. qₑ is the pooled count of expert e over the pooled number of tokens,
-/// k the number of experts per token. Then pₑ in a window of n tokens has the variance qₑ (1 − qₑ) / (n k²), and the result is
-/// ½ √(2/π) Σₑ √(qₑ (1 − qₑ) (1/n₁ + 1/n₂)) / k, since E|X| = σ √(2/π) for a normal X. Correlated tokens increase the real
-/// value. Returns `None` if a window has no tokens.
+/// Each window is a pair of counts and number of tokens. qₑ is the pooled count of expert e over the pooled number of
+/// tokens, k the number of experts per token. Then pₑ in a window of n tokens has the variance qₑ (1 − qₑ) / (n k²), and the
+/// result is ½ √(2/π) Σₑ √(qₑ (1 − qₑ) (1/n₁ + 1/n₂)) / k, since E|X| = σ √(2/π) for a normal X. Correlated tokens increase
+/// the real value. Returns `None` if a window has no tokens.
 pub fn expected_total_variation(left: (&[u64], u64), right: (&[u64], u64)) -> Option<f64> {
     let ((left, rows_left), (right, rows_right)) = (left, right);
     if rows_left == 0 || rows_right == 0 {

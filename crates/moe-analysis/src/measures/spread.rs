@@ -14,8 +14,8 @@ pub struct Spread {
     pub choices: u64,
     /// Number of experts with at least one selection.
     pub n_active: usize,
-    /// Fraction of the selections by the hottest 1, 5, 10, 25 and 50 % of the experts ([`TOP_PERCENT`], rounded up to integer
-    /// numbers of experts). These are points of the Lorenz curve.
+    /// Fraction of the selections by the hottest 1, 5, 10, 25 and 50 % of the experts ([`TOP_PERCENT`], rounded up to
+    /// integer numbers of experts). These are points of the Lorenz curve.
     pub share_top: [f64; TOP_PERCENT.len()],
     /// Gini coefficient: Σᵢ (2i − N − 1) xᵢ / (N Σ x) for counts x sorted in ascending order and i from 1. 0 means uniform;
     /// 1 − 1/N means that one expert has all selections.
@@ -26,10 +26,11 @@ pub struct Spread {
     ///
     /// Source: Shannon (1948); proposed as a router metric in <https://github.com/huggingface/trl/issues/4611>.
     pub entropy: f64,
-    /// Maximum count over mean count: 1 means uniform, N means that one expert has all selections. Expert-parallel load balancers
-    /// such as DeepSeek's EPLB minimize this ratio for devices.
+    /// Maximum count over mean count: 1 means uniform, N means that one expert has all selections. Expert-parallel load
+    /// balancers such as DeepSeek's EPLB minimize this ratio for devices.
     pub max_over_mean: f64,
-    /// Effective number of experts exp(H): the number of uniformly used experts with the same entropy. Hill number of order 1.
+    /// Effective number of experts exp(H): the number of uniformly used experts with the same entropy. Hill number of order
+    /// 1.
     ///
     /// Source: Jost, "Entropy and diversity", Oikos (2006).
     pub effective: f64,

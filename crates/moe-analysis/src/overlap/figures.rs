@@ -49,7 +49,8 @@ pub struct Figures {
     pub bytes: u64,
     /// Windows: gate and up on the CPU.
     pub window: Times,
-    /// From the start of an evaluation's first transfer to the end of its last one. Evaluations without transfers are not counted.
+    /// From the start of an evaluation's first transfer to the end of its last one. Evaluations without transfers are not
+    /// counted.
     pub transfer: Times,
     /// From the end of the window to the end of the transfer, at least 0. One duration per element of `transfer`.
     pub stall: Times,

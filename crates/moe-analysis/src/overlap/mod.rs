@@ -1,8 +1,8 @@
 //! Overlap of Post-Fetch's expert transfers with the computation of gate and up.
 //!
-//! Post-Fetch ([ernestuz-b/llama-prefetch.cpp](https://github.com/ernestuz-b/llama-prefetch.cpp)) copies the down matrices of
-//! the selected experts of a layer to the GPU while the CPU computes gate and up. The computation is the *window* in which the
-//! transfer can be hidden. The GPU waits for the part of the transfer after the window.
+//! Post-Fetch ([ernestuz-b/llama-prefetch.cpp](https://github.com/ernestuz-b/llama-prefetch.cpp)) copies the down matrices
+//! of the selected experts of a layer to the GPU while the CPU computes gate and up. The computation is the *window* in
+//! which the transfer can be hidden. The GPU waits for the part of the transfer after the window.
 //!
 //! Two bounds accompany the measurements. At most the length of the window can be hidden. And if the memory bandwidth is
 //! saturated, the transfer slows down gate and up, because both read the same memory.

@@ -2,8 +2,8 @@
 
 use moe_trace::transfers::{Span, Transfer};
 
-/// The passes in order, each with the transfers of its layers in order. A new pass starts when the request, the position or the
-/// phase changes, or when the layer number does not increase.
+/// The passes in order, each with the transfers of its layers in order. A new pass starts when the request, the position or
+/// the phase changes, or when the layer number does not increase.
 pub fn passes(transfers: &[Transfer]) -> Vec<&[Transfer]> {
     let key = |transfer: &Transfer| (transfer.sequence_id, transfer.token_id, transfer.phase);
     let is_same_pass = |a: &Transfer, b: &Transfer| key(a) == key(b) && a.layer_id < b.layer_id;

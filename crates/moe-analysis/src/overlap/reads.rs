@@ -17,15 +17,16 @@ pub struct Reads {
 }
 
 impl Reads {
-    /// Bytes that gate and up of a layer read in a pass: those of each selected expert, once. If the GPU computes some experts, it is
-    /// an upper bound for the CPU.
+    /// Bytes that gate and up of a layer read in a pass: those of each selected expert, once. If the GPU computes some
+    /// experts, it is an upper bound for the CPU.
     pub(super) fn of(&self, transfer: &Transfer) -> Option<f64> {
         let bytes = self.gate_up_bytes.get(&transfer.layer_id)?;
         Some(bytes * f64::from(transfer.n_experts))
     }
 }
 
-/// Mean bytes of gate and up per expert of each layer, biases included. [`moe_gguf::experts`] defines the parts of an expert.
+/// Mean bytes of gate and up per expert of each layer, biases included. [`moe_gguf::experts`] defines the parts of an
+/// expert.
 pub fn gate_up_bytes(map: &OffsetMap) -> BTreeMap<LayerId, f64> {
     let parts = ExpertParts::of(map);
     let mut layers: BTreeMap<LayerId, (f64, BTreeSet<ExpertId>)> = BTreeMap::new();

@@ -4,7 +4,8 @@ use std::fmt::{self, Display, Formatter};
 
 use super::Figures;
 
-/// Fraction of the transfer time from which on transfers count as hidden, and of the memory bandwidth from which on it counts as saturated.
+/// Fraction of the transfer time from which on transfers count as hidden, and of the memory bandwidth from which on it
+/// counts as saturated.
 const THRESHOLD: f64 = 0.9;
 
 /// Verdict. `hidden` and `hideable` are fractions of the transfer time.
@@ -30,8 +31,8 @@ pub enum OverlapVerdict {
         /// Hidden fraction.
         hidden: f64,
     },
-    /// Gate, up and the concurrent transfers together saturate the memory bandwidth. The time of a layer then depends only on its
-    /// bytes. Post-Fetch is faster only if the CPU alone cannot saturate the bandwidth.
+    /// Gate, up and the concurrent transfers together saturate the memory bandwidth. The time of a layer then depends only
+    /// on its bytes. Post-Fetch is faster only if the CPU alone cannot saturate the bandwidth.
     BandwidthSaturated {
         /// Fraction of the memory bandwidth in use.
         memory: f64,

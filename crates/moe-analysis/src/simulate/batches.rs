@@ -206,8 +206,8 @@ impl Batches {
         bytes.fold(0, u64::saturating_add)
     }
 
-    /// Upper bound of the bytes that a pass of a generated token needs in all layers. An LRU cache with a smaller budget evicts
-    /// the experts of a layer before the layer runs again. 0 without generated tokens.
+    /// Upper bound of the bytes that a pass of a generated token needs in all layers. An LRU cache with a smaller budget
+    /// evicts the experts of a layer before the layer runs again. 0 without generated tokens.
     pub fn cycle_bytes(&self) -> u64 {
         let mut layers = vec![0u64; self.experts.n_layer()];
         for batch in self.generated() {

@@ -21,7 +21,8 @@ const EXPERT_BITS: u32 = MAX_ID.trailing_zeros();
 /// Phase of tokens whose phase is unknown.
 const UNKNOWN_PHASE: u8 = 2;
 
-/// Collects rows of routing into batches. Rejects counts. Omits blocks of an MTP head, which no cache of the model's layers holds.
+/// Collects rows of routing into batches. Rejects counts. Omits blocks of an MTP head, which no cache of the model's layers
+/// holds.
 #[derive(Debug, Default)]
 pub struct Collector {
     /// Layer and expert of each selection.

@@ -12,7 +12,8 @@ use crate::stack::LruStack;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LruCurve {
     bytes: u64,
-    /// `[n_keys + 1][phase]`: look-ups by the number of experts that a cache must hold for a hit. Index 0: hits in every cache.
+    /// `[n_keys + 1][phase]`: look-ups by the number of experts that a cache must hold for a hit. Index 0: hits in every
+    /// cache.
     depths: Vec<[u64; 3]>,
     look_ups: [u64; 3],
     /// Number of distinct experts in the trace.

@@ -1,9 +1,9 @@
 //! Break-even batch size of offloading: from which batch size on copying experts to the device is faster than computing them
 //! on the CPU.
 //!
-//! For experts in CPU memory, llama.cpp computes small batches on the CPU. From 32 tokens on (`GGML_OP_OFFLOAD_MIN_BATCH`) it
-//! copies the used experts to the device. The best threshold depends on the interconnect, the CPU, and the number of experts
-//! that the tokens of a batch share.
+//! For experts in CPU memory, llama.cpp computes small batches on the CPU. From 32 tokens on (`GGML_OP_OFFLOAD_MIN_BATCH`)
+//! it copies the used experts to the device. The best threshold depends on the interconnect, the CPU, and the number of
+//! experts that the tokens of a batch share.
 
 use super::{Batches, ExpertTime, Machine};
 
@@ -39,9 +39,9 @@ impl BatchTime {
 
 /// Times of batches on a machine, for the selection frequencies of a trace.
 ///
-/// A batch of B tokens uses an expert with probability 1 − (1 − p)^B. p is the fraction of the layer's tokens that select it,
-/// and tokens are independent ([`distinct_if_independent`](crate::measures::distinct_if_independent)). A used expert takes
-/// [`ExpertTime::first_s`] for its first token and [`ExpertTime::next_s`] for each further token.
+/// A batch of B tokens uses an expert with probability 1 − (1 − p)^B. p is the fraction of the layer's tokens that select
+/// it, and tokens are independent ([`distinct_if_independent`](crate::measures::distinct_if_independent)). A used expert
+/// takes [`ExpertTime::first_s`] for its first token and [`ExpertTime::next_s`] for each further token.
 #[derive(Debug, Clone)]
 pub struct Offload {
     /// For each selected expert: fraction of the tokens that select it, and bytes.
@@ -95,8 +95,9 @@ impl Offload {
 
     /// Smallest batch size for which `offload` returns at most the CPU time; `None` if it exceeds [`MAX_BATCH`].
     ///
-    /// The number of distinct experts grows more slowly than the batch. If offloading is faster for one batch size, it is faster
-    /// for all larger ones, unless the device is slower than the CPU for further tokens. In that case the result is `None`.
+    /// The number of distinct experts grows more slowly than the batch. If offloading is faster for one batch size, it is
+    /// faster for all larger ones, unless the device is slower than the CPU for further tokens. In that case the result is
+    /// `None`.
     pub fn crossover(&self, offload: fn(&BatchTime) -> f64) -> Option<u64> {
         let is_faster = |n_tokens: u64| {
             let time = self.time(n_tokens);

@@ -1,9 +1,9 @@
 //! Prefetching: a predictor names experts, which are loaded before they are selected.
 //!
-//! Model of time: a layer waits until its experts are loaded, then computes for its time window. When a layer has routed, its
-//! missing experts are queued for loading, followed by the experts predicted for the layer `depth` layers later. Predicted
-//! experts go to a separate buffer; only look-ups change the cache. The interconnect transfers one expert at a time, in the
-//! order of the requests. Prefetched experts that their layer does not use are dropped.
+//! Model of time: a layer waits until its experts are loaded, then computes for its time window. When a layer has routed,
+//! its missing experts are queued for loading, followed by the experts predicted for the layer `depth` layers later.
+//! Predicted experts go to a separate buffer; only look-ups change the cache. The interconnect transfers one expert at a
+//! time, in the order of the requests. Prefetched experts that their layer does not use are dropped.
 
 use moe_placement::cache::{Access, Changes, Key, Policy};
 use moe_placement::predict::Predictor;

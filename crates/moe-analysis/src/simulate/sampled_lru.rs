@@ -1,16 +1,18 @@
 //! LRU for many budgets from a sample of the experts, for very long traces.
 //!
-//! A hash selects the sampled experts (SHARDS: Waldspurger et al., "Efficient MRC construction with SHARDS", FAST 2015). Every
-//! look-up of a sampled expert is replayed, and stack distances are scaled up. Unlike SHARDS, each layer contributes the same
-//! fraction of its experts, those with the lowest hashes, because every pass visits all layers. The misses are scaled up,
-//! while all look-ups are counted. This corresponds to the adjustment of the paper (SHARDS-adj), which corrects for hot
-//! experts in or outside the sample.
+//! A hash selects the sampled experts (SHARDS: Waldspurger et al., "Efficient MRC construction with SHARDS", FAST 2015).
+//! Every look-up of a sampled expert is replayed, and stack distances are scaled up. Unlike SHARDS, each layer contributes
+//! the same fraction of its experts, those with the lowest hashes, because every pass visits all layers. The misses are
+//! scaled up, while all look-ups are counted. This corresponds to the adjustment of the paper (SHARDS-adj), which corrects
+//! for hot experts in or outside the sample.
 //!
-//! Between batches an LRU cache contains the most recently used experts that fit, and the entire last batch. A look-up is a hit
-//! if its expert was in the previous batch, or if the expert and all experts used since its last use fit. Sizes may differ.
+//! Between batches an LRU cache contains the most recently used experts that fit, and the entire last batch. A look-up is a
+//! hit if its expert was in the previous batch, or if the expert and all experts used since its last use fit. Sizes may
+//! differ.
 //!
-//! The error is estimated with random groups (Wolter, *Introduction to Variance Estimation*, chapter 2): the sample is divided
-//! into [`N_GROUPS`] groups, each group yields its own curve, and the spread of the curves estimates the error of the sample.
+//! The error is estimated with random groups (Wolter, *Introduction to Variance Estimation*, chapter 2): the sample is
+//! divided into [`N_GROUPS`] groups, each group yields its own curve, and the spread of the curves estimates the error of
+//! the sample.
 
 use moe_placement::cache::{Experts, Key};
 use moe_placement::random::SplitMix64;
@@ -191,7 +193,8 @@ struct Curve {
     scales: Vec<f64>,
     /// `[n_sampled]`: number of experts that each represents.
     weights: Vec<f64>,
-    /// `[n_budgets + 1]`: look-ups for which this budget is the smallest with a hit. The last element: misses in all budgets.
+    /// `[n_budgets + 1]`: look-ups for which this budget is the smallest with a hit. The last element: misses in all
+    /// budgets.
     first_held: Vec<WeightedCounts>,
 }
 

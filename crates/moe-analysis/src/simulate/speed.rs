@@ -1,8 +1,8 @@
 //! Speed model: bounds of the tokens per second of one sequence, with and without a cache.
 //!
 //! A generated token uses several resources: the SSD and the interconnect, which transfer missing experts; the CPU, which
-//! computes experts that stay in CPU memory; and the device, which computes everything else. Without overlap a token takes the
-//! sum of these times, with perfect overlap the maximum.
+//! computes experts that stay in CPU memory; and the device, which computes everything else. Without overlap a token takes
+//! the sum of these times, with perfect overlap the maximum.
 
 use moe_placement::cache::PolicyName;
 
@@ -11,12 +11,13 @@ use super::{Needs, Row};
 /// Properties of a machine, measured or assumed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Machine {
-    /// Bandwidth in bytes/s over which missing experts are copied: of PCIe, or of an SSD. If a policy leaves missing experts in place
-    /// (static policies, hot cache) and [`cpu`](Self::cpu) is `None`: bandwidth of the memory that contains them.
+    /// Bandwidth in bytes/s over which missing experts are copied: of PCIe, or of an SSD. If a policy leaves missing experts
+    /// in place (static policies, hot cache) and [`cpu`](Self::cpu) is `None`: bandwidth of the memory that contains them.
     pub link_bytes_per_s: f64,
     /// Latency per missing expert, in s.
     pub link_latency_s: f64,
-    /// Bandwidth of the SSD in bytes/s that missing experts are read from before they are copied; `None` if they are in memory.
+    /// Bandwidth of the SSD in bytes/s that missing experts are read from before they are copied; `None` if they are in
+    /// memory.
     pub ssd_bytes_per_s: Option<f64>,
     /// Bandwidth in bytes/s of the memory that contains the cache; `None` ignores the time of its reads.
     pub memory_bytes_per_s: Option<f64>,
@@ -46,8 +47,9 @@ pub struct Speed {
     pub tokens_s_min: f64,
     /// Tokens/s with perfect overlap.
     pub tokens_s_max: f64,
-    /// Sparse memory bandwidth utilization (S-MBU of MoE-CAP, <https://arxiv.org/abs/2412.07067>) at these speeds, in percent: bytes
-    /// of a token's experts and of the dense part, over time and memory bandwidth. `None` if the bandwidth is unknown.
+    /// Sparse memory bandwidth utilization (S-MBU of MoE-CAP, <https://arxiv.org/abs/2412.07067>) at these speeds, in
+    /// percent: bytes of a token's experts and of the dense part, over time and memory bandwidth. `None` if the bandwidth is
+    /// unknown.
     pub s_mbu_pct: Option<(f64, f64)>,
 }
 
@@ -93,7 +95,8 @@ impl Machine {
         self.bounds(needs, SomeExperts::default(), all)
     }
 
-    /// Bounds for the experts `loaded` over the interconnect and the experts computed `on_cpu`. The device computes all others.
+    /// Bounds for the experts `loaded` over the interconnect and the experts computed `on_cpu`. The device computes all
+    /// others.
     fn bounds(&self, needs: &Needs, loaded: SomeExperts, on_cpu: SomeExperts) -> Option<Speed> {
         let tokens = Some(needs.tokens).filter(|&n| n > 0)? as f64;
         let reading = |bytes: f64| self.memory_bytes_per_s.map_or(0.0, |memory| bytes / memory);

@@ -33,8 +33,8 @@ impl Windows {
         self.last = now;
     }
 
-    /// Window of each layer (`[n_layer]`) in seconds. A layer without a measured window has the mean of the others. `None` if no layer
-    /// has a measured window.
+    /// Window of each layer (`[n_layer]`) in seconds. A layer without a measured window has the mean of the others. `None`
+    /// if no layer has a measured window.
     pub(super) fn seconds(&self, experts: &Experts) -> Option<Vec<f64>> {
         let mean = |(sum, n): (u64, u64)| sum as f64 / n as f64 * 1e-9;
         let all = self.layers.values().map(|&layer| mean(layer));

@@ -13,8 +13,8 @@ static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
 /// Calls polars. Some queries cause a panic instead of an error; it becomes [`Error::Panicked`].
 ///
-/// The first call wraps the program's panic hook, so that messages of these panics are not printed, not even those from polars'
-/// threads. With `panic = "abort"` the program still aborts.
+/// The first call wraps the program's panic hook, so that messages of these panics are not printed, not even those from
+/// polars' threads. With `panic = "abort"` the program still aborts.
 pub(super) fn catch<T>(run: impl FnOnce() -> PolarsResult<T>) -> Result<T, Error> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

@@ -218,8 +218,8 @@ struct Parts<'a> {
 }
 
 impl Parts<'_> {
-    /// The expression with a column in place of each aggregate. `None` if an aggregate cannot be merged, or if a column occurs outside of
-    /// aggregates.
+    /// The expression with a column in place of each aggregate. `None` if an aggregate cannot be merged, or if a column
+    /// occurs outside of aggregates.
     fn split(&mut self, expr: &Expr) -> Option<Expr> {
         let is_elementwise =
             |input: &Expr| are_elementwise(std::slice::from_ref(input), self.schema);

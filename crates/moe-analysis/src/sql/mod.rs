@@ -1,11 +1,11 @@
 //! SQL queries over Parquet tables: those of runs, of traces of other tools, and of models.
 //!
-//! polars parses, plans and computes. The reader of [`moe_trace::tables`] reads the tables and bounds the memory that a damaged
-//! file can request. Tables with more rows than [`QueryOptions::step_rows`] are read in steps if the query permits it, see
-//! [`Database::query`].
+//! polars parses, plans and computes. The reader of [`moe_trace::tables`] reads the tables and bounds the memory that a
+//! damaged file can request. Tables with more rows than [`QueryOptions::step_rows`] are read in steps if the query permits
+//! it, see [`Database::query`].
 //!
-//! Integers are signed and have 64 bits, and floating-point numbers have 64 bits, so that differences and sums neither wrap nor
-//! lose digits. Only `buffer_id`, which may use all 64 bits, is unsigned.
+//! Integers are signed and have 64 bits, and floating-point numbers have 64 bits, so that differences and sums neither wrap
+//! nor lose digits. Only `buffer_id`, which may use all 64 bits, is unsigned.
 
 mod catch;
 mod columns;
@@ -102,8 +102,8 @@ pub struct Database {
 }
 
 impl Database {
-    /// Adds a Parquet file to a table, which is created if it does not exist. `run` is the value of the column [`RUN_COLUMN`] for
-    /// its rows. A table has this column if one of its files has a run.
+    /// Adds a Parquet file to a table, which is created if it does not exist. `run` is the value of the column
+    /// [`RUN_COLUMN`] for its rows. A table has this column if one of its files has a run.
     ///
     /// Columns of types that are not supported, such as lists, are omitted.
     ///
@@ -127,15 +127,17 @@ impl Database {
 
     /// Runs a query.
     ///
-    /// A table with more than [`QueryOptions::step_rows`] rows is read in steps, so that it may be larger than memory, if the query
+    /// A table with more than [`QueryOptions::step_rows`] rows is read in steps, so that it may be larger than memory, if
+    /// the query
     ///
     /// - selects, filters or computes row by row,
     /// - aggregates such rows with COUNT, SUM, AVG, MIN or MAX, with or without GROUP BY,
     /// - removes duplicates (DISTINCT),
     /// - or sorts with a LIMIT.
     ///
-    /// In a join one table is read in steps, and the other one is held in memory. Other queries (COUNT(DISTINCT …), MEDIAN, window
-    /// functions, IN (SELECT …), sorting of all rows) hold the required columns and rows in memory. Groups are held in memory.
+    /// In a join one table is read in steps, and the other one is held in memory. Other queries (COUNT(DISTINCT …), MEDIAN,
+    /// window functions, IN (SELECT …), sorting of all rows) hold the required columns and rows in memory. Groups are held
+    /// in memory.
     ///
     /// # Errors
     /// See [`Error`]. The returned rows may also yield errors of the reader.

@@ -19,8 +19,8 @@ pub(super) struct Stepped {
 }
 
 impl Stepped {
-    /// The stepped plan. `None` for a plan that needs all rows at the same time, or that reads no table with more than `step_rows`
-    /// rows.
+    /// The stepped plan. `None` for a plan that needs all rows at the same time, or that reads no table with more than
+    /// `step_rows` rows.
     pub(super) fn of(plan: &DslPlan, step_rows: u64) -> PolarsResult<Option<Self>> {
         let Some((plan, scan)) = row_by_row(plan)? else {
             return Ok(None);

@@ -28,8 +28,8 @@ pub struct Interval {
     pub high: f64,
 }
 
-/// Percentile bootstrap intervals (95 %) of measures, averaged over the layers. `n` is the number of resamples. The same `seed`
-/// yields the same intervals. Returns no intervals for fewer than two blocks or `n` = 0.
+/// Percentile bootstrap intervals (95 %) of measures, averaged over the layers. `n` is the number of resamples. The same
+/// `seed` yields the same intervals. Returns no intervals for fewer than two blocks or `n` = 0.
 ///
 /// A resample draws blocks of consecutive tokens with replacement, the same blocks in all layers (block bootstrap, Carlstein
 /// 1986). Drawing single tokens would yield intervals that are too narrow, because consecutive tokens are correlated. A
@@ -100,7 +100,8 @@ impl Blocks {
         }
     }
 
-    /// Sum of the drawn blocks. In a layer with fewer than `n_block` blocks, each block maps to the block at the same relative position.
+    /// Sum of the drawn blocks. In a layer with fewer than `n_block` blocks, each block maps to the block at the same
+    /// relative position.
     fn sum(&self, draw: impl Iterator<Item = usize>, n_block: usize) -> Vec<u64> {
         let mut sums = vec![0; self.counts.iter().map(Vec::len).max().unwrap_or(0)];
         for block in draw {

@@ -15,7 +15,8 @@ pub struct Settling {
     pub layer: LayerId,
     /// Number of tokens routed in the layer.
     pub rows: u64,
-    /// Tokens after which the hot set never changes again, in units of windows. Equal to `rows` if it changes in the last window.
+    /// Tokens after which the hot set never changes again, in units of windows. Equal to `rows` if it changes in the last
+    /// window.
     pub settled: u64,
     /// Tokens after which the Jaccard index with the final hot set is never below 0.9 again.
     pub almost_settled: u64,

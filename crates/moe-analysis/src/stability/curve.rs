@@ -12,8 +12,8 @@ pub struct Curve {
     pub out_of_sample: Vec<f64>,
 }
 
-/// Coverage curves for a split of each layer's tokens at `fraction`, like [`super::split_by_time`]. The hottest experts are those
-/// of the training split; experts without selections there come last, sorted by id. `None` if a split is empty.
+/// Coverage curves for a split of each layer's tokens at `fraction`, like [`super::split_by_time`]. The hottest experts are
+/// those of the training split; experts without selections there come last, sorted by id. `None` if a split is empty.
 pub fn curves(survey: &Survey, n_expert: usize, fraction: f64) -> Option<Curve> {
     let mut sums = [vec![0.0; n_expert + 1], vec![0.0; n_expert + 1]];
     for layer in survey.layers() {

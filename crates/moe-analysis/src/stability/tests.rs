@@ -93,9 +93,9 @@ fn changed_second_half_does_not_generalize() {
     assert_eq!(between(0, 1).rows, 30);
 }
 
-/// 60 tokens on experts 0 and 1, then 60 tokens of which some are on 2 and 3. Two of eight experts are 25 %, so the in-sample
-/// gain is ¾. With every second token elsewhere, the out-of-sample gain is ½ − ¼, a third of it. With every fourth token
-/// elsewhere, it is ¾ − ¼, two thirds of it.
+/// 60 tokens on experts 0 and 1, then 60 tokens of which some are on 2 and 3. Two of eight experts are 25 %, so the
+/// in-sample gain is ¾. With every second token elsewhere, the out-of-sample gain is ½ − ¼, a third of it. With every fourth
+/// token elsewhere, it is ¾ − ¼, two thirds of it.
 #[test]
 fn verdict_depends_on_gain_over_uniform_router() {
     let survey = one_sequence((0..120).map(|token| {
@@ -141,8 +141,8 @@ fn reports_short_traces_and_uniform_routers() {
     assert_eq!(trust(&one_sequence([]), 8).verdict, Stability::Unordered);
 }
 
-/// Three sequences, each with one expert of its own and expert 7 in common. Hot sets of two sequences cover the common half of
-/// the third.
+/// Three sequences, each with one expert of its own and expert 7 in common. Hot sets of two sequences cover the common half
+/// of the third.
 #[test]
 fn sequences_are_evaluated_on_hot_sets_of_the_others() {
     let tokens = (0..30u32).map(|token| (token / 10, vec![7, token / 10]));

@@ -4,7 +4,8 @@ use crate::stability::split::{Split, split_by_time};
 use crate::stability::{HOT_PERCENT, settling};
 use crate::survey::Survey;
 
-/// Minimum mean number of selections per expert in each half of the trace. With fewer, chance determines which experts look hot.
+/// Minimum mean number of selections per expert in each half of the trace. With fewer, chance determines which experts look
+/// hot.
 ///
 /// Source: the rule of five for chi-square tests (Cochran 1954).
 const MIN_SELECTIONS_PER_EXPERT: f64 = 5.0;
@@ -15,8 +16,8 @@ const GENERALIZES: f64 = 0.9;
 /// Minimum fraction of the gain that remains out of sample for [`Stability::HoldsInPart`].
 const GENERALIZES_IN_PART: f64 = 0.6;
 
-/// Stability of hotness. The hot set is the hottest [`HOT_PERCENT`] % of each layer's experts. The training split is the first
-/// half of the trace, the held-out split the second half. The thresholds are heuristics.
+/// Stability of hotness. The hot set is the hottest [`HOT_PERCENT`] % of each layer's experts. The training split is the
+/// first half of the trace, the held-out split the second half. The thresholds are heuristics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stability {
     /// The input contains counts without order.

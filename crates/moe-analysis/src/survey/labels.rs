@@ -69,8 +69,9 @@ impl Labels {
         }
     }
 
-    /// Parses labels of sequences from CSV lines `sequence,label`. The first line may be a header; then the columns may be in any
-    /// order, and other columns are ignored. Labels that contain commas or quotes are quoted as in RFC 4180. Empty lines are ignored.
+    /// Parses labels of sequences from CSV lines `sequence,label`. The first line may be a header; then the columns may be
+    /// in any order, and other columns are ignored. Labels that contain commas or quotes are quoted as in RFC 4180. Empty
+    /// lines are ignored.
     ///
     /// # Errors
     /// [`Error::Labels`] with the line number and the [`LabelFault`].
@@ -151,8 +152,8 @@ impl Default for Columns {
 }
 
 impl Columns {
-    /// Columns named in a header; `None` if the line is not a header. Without a column `label`, labels are in the column after
-    /// the sequence.
+    /// Columns named in a header; `None` if the line is not a header. Without a column `label`, labels are in the column
+    /// after the sequence.
     ///
     /// # Errors
     /// [`csv::LineFault`] if the header names a column twice.

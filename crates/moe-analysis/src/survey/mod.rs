@@ -198,8 +198,8 @@ impl Survey {
         self.n_runs += 1;
     }
 
-    /// Adds a selected expert, whose ids must be in range. Add the tokens of a layer in the order of the trace, and the experts
-    /// of a token in the order of their slots.
+    /// Adds a selected expert, whose ids must be in range. Add the tokens of a layer in the order of the trace, and the
+    /// experts of a token in the order of their slots.
     pub(crate) fn add_selection(&mut self, selected: &SelectedExpert) {
         if !self.options.phases.contains(selected.phase) {
             return;

@@ -35,7 +35,8 @@ struct Last {
 }
 
 impl TokenPairs {
-    /// Adds a token. `experts` are in the order of the slots. `top_two` are the experts of slots 0 and 1; `None` if the trace lacks the slot.
+    /// Adds a token. `experts` are in the order of the slots. `top_two` are the experts of slots 0 and 1; `None` if the
+    /// trace lacks the slot.
     pub(super) fn add(
         &mut self,
         sequence: (usize, Option<u32>),
@@ -98,8 +99,8 @@ impl TokenPairs {
         self.same_first_two += other.same_first_two;
     }
 
-    /// Fraction of a token's experts that the previous token selected too; k / N for a uniform router. It is the hit rate of a
-    /// cache that holds the experts of one token.
+    /// Fraction of a token's experts that the previous token selected too; k / N for a uniform router. It is the hit rate of
+    /// a cache that holds the experts of one token.
     ///
     /// Source: the "previous token" predictor of BigMoeOnEdge.
     pub fn overlap(&self) -> Option<f64> {
@@ -113,8 +114,8 @@ impl TokenPairs {
         ratio(self.same_first, self.known_first)
     }
 
-    /// Fraction of pairs with a common expert among their top-2 experts; 1 − C(N−2, 2) / C(N, 2) for a uniform router, which is
-    /// 46 % for N = 8.
+    /// Fraction of pairs with a common expert among their top-2 experts; 1 − C(N−2, 2) / C(N, 2) for a uniform router, which
+    /// is 46 % for N = 8.
     ///
     /// Source: "First or second choice" in the same table.
     pub fn repeat_first_two(&self) -> Option<f64> {

@@ -86,8 +86,8 @@ fn experts(gguf: &Gguf, at: &At, tensor: &str, tokens: &[&[i32]]) -> Vec<TensorA
 /// Selected experts of each token of a batch in a layer.
 type Tokens<'a> = &'a [&'a [i32]];
 
-/// Passes over two layers: the embedding, then in each layer the query projection and the three expert products with the experts
-/// of each token. Operations start every 10 ns and take 4 ns; passes start every 1000 ns.
+/// Passes over two layers: the embedding, then in each layer the query projection and the three expert products with the
+/// experts of each token. Operations start every 10 ns and take 4 ns; passes start every 1000 ns.
 fn passes(passes: &[(u8, u32, [Tokens; 2])]) -> Vec<TensorAccessLog> {
     let gguf = gguf();
     let mut records = Vec::new();
@@ -358,8 +358,8 @@ fn reuse_distances_are_in_tokens_and_bytes() {
         (one.tokens.n, one.tokens.sum, one.tokens.min, one.tokens.max),
         (2, 4, 2, 2)
     );
-    // After its use in the prompt: expert 2, then q, 5 and 6 of layer 1, then q of layer 0. After its second use: 3, then q, 5 and
-    // 7 of layer 1, q and 3 and 4 of layer 0, q and 8 and 9 of layer 1, q and 0 of layer 0; repeated units count once.
+    // After its use in the prompt: expert 2, then q, 5 and 6 of layer 1, then q of layer 0. After its second use: 3, then q,
+    // 5 and 7 of layer 1, q and 3 and 4 of layer 0, q and 8 and 9 of layer 1, q and 0 of layer 0; repeated units count once.
     let first = 3 * sizes.expert + 2 * sizes.q;
     let second = 7 * sizes.expert + 2 * sizes.q;
     assert_eq!(

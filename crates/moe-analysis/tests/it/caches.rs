@@ -44,7 +44,8 @@ fn hits(batches: &Batches, policy: PolicyName, budget: u64) -> u64 {
     rows[0].outcome.hits.iter().sum()
 }
 
-/// Drives a policy like real slots: reported loads and evictions must match the resident experts, and the budget must be met.
+/// Drives a policy like real slots: reported loads and evictions must match the resident experts, and the budget must be
+/// met.
 fn check_slots(batches: &Batches, name: PolicyName, budget: u64) {
     let experts = batches.experts();
     let setting = Setting {
@@ -149,8 +150,8 @@ proptest! {
         }
     }
 
-    /// Requires equal sizes and batches within the budget. Static policies are excluded because they load without a look-up, layered
-    /// ones because they may exceed the budget.
+    /// Requires equal sizes and batches within the budget. Static policies are excluded because they load without a look-up,
+    /// layered ones because they may exceed the budget.
     #[test]
     fn no_policy_beats_belady(made in traces(4), slots in 4u64..20) {
         let batches = batches(&made, |_, _| 5);
@@ -225,8 +226,8 @@ fn prefetched(batches: &Batches, name: Option<PredictorName>, windows_s: [f64; 2
     }
 }
 
-/// The first expert takes one second. Each further expert is requested when the previous layer starts and takes one second: it is
-/// timely in a window of two seconds, and half a second late in a window of half a second.
+/// The first expert takes one second. Each further expert is requested when the previous layer starts and takes one second:
+/// it is timely in a window of two seconds, and half a second late in a window of half a second.
 #[test]
 fn correct_predictions_are_timely_or_late() {
     let batches = two_tokens();
@@ -293,7 +294,8 @@ fn markov_learns_transitions() {
         .collect();
     let batches = batches_of(&made, 2, 8, |_, _| 1);
     let result = prefetched(&batches, Some(PredictorName::Markov), [2.0, 2.0]);
-    // Layer 1 follows layer 0 of the same token, layer 0 follows layer 1 of the previous token. Known from the second cycle on.
+    // Layer 1 follows layer 0 of the same token, layer 0 follows layer 1 of the previous token. Known from the second cycle
+    // on.
     assert_eq!(result.look_ups, 40);
     assert_eq!(result.correct, 4 * 4 + 4 * 4 - 1);
     assert_eq!(result.missed, 40 - result.correct);

@@ -33,7 +33,8 @@ proptest! {
 const N_LAYER: u16 = 12;
 const N_EXPERT: u32 = 64;
 
-/// Tokens with four experts per layer. Some are those of the previous token, the others have a skewed distribution per layer.
+/// Tokens with four experts per layer. Some are those of the previous token, the others have a skewed distribution per
+/// layer.
 fn tokens(n_token: usize) -> Batches {
     let mut state = 1u64;
     let mut below = |n: u64| {

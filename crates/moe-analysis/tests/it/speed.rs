@@ -176,7 +176,8 @@ fn batch_time_depends_on_distinct_experts() {
         (5.5 * 0.03 + 6.5 * 0.02, 27.5 / 100.0),
     );
     close((time.device_s, time.offload_max_s()), (0.055, 0.33));
-    // Loads take 0.05 s per expert. CPU: 0.01 D + 0.08 B. Copies: 0.05 D, with computation 0.06 D. D is 5.5 for B = 3, 4 for B = 1.
+    // Loads take 0.05 s per expert. CPU: 0.01 D + 0.08 B. Copies: 0.05 D, with computation 0.06 D. D is 5.5 for B = 3, 4 for
+    // B = 1.
     assert_eq!(offload.crossover(BatchTime::offload_min_s), Some(3));
     assert_eq!(offload.crossover(BatchTime::offload_max_s), Some(4));
 

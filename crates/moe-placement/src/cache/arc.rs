@@ -1,5 +1,5 @@
-//! ARC, with sizes in bytes: experts looked up once (T1) and experts looked up repeatedly (T2) share the budget. A look-up of
-//! a recently evicted expert (a ghost in B1 or B2) moves the border between T1 and T2 in favor of that expert's list.
+//! ARC, with sizes in bytes: experts looked up once (T1) and experts looked up repeatedly (T2) share the budget. A look-up
+//! of a recently evicted expert (a ghost in B1 or B2) moves the border between T1 and T2 in favor of that expert's list.
 //!
 //! Source: Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache" (FAST 2003). The lists and the target `p`
 //! count bytes here and pages there.

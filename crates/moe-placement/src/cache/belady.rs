@@ -78,8 +78,8 @@ pub struct BeladySize {
 /// Experts of one size.
 struct OfSize {
     bytes: u64,
-    /// (next look-up, key): the furthest look-up on top, then the lowest key. Entries of experts that were looked up or evicted
-    /// since are stale and stay in the heap.
+    /// (next look-up, key): the furthest look-up on top, then the lowest key. Entries of experts that were looked up or
+    /// evicted since are stale and stay in the heap.
     heap: BinaryHeap<(u32, Reverse<Key>)>,
 }
 

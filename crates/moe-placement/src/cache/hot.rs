@@ -1,8 +1,8 @@
 //! The hot expert cache of [adrianhoehne/llama.cpp](https://github.com/adrianhoehne/llama.cpp): planned from a learn file,
 //! then partly exchanged after each request for experts that the request selected more often.
 //!
-//! [`plan`](crate::plan) and [`update`](crate::update) contain the rules. Like the runtime, the plan charges one empty expert
-//! to each layer.
+//! [`plan`](crate::plan) and [`update`](crate::update) contain the rules. Like the runtime, the plan charges one empty
+//! expert to each layer.
 
 use std::sync::Arc;
 

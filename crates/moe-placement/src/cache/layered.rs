@@ -21,8 +21,8 @@ struct LayerCache {
 }
 
 impl Layered {
-    /// Splits `budget` (bytes) evenly over the layers. `policy` builds the cache of one layer from the layer's experts, numbered
-    /// from 0, and its share of the budget.
+    /// Splits `budget` (bytes) evenly over the layers. `policy` builds the cache of one layer from the layer's experts,
+    /// numbered from 0, and its share of the budget.
     pub fn new(
         experts: Arc<Experts>,
         budget: u64,

@@ -1,6 +1,6 @@
 //! LFU with dynamic aging. The rank of an expert is its look-ups since it was loaded, plus the age of the cache; the age is
-//! the rank of the last evicted expert. The expert with the lowest rank is evicted first; ties go to the least recently used.
-//! Aging lets experts that are no longer popular leave the cache.
+//! the rank of the last evicted expert. The expert with the lowest rank is evicted first; ties go to the least recently
+//! used. Aging lets experts that are no longer popular leave the cache.
 //!
 //! Source: Arlitt et al., "Evaluating content management techniques for Web proxy caches" (2000).
 

@@ -3,8 +3,8 @@
 //! A *batch* is what one layer routes in one forward pass: all tokens of a ubatch of the prompt, or one generated token. The
 //! rules are the same for all policies:
 //!
-//! - Each distinct expert of a batch is looked up once. Further tokens of the batch that selected the expert only make it the
-//!   most recently used one.
+//! - Each distinct expert of a batch is looked up once. Further tokens of the batch that selected the expert only make it
+//!   the most recently used one.
 //! - A miss loads the expert, except in the static policies and the hot cache, which load only at defined points.
 //! - Evictions happen at the end of a batch and never evict an expert of that batch. Until then the cache needs memory for
 //!   the batch in addition to its budget. A batch that exceeds the budget stays resident until the end of the next batch.
@@ -101,8 +101,8 @@ pub trait Policy: Send {
     /// A further token of the current batch selected an expert that was looked up before in this batch.
     fn look_up_again(&mut self, key: Key);
 
-    /// Evicts experts until the budget is met, except experts of the batch that ends. [`PolicyName::Static`] loads its experts
-    /// here.
+    /// Evicts experts until the budget is met, except experts of the batch that ends. [`PolicyName::Static`] loads its
+    /// experts here.
     fn end_batch(&mut self, changes: &mut Changes);
 
     /// Reports changes that a policy makes only between requests.

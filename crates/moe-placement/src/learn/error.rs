@@ -3,7 +3,8 @@
 use super::{OLD_SCHEMA, SCHEMA};
 use crate::json::JsonError;
 
-/// Reason to reject a learn file. The runtime rejects the same files, except those of [`Error::WideId`] and [`Error::Model`].
+/// Reason to reject a learn file. The runtime rejects the same files, except those of [`Error::WideId`] and
+/// [`Error::Model`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

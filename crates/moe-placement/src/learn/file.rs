@@ -21,8 +21,8 @@ pub struct LayerCounts {
 }
 
 impl LayerCounts {
-    /// Number of tokens with `selections` selected experts: `ceil(selections / n_expert_used)`. Returns 0 if `n_expert_used` is 0
-    /// (unknown).
+    /// Number of tokens with `selections` selected experts: `ceil(selections / n_expert_used)`. Returns 0 if `n_expert_used`
+    /// is 0 (unknown).
     pub fn tokens_of(selections: u64, n_expert_used: u32) -> u64 {
         match n_expert_used {
             0 => 0,
@@ -30,8 +30,8 @@ impl LayerCounts {
         }
     }
 
-    /// Number of calls of a layer whose passes were not recorded: `tokens`, or `selections` if `tokens` is 0 (unknown). At least 1,
-    /// because readers ignore the counts of a layer without calls.
+    /// Number of calls of a layer whose passes were not recorded: `tokens`, or `selections` if `tokens` is 0 (unknown). At
+    /// least 1, because readers ignore the counts of a layer without calls.
     pub fn calls_without_passes(tokens: u64, selections: u64) -> u64 {
         if tokens > 0 {
             tokens
@@ -110,8 +110,8 @@ impl LearnFile {
         }
     }
 
-    /// The observations that the runtime reads from the file, sorted by layer. Repeated layer objects are separate observations.
-    /// Layers without counts are dropped.
+    /// The observations that the runtime reads from the file, sorted by layer. Repeated layer objects are separate
+    /// observations. Layers without counts are dropped.
     ///
     /// # Errors
     /// Like [`LearnFile::parse`]; never for a file that this crate parsed or built.
@@ -119,8 +119,8 @@ impl LearnFile {
         observe(self.layers()?)
     }
 
-    /// Slot totals of a live report, from which the runtime computes its hit rate. `None` if the report says that recording is
-    /// disabled.
+    /// Slot totals of a live report, from which the runtime computes its hit rate. `None` if the report says that recording
+    /// is disabled.
     pub fn layer_slots(&self) -> Option<Vec<LayerSlots>> {
         let enabled = self.root.get("enabled") == Some(&Value::Bool(true));
         enabled.then(|| layer_slots(self.layers().unwrap_or_default()))
@@ -136,8 +136,8 @@ impl LearnFile {
         self.root.get("n_expert_used")?.as_u64()
     }
 
-    /// A copy that contains only experts for which `keep(layer, expert)` is true. Layers without counted experts are removed.
-    /// Times and slot totals stay unchanged, because they belong to the layer and determine its weight.
+    /// A copy that contains only experts for which `keep(layer, expert)` is true. Layers without counted experts are
+    /// removed. Times and slot totals stay unchanged, because they belong to the layer and determine its weight.
     pub fn filter(&self, keep: impl Fn(LayerId, ExpertId) -> bool) -> LearnFile {
         let mut filtered = self.clone();
         if let Some(Value::Array(layers)) = filtered.root.get_mut("layers") {

@@ -57,8 +57,8 @@ impl Rule {
 impl LearnFile {
     /// Merges another file of the same model into this one. The operation is associative.
     ///
-    /// Repeated layer objects become one object. Counts that are not split into hot and cold count as cold, as in a learn run. A
-    /// layer without `calls` counts as called once.
+    /// Repeated layer objects become one object. Counts that are not split into hot and cold count as cold, as in a learn
+    /// run. A layer without `calls` counts as called once.
     ///
     /// # Errors
     /// [`Error::Model`] if the files are of different models; otherwise like [`LearnFile::parse`].
@@ -104,8 +104,8 @@ impl LearnFile {
         Ok(())
     }
 
-    /// Multiplies all counters by `factor` (clamped to 0.0..=1.0) and rounds them. Drops counts that become 0. Averages per call
-    /// do not change.
+    /// Multiplies all counters by `factor` (clamped to 0.0..=1.0) and rounds them. Drops counts that become 0. Averages per
+    /// call do not change.
     ///
     /// # Errors
     /// Like [`LearnFile::parse`].
@@ -127,8 +127,8 @@ impl LearnFile {
     /// Merges files with exponential decay, from oldest to newest. The counters of a file are multiplied by
     /// 2^(-n / `half_life`), where n is the number of later files. An infinite half-life means no decay.
     ///
-    /// Returns `None` if there are no files. The iterator is advanced only after the previous file is merged, so at most two files
-    /// are in memory.
+    /// Returns `None` if there are no files. The iterator is advanced only after the previous file is merged, so at most two
+    /// files are in memory.
     ///
     /// # Errors
     /// Like [`LearnFile::merge`], or the first error of the iterator.

@@ -1,5 +1,5 @@
-//! Learn files of the hot expert cache of [adrianhoehne/llama.cpp](https://github.com/adrianhoehne/llama.cpp): how often each
-//! expert of each layer was selected.
+//! Learn files of the hot expert cache of [adrianhoehne/llama.cpp](https://github.com/adrianhoehne/llama.cpp): how often
+//! each expert of each layer was selected.
 //!
 //! The runtime writes its learn files and its live performance reports with the same JSON schema. [`LearnFile`] reads both
 //! with the rules of the runtime and preserves unknown keys. It also writes the learn file of a run without a cache.

@@ -39,8 +39,8 @@ impl Extended {
         Extended::rounded(sum, high.exponent - 63)
     }
 
-    /// The score: rounds to the nearest integer, like the runtime: adds 0.5 with rounding and truncates. At least 1 and at most
-    /// `u64::MAX`; 0 stays 0.
+    /// The score: rounds to the nearest integer, like the runtime: adds 0.5 with rounding and truncates. At least 1 and at
+    /// most `u64::MAX`; 0 stays 0.
     pub(super) fn to_score(self) -> u64 {
         if self.mantissa == 0 {
             return 0;
@@ -99,8 +99,8 @@ mod tests {
         assert_eq!(score(7, 1.0, 0), 7);
     }
 
-    /// The double nearest to 0.05 is above 1/20, so 30 + 10 × 0.05 is above 30.5. The double nearest to 0.35 is below 7/20, so
-    /// 10 × 0.35 + 20 × 0.05 is 4.5 - 1.67e-16, which `f64` rounds to 4.5.
+    /// The double nearest to 0.05 is above 1/20, so 30 + 10 × 0.05 is above 30.5. The double nearest to 0.35 is below 7/20,
+    /// so 10 × 0.35 + 20 × 0.05 is 4.5 - 1.67e-16, which `f64` rounds to 4.5.
     #[test]
     fn rounds_ties_by_exact_value_of_doubles() {
         assert_eq!(score(30, 1.0, 10), 31);
@@ -119,8 +119,8 @@ mod tests {
         assert_eq!(score((1 << 63) + 1, 0.7, 0), 6_456_360_425_798_342_657);
     }
 
-    /// Results of `long double` in a C compiler on x86-64 for `hits * w + hot * 0.05 + 0.5`, truncated. In the first four cases
-    /// exact arithmetic yields another score; in the others `f64` does.
+    /// Results of `long double` in a C compiler on x86-64 for `hits * w + hot * 0.05 + 0.5`, truncated. In the first four
+    /// cases exact arithmetic yields another score; in the others `f64` does.
     #[test]
     fn matches_long_double() {
         let cases = [

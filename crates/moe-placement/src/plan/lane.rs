@@ -57,8 +57,8 @@ impl Lane {
         self.per_layer.len()
     }
 
-    /// Adds an expert if it fits, and returns its cost in bytes. The first expert of a layer costs twice its size, because each
-    /// cached layer has an additional zero-filled expert that serves the slots of experts that are not cached.
+    /// Adds an expert if it fits, and returns its cost in bytes. The first expert of a layer costs twice its size, because
+    /// each cached layer has an additional zero-filled expert that serves the slots of experts that are not cached.
     pub(super) fn take(&mut self, entry: Entry, bytes: u64) -> Result<u64, NoRoom> {
         let is_first = self.n_of_layer(entry.layer) == 0;
         let cost = if is_first {

@@ -99,14 +99,14 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Packs a ranking into one lane per budget (bytes), best expert first. An expert that does not fit is skipped, and the next
-    /// one is tried. Experts without a known size are skipped.
+    /// Packs a ranking into one lane per budget (bytes), best expert first. An expert that does not fit is skipped, and the
+    /// next one is tried. Experts without a known size are skipped.
     ///
-    /// If `fill` is set, experts that were never selected fill the remaining memory, in a random order with that seed. The order
-    /// differs from the runtime's, which depends on its C++ standard library.
+    /// If `fill` is set, experts that were never selected fill the remaining memory, in a random order with that seed. The
+    /// order differs from the runtime's, which depends on its C++ standard library.
     ///
-    /// A larger budget can remove an expert from the plan: a large expert, or the first one of another layer, may take the memory
-    /// of several smaller ones. Experts ranked before the first one that does not fit are always kept.
+    /// A larger budget can remove an expert from the plan: a large expert, or the first one of another layer, may take the
+    /// memory of several smaller ones. Experts ranked before the first one that does not fit are always kept.
     ///
     /// # Errors
     /// [`Error::Lanes`] if there are 0 or more than [`MAX_LANES`] budgets.
@@ -205,7 +205,8 @@ impl Plan {
         order
     }
 
-    /// Adds an expert to the first lane in `order` with enough memory, and records the verdict. Returns whether a lane took it.
+    /// Adds an expert to the first lane in `order` with enough memory, and records the verdict. Returns whether a lane took
+    /// it.
     fn offer(&mut self, entry: Entry, bytes: u64, order: &[usize]) -> bool {
         let mut nearest: Option<(u64, PlanVerdict)> = None;
         let mut verdict = None;
@@ -256,8 +257,8 @@ impl Plan {
         }
     }
 
-    /// Range of layers of each lane. It ends at the lane's cumulative fraction of the budget, rounded to an integer layer; the
-    /// last lane takes all remaining layers.
+    /// Range of layers of each lane. It ends at the lane's cumulative fraction of the budget, rounded to an integer layer;
+    /// the last lane takes all remaining layers.
     fn bands(&self, n_layers: usize) -> Vec<std::ops::Range<usize>> {
         let budgets = self.lanes.iter().map(|lane| u128::from(lane.budget_bytes));
         let total: u128 = budgets.clone().sum();

@@ -35,7 +35,8 @@ impl WholeLayers {
         self.layers.insert(layer)
     }
 
-    /// The last layers that fit, as llama.cpp's `--n-cpu-moe` selects them: it keeps the experts of the first layers on the CPU.
+    /// The last layers that fit, as llama.cpp's `--n-cpu-moe` selects them: it keeps the experts of the first layers on the
+    /// CPU.
     pub fn last(experts: &BTreeMap<LayerId, LayerExperts>, budget: u64) -> WholeLayers {
         let mut kept = WholeLayers::default();
         let mut backwards = experts.iter().rev();

@@ -1,5 +1,5 @@
-//! Planning a hot expert cache: [`rank`] weights the observations of a learn file into a ranking, and [`Plan::new`] packs the
-//! ranking into one to [`MAX_LANES`] lanes (devices) with a budget each.
+//! Planning a hot expert cache: [`rank`] weights the observations of a learn file into a ranking, and [`Plan::new`] packs
+//! the ranking into one to [`MAX_LANES`] lanes (devices) with a budget each.
 //!
 //! Formulas, rounding and tie-breaking are those of the hot expert cache of
 //! [adrianhoehne/llama.cpp](https://github.com/adrianhoehne/llama.cpp), branch `cached-experts-v2`: it builds the same cache

@@ -30,9 +30,9 @@ pub struct Entry {
 
 /// All observed experts, highest score first; ties are sorted by layer, then by expert.
 ///
-/// - `Flat`, `Balanced`: `score = r × 1,000,000 + min(hits, 999,999)`. r is n for the expert with the most hits of its layer,
-///   n - 1 for the next one, and so on. n is the largest number of observed experts of any layer (`Flat`), or that of the
-///   layer (`Balanced`).
+/// - `Flat`, `Balanced`: `score = r × 1,000,000 + min(hits, 999,999)`. r is n for the expert with the most hits of its
+///   layer, n - 1 for the next one, and so on. n is the largest number of observed experts of any layer (`Flat`), or that of
+///   the layer (`Balanced`).
 /// - `Pressure`, `Smooth`, `Time`: `score = round(hits × weight + 0.05 × hot hits)`, at least 1, with the weights of
 ///   [`layer_weights`].
 ///

@@ -102,9 +102,9 @@ impl LayerCurve {
 /// | `Time` | linear from 1 - 0.60 c (minimum p) to 1 + 0.80 c (maximum p); p is the MoE time if it is known |
 /// | `Flat`, `Balanced` | 1 |
 ///
-/// The pressure is the first positive value of: join wait, cold minus hot lane time, cold slots per call, wait per cold slot.
-/// Mean, percentiles, minimum and maximum are over layers with positive p. A layer without pressure has weight 1; so have all
-/// layers if minimum and maximum are equal.
+/// The pressure is the first positive value of: join wait, cold minus hot lane time, cold slots per call, wait per cold
+/// slot. Mean, percentiles, minimum and maximum are over layers with positive p. A layer without pressure has weight 1; so
+/// have all layers if minimum and maximum are equal.
 pub fn layer_weights(
     observations: &[LayerObservation],
     weighting: Weighting,

@@ -1,8 +1,8 @@
 //! Predictors: which experts a layer will select, before its router runs.
 //!
-//! A predictor sees the routing decisions of generated tokens in order, layer by layer, and learns online. Accuracy alone does
-//! not show the benefit of a predictor. The benefit also depends on the time left for the transfer and on the cache contents,
-//! which a replay takes into account.
+//! A predictor sees the routing decisions of generated tokens in order, layer by layer, and learns online. Accuracy alone
+//! does not show the benefit of a predictor. The benefit also depends on the time left for the transfer and on the cache
+//! contents, which a replay takes into account.
 
 mod given;
 mod hottest;

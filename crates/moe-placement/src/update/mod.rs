@@ -135,7 +135,8 @@ impl Update {
     }
 }
 
-/// Number of exchanges that `rate` allows: `ceil(rate × hot_experts)`, at most `n_candidates`. `rate` is clamped to 0.0..=1.0.
+/// Number of exchanges that `rate` allows: `ceil(rate × hot_experts)`, at most `n_candidates`. `rate` is clamped to
+/// 0.0..=1.0.
 #[expect(clippy::cast_possible_truncation, reason = "at most `hot_experts`")]
 pub fn max_exchange(rate: f64, hot_experts: usize, n_candidates: usize) -> usize {
     let limit = (rate.clamp(0.0, 1.0) * hot_experts as f64).ceil();

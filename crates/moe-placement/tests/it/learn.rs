@@ -405,7 +405,8 @@ fn rejects_invalid_files() {
     }
 }
 
-/// A layer whose hot and cold experts are all removed is dropped. Its `experts` were not read before, and must not be read after.
+/// A layer whose hot and cold experts are all removed is dropped. Its `experts` were not read before, and must not be read
+/// after.
 #[test]
 fn filter_does_not_activate_unread_counts() {
     let text = r#"{"schema": "llama.cpp.moe_layer_opt_perf.v1", "layers": [

@@ -95,8 +95,8 @@ fn matches_runtime_in_40_cases() {
     }
 }
 
-/// With one lane, a learn file filtered to a plan makes the runtime load exactly this plan. The cost of layers does not depend on
-/// the order.
+/// With one lane, a learn file filtered to a plan makes the runtime load exactly this plan. The cost of layers does not
+/// depend on the order.
 #[test]
 fn filtered_file_yields_same_plan() {
     for (number, case) in cases()
@@ -163,7 +163,8 @@ fn pressure_matches_published_scores() {
     );
 }
 
-/// Two layers with 3 and 1 experts. `flat` ranks the best experts of all layers first, `balanced` the layer with more experts.
+/// Two layers with 3 and 1 experts. `flat` ranks the best experts of all layers first, `balanced` the layer with more
+/// experts.
 #[test]
 fn flat_and_balanced_rank_by_position() {
     let layers = json!([
@@ -190,7 +191,8 @@ fn flat_and_balanced_rank_by_position() {
     );
 }
 
-/// Pressures 10, 20 and 50. `smooth`: percentiles 12 and 44, so 1, 1 + 0.3 √(8/32) and 1.3. `time`: 0.4, 0.4 + 1.4/4 and 1.8.
+/// Pressures 10, 20 and 50. `smooth`: percentiles 12 and 44, so 1, 1 + 0.3 √(8/32) and 1.3. `time`: 0.4, 0.4 + 1.4/4 and
+/// 1.8.
 #[test]
 fn smooth_and_time_weight_layers() {
     let (wait, total) = (
@@ -342,8 +344,8 @@ fn strategies_distribute_experts_over_lanes() {
     ));
 }
 
-/// With `flat` and experts of equal size, 50 bytes hold the best expert of two layers and the second-best of the first. 60 bytes
-/// hold the best experts of three layers, but not the second-best of the first.
+/// With `flat` and experts of equal size, 50 bytes hold the best expert of two layers and the second-best of the first. 60
+/// bytes hold the best experts of three layers, but not the second-best of the first.
 #[test]
 fn larger_budget_can_drop_an_expert() {
     let layers = json!([

@@ -114,7 +114,8 @@ proptest! {
         prop_assert!(plan.decisions.len() >= ranking.len());
     }
 
-    /// A larger budget can drop experts (see `larger_budget_can_drop_an_expert`), but none ranked before the first that did not fit.
+    /// A larger budget can drop experts (see `larger_budget_can_drop_an_expert`), but none ranked before the first that did
+    /// not fit.
     #[test]
     fn larger_budget_keeps_experts_before_first_miss(
         file in learn_file(),

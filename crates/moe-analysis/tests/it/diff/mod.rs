@@ -17,8 +17,8 @@ use moe_trace::ops::{GET_ROWS, MUL_MAT};
 use moe_trace::record::{EXT_NONE, PHASE_GENERATE, PHASE_PROMPT, set_name};
 use moe_trace::{LayerId, Manifest, NO_LAYER, Run, RunOptions, RunWriter, TensorAccessLog};
 
-/// One pass over layers 0 and 1 with the experts of each token by layer. Layer 1 routes only the last tokens, one for each of its
-/// lists of experts.
+/// One pass over layers 0 and 1 with the experts of each token by layer. Layer 1 routes only the last tokens, one for each
+/// of its lists of experts.
 fn pass(
     gguf: &Gguf,
     clock: u64,

@@ -44,7 +44,8 @@ fn reports_same_experts_in_different_order() {
     assert!(report.bytes.unwrap().is_equal());
 }
 
-/// Plain v4 records do not contain sequence numbers. They match a run with one sequence of any number, but not a run with several.
+/// Plain v4 records do not contain sequence numbers. They match a run with one sequence of any number, but not a run with
+/// several.
 #[test]
 fn unknown_sequence_matches_only_sequence_of_other_run() {
     let compare = |n_sequences: u32| {
