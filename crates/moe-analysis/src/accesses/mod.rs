@@ -153,7 +153,7 @@ pub fn report(run: &Run, windows: &[u64]) -> Result<AccessReport, Error> {
             fault,
         };
         if starts.begins(&operation) {
-            walk.begin(&operation);
+            walk.start_pass(&operation);
         }
         walk.operation(&operation).map_err(error)?;
     }
@@ -206,7 +206,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn begin(&mut self, operation: &Operation) {
+    fn start_pass(&mut self, operation: &Operation) {
         self.end_pass();
         self.pass = Some(PassTokens {
             phase: operation.head().phase().unwrap_or(Phase::Generate),

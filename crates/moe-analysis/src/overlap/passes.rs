@@ -25,8 +25,8 @@ pub fn bounds(pass: &[Transfer]) -> Option<Span> {
 
 /// Index of the pass with the median duration (the lower median).
 pub fn typical(passes: &[&[Transfer]]) -> Option<usize> {
-    let length = |&place: &usize| bounds(passes[place]).map_or(0, Span::ns);
-    let mut places: Vec<usize> = (0..passes.len()).collect();
-    places.sort_by_key(length);
-    places.get(passes.len().checked_sub(1)? / 2).copied()
+    let length = |&index: &usize| bounds(passes[index]).map_or(0, Span::ns);
+    let mut indices: Vec<usize> = (0..passes.len()).collect();
+    indices.sort_by_key(length);
+    indices.get(passes.len().checked_sub(1)? / 2).copied()
 }

@@ -41,15 +41,15 @@ pub fn setting(
     policies: &[PolicyName],
     options: &SimulateOptions,
 ) -> Result<Setting, Error> {
-    let wants = |wanted: &[PolicyName]| policies.iter().any(|policy| wanted.contains(policy));
-    let future = if wants(&[PolicyName::Belady, PolicyName::BeladySize]) {
+    let needs = |names: &[PolicyName]| policies.iter().any(|policy| names.contains(policy));
+    let future = if needs(&[PolicyName::Belady, PolicyName::BeladySize]) {
         Some(Arc::new(batches.future().ok_or(Error::TooLong)?))
     } else {
         None
     };
     Ok(Setting {
         future,
-        counts: wants(&[PolicyName::StaticOracle]).then(|| batches.counts().into()),
+        counts: needs(&[PolicyName::StaticOracle]).then(|| batches.counts().into()),
         learn: options.learn.clone(),
         first_look_ups: (batches.n_look_ups() as f64 * options.first.clamp(0.0, 1.0)) as u64,
         update_rate: options.update_rate,

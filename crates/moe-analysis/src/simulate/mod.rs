@@ -45,14 +45,14 @@ pub enum Error {
     TooLong,
     /// The sample contains too few experts.
     #[error(
-        "a sample of {} is too small to estimate the error; at least {least} are needed, so increase the sampling rate",
+        "a sample of {} is too small to estimate the error; at least {min} are needed, so increase the sampling rate",
         counted(*.n, "expert")
     )]
     Sample {
         /// Number of experts in the sample.
         n: usize,
         /// Minimum number of experts.
-        least: usize,
+        min: usize,
     },
     /// A policy cannot be built.
     #[error(transparent)]

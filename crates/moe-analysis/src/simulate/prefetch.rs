@@ -139,11 +139,11 @@ impl Replay<'_> {
             return self.now;
         }
         let in_flight = &mut self.in_flight[layer];
-        let Some(place) = in_flight.iter().position(|&(other, _)| other == key) else {
+        let Some(index) = in_flight.iter().position(|&(other, _)| other == key) else {
             self.result.missed += 1;
             return self.load(key);
         };
-        let (_, loaded) = in_flight.swap_remove(place);
+        let (_, loaded) = in_flight.swap_remove(index);
         if loaded <= self.now {
             self.result.timely += 1;
         } else {

@@ -55,7 +55,7 @@ pub fn sampled_lru(
     if sample.keys.len() < 2 * N_GROUPS {
         return Err(Error::Sample {
             n: sample.keys.len(),
-            least: 2 * N_GROUPS,
+            min: 2 * N_GROUPS,
         });
     }
     let mut sorted = budgets.to_vec();
@@ -97,7 +97,7 @@ fn follow(batches: &Batches, sample: &Sample, curves: &mut [Curve]) -> [u64; 3] 
         selected.clear();
         for (key, again) in batch.selections() {
             look_ups[phase] += u64::from(!again);
-            if let Some(at) = sample.place(key) {
+            if let Some(at) = sample.index(key) {
                 selected.push((at, again));
             }
         }
@@ -136,7 +136,7 @@ struct Sample {
     /// `[n_sampled]`: number of experts of its layer that each sampled expert represents.
     weights: Vec<f64>,
     /// `[n_keys]`: index in `keys`, or [`NOT_SAMPLED`].
-    places: Vec<u32>,
+    indices: Vec<u32>,
 }
 
 const NOT_SAMPLED: u32 = u32::MAX;
@@ -146,7 +146,7 @@ impl Sample {
         let mut sample = Sample {
             keys: Vec::new(),
             weights: Vec::new(),
-            places: vec![NOT_SAMPLED; experts.len()],
+            indices: vec![NOT_SAMPLED; experts.len()],
         };
         let hash = |key: Key| {
             let state = SplitMix64::new(seed).next_u64().wrapping_add(key.into());
@@ -155,20 +155,20 @@ impl Sample {
         for layer in 0..experts.n_layer() {
             let mut keys: Vec<Key> = experts.keys_of(layer).collect();
             keys.sort_by_key(|&key| hash(key));
-            let wanted = (rate * keys.len() as f64).ceil() as usize;
-            let wanted = wanted.clamp(1, keys.len());
-            for &key in &keys[..wanted] {
-                sample.places[key as usize] = sample.keys.len() as u32;
+            let n_sampled = (rate * keys.len() as f64).ceil() as usize;
+            let n_sampled = n_sampled.clamp(1, keys.len());
+            for &key in &keys[..n_sampled] {
+                sample.indices[key as usize] = sample.keys.len() as u32;
                 sample.keys.push(key);
-                sample.weights.push(keys.len() as f64 / wanted as f64);
+                sample.weights.push(keys.len() as f64 / n_sampled as f64);
             }
         }
         sample
     }
 
-    fn place(&self, key: Key) -> Option<usize> {
-        let place = self.places[key as usize];
-        (place != NOT_SAMPLED).then_some(place as usize)
+    fn index(&self, key: Key) -> Option<usize> {
+        let index = self.indices[key as usize];
+        (index != NOT_SAMPLED).then_some(index as usize)
     }
 }
 

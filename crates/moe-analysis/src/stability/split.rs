@@ -41,18 +41,18 @@ impl Split {
 #[derive(Debug, Clone, Copy, Default)]
 struct Hits {
     hits: f64,
-    choices: f64,
+    selections: f64,
 }
 
 impl Hits {
     fn add(&mut self, counts: &[u64], hot: &[usize]) {
         let hits = hot.iter().filter_map(|&expert| counts.get(expert));
         self.hits += hits.map(|&count| count as f64).sum::<f64>();
-        self.choices += counts.iter().map(|&count| count as f64).sum::<f64>();
+        self.selections += counts.iter().map(|&count| count as f64).sum::<f64>();
     }
 
     fn share(&self) -> f64 {
-        self.hits / self.choices.max(1.0)
+        self.hits / self.selections.max(1.0)
     }
 }
 
@@ -82,13 +82,13 @@ impl Evaluation {
         for (sums, more) in self.hits.iter_mut().zip(&other.hits) {
             for (sum, more) in sums.iter_mut().zip(more) {
                 sum.hits += more.hits;
-                sum.choices += more.choices;
+                sum.selections += more.selections;
             }
         }
     }
 
     fn finish(self, tested: String, n_expert: usize) -> Option<Split> {
-        let has_both = self.hits[0].iter().all(|hits| hits.choices > 0.0);
+        let has_both = self.hits[0].iter().all(|hits| hits.selections > 0.0);
         let coverage = self.hits.iter().zip(TOP_PERCENT);
         let coverage = coverage.map(|([in_sample, out_of_sample], percent)| Coverage {
             percent,

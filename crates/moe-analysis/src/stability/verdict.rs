@@ -72,12 +72,12 @@ fn verdict(survey: &Survey, n_expert: u32, split: Option<&Split>) -> Stability {
     let Some(hot) = split.of_percent(HOT_PERCENT) else {
         return Stability::TooShort;
     };
-    let choices = survey.layers().into_iter().map(|layer| {
+    let experts_per_token = survey.layers().into_iter().map(|layer| {
         let windows = survey.windows();
         let counts = windows.counts(layer, &(0..windows.len(layer)));
         counts.iter().sum::<u64>() as f64 / survey.rows(layer).max(1) as f64
     });
-    let n_expert_used = choices.fold(0.0, f64::max);
+    let n_expert_used = experts_per_token.fold(0.0, f64::max);
     let rows = split.rows_learned.min(split.rows_tested) as f64;
     if rows * n_expert_used / f64::from(n_expert.max(1)) < MIN_SELECTIONS_PER_EXPERT {
         return Stability::TooShort;
