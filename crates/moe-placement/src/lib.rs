@@ -22,11 +22,14 @@
 //! use moe_placement::learn::parse_observations;
 //! use moe_placement::plan::{ExpertSizes, LayerCurve, Plan, Strategy, Weighting, rank};
 //!
-//! let learn = r#"{"schema": "llama.cpp.moe_layer_opt_perf.v1", "layers": [{"layer": 0, "experts": [[12, 100], [42,
-//! 90]]}]}"#; let ranking = rank(&parse_observations(learn)?, Weighting::Flat, LayerCurve::DEFAULT); let sizes =
-//! ExpertSizes::from_csv("layer,expert,bytes\n0,12,10\n0,42,10")?; // The first expert of a layer costs twice its bytes: the
-//! runtime adds one zero-filled expert for each cached layer. let plan = Plan::new(&ranking, &sizes, &[29], Strategy::Warm,
-//! None)?; assert_eq!(plan.lanes[0].selected[0].entry.expert, ExpertId(12)); assert_eq!(plan.used_bytes(), 20);
+//! let learn = r#"{"schema": "llama.cpp.moe_layer_opt_perf.v1",
+//!     "layers": [{"layer": 0, "experts": [[12, 100], [42, 90]]}]}"#;
+//! let ranking = rank(&parse_observations(learn)?, Weighting::Flat, LayerCurve::DEFAULT);
+//! let sizes = ExpertSizes::from_csv("layer,expert,bytes\n0,12,10\n0,42,10")?;
+//! // The first expert of a layer costs twice its bytes: the runtime adds one zero-filled expert per cached layer.
+//! let plan = Plan::new(&ranking, &sizes, &[29], Strategy::Warm, None)?;
+//! assert_eq!(plan.lanes[0].selected[0].entry.expert, ExpertId(12));
+//! assert_eq!(plan.used_bytes(), 20);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!

@@ -24,33 +24,32 @@
 
 mod arc;
 mod belady;
-mod build;
 mod by_count;
+mod clock;
 mod contents;
 mod demand;
 mod experts;
 mod fixed;
 mod future;
-mod hot;
+mod hot_cache;
 mod layered;
 mod lfru;
 mod lfu;
 mod lfu_da;
 mod list;
 mod lru;
-mod name;
+mod policy_name;
 mod random;
 mod ranked;
-
 mod s3_fifo;
-mod second_chance;
+mod setting;
 mod slru;
 
-pub use build::{BuildError, Input, Setting};
 pub use experts::{Experts, Key};
 pub use fixed::hottest_that_fit;
 pub use future::Future;
-pub use name::{Online, PolicyName};
+pub use policy_name::{Online, PolicyName};
+pub use setting::{BuildError, Input, Setting};
 
 /// Result of a look-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

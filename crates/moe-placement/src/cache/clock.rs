@@ -8,17 +8,17 @@ use super::demand::EvictionOrder;
 use super::list::{Links, List};
 
 /// The ring as a list that starts at the hand.
-pub struct SecondChance {
+pub struct Clock {
     links: Links,
     ring: List,
     /// `[n_keys]`: used since the hand last passed.
     is_used: Vec<bool>,
 }
 
-impl SecondChance {
+impl Clock {
     /// Eviction order for `n_keys` experts.
-    pub fn new(n_keys: usize) -> SecondChance {
-        SecondChance {
+    pub fn new(n_keys: usize) -> Clock {
+        Clock {
             links: Links::new(n_keys),
             ring: List::EMPTY,
             is_used: vec![false; n_keys],
@@ -26,7 +26,7 @@ impl SecondChance {
     }
 }
 
-impl EvictionOrder for SecondChance {
+impl EvictionOrder for Clock {
     fn hit(&mut self, key: Key, _contents: &Contents) {
         self.is_used[key as usize] = true;
     }

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use super::belady::{Belady, BeladySize};
 use super::demand::Demand;
 use super::fixed::Fixed;
-use super::hot::HotCache;
+use super::hot_cache::HotCache;
 use super::layered::Layered;
 use super::{Experts, Future, Online, Policy, PolicyName, hottest_that_fit};
-use super::{arc, lfru, lfu, lfu_da, lru, random, s3_fifo, second_chance, slru};
+use super::{arc, clock, lfru, lfu, lfu_da, lru, random, s3_fifo, slru};
 use crate::learn::LayerObservation;
 use crate::plan;
 
@@ -138,11 +138,7 @@ impl Setting {
             Online::Slru => Box::new(Demand::new(experts, budget, slru::Slru::new(n))),
             Online::S3Fifo => Box::new(Demand::new(experts, budget, s3_fifo::S3Fifo::new(n))),
             Online::Arc => Box::new(Demand::new(experts, budget, arc::Arc::new(n))),
-            Online::Clock => Box::new(Demand::new(
-                experts,
-                budget,
-                second_chance::SecondChance::new(n),
-            )),
+            Online::Clock => Box::new(Demand::new(experts, budget, clock::Clock::new(n))),
             Online::Random => {
                 Box::new(Demand::new(experts, budget, random::Random::new(self.seed)))
             }
