@@ -24,8 +24,8 @@ fn explanations() {
         "{text}"
     );
     // Four experts fit: 3 and 1 of two layers, each with an empty one.
-    assert!(lines[1].contains("needed 27648 bytes and lane 0 had 9408 left"), "{text}");
-    assert!(lines[2].contains("counts no choice of it"), "{text}");
+    assert!(lines[1].contains("needs 27648 bytes, but lane 0 had only 9408 bytes left"), "{text}");
+    assert!(lines[2].contains("does not appear in the learn file"), "{text}");
     let plan = json_of(args![args, "-o", "json"]);
     assert_eq!(plan["explanations"][1]["cached"], false);
     assert_eq!(plan["explanations"][1]["cost"], 27_648);
