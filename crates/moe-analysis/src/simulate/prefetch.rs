@@ -19,7 +19,7 @@ pub struct Prefetch {
     pub link_latency_s: f64,
     /// `[n_layer]`: time that each layer computes after its experts are loaded, in s.
     pub windows_s: Vec<f64>,
-    /// Number of layers between the prediction and the predicted layer: at least 1, less than the number of layers.
+    /// Number of layers to predict ahead: at least 1, less than the number of layers.
     pub depth: usize,
     /// Number of experts to predict; `None`: the number that the predicting layer has selected.
     pub n_predict: Option<usize>,

@@ -56,7 +56,7 @@ impl PredictorName {
         PredictorName::CoActivation,
     ];
 
-    /// Builds the predictor. `depth` is the number of layers between the prediction and the predicted layer.
+    /// Builds the predictor. `depth` is the number of layers to predict ahead.
     pub fn predictor(self, experts: &Arc<Experts>, depth: usize) -> Box<dyn Predictor> {
         match self {
             PredictorName::Previous => Box::new(Previous::new(experts.n_layer())),
