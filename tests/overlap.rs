@@ -182,7 +182,7 @@ fn the_share_of_the_memorys_bandwidth() {
         assert_close(&row["memory_pct"], 100.0 * gate_up_gb_s);
         // All of the 1,000,000 bytes travel within the 100 µs.
         assert_close(&row["memory_with_transfers_pct"], 100.0 * (gate_up_gb_s + 10.0));
-        assert_eq!(row["verdict"], "memory_full");
+        assert_eq!(row["verdict"], "bandwidth_saturated");
     }
     let assert = moe_analyze()
         .args(args!["overlap", transfers, "--memory-gb-s", "1", "-o", "csv"])
@@ -199,8 +199,8 @@ fn the_summary_says_what_came_of_it() {
     recorded(&run, &example());
     let text = run!["overlap", run];
     for line in [
-        "prompt tokens: hidden: 100.0 % of the transfers lies under gate and up",
-        "generated tokens: cannot be hidden: a transfer takes 108.3 µs and gate and up 100.0 µs, so that at most 53.8 %",
+        "prompt tokens: hidden: 100.0 % of the transfer time is within gate and up",
+        "generated tokens: too long: a transfer takes 108.3 µs but gate and up only 100.0 µs, so at most 53.8 %",
         "5 passes through 6 layers: 28.6 MiB travelled at 9.2 GB/s; the host computed the down product of 25.0 % of",
         "GPU: a scratchpad of 64.0 MiB, 1.56 % of the 4.0 GiB allowed",
         "GPU: 3.0 GiB in use at most",

@@ -26,7 +26,7 @@ fuzz_target!(|bytes: &[u8]| {
     let again = LearnFile::parse(&json).expect("a written learn file is valid");
     assert_eq!(json, again.to_json());
     learned
-        .cut(|layer, expert| (u32::from(layer.0) + expert.0) % 2 == 0)
+        .filter(|layer, expert| (u32::from(layer.0) + expert.0) % 2 == 0)
         .to_json();
     for result in [learned.merge(&again), learned.decay(0.5)] {
         if let Err(error) = result {

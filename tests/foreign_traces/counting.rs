@@ -33,7 +33,7 @@ fn counts_several_traces_without_a_number_of_experts() {
     fs::write(&stated, format!("# route_trace v1\n{text}")).unwrap();
     hotness(&stated, &[arg(&c)]);
     let error = fail!["--quiet", "hotness", stated, b];
-    assert!(error.contains("2 against 6 experts in a layer"), "{error}");
+    assert!(error.contains("2 and 6 experts per layer"), "{error}");
 }
 
 #[test]

@@ -46,7 +46,7 @@ fn a_run_counts_once() {
         let [left, right] = pair.map(|name| fixture.path(name));
         let line = fail!["hotness", left, right];
         assert!(
-            line.contains("is counted already") && line.contains(arg(&right)),
+            line.contains("was already counted") && line.contains(arg(&right)),
             "{pair:?}: {line}"
         );
     }
@@ -59,7 +59,7 @@ fn a_run_counts_once() {
     assert!(parts.contains("\n32 prompt"), "{parts}");
     fs::create_dir(runs.join("run=other")).unwrap();
     fs::copy(&part, runs.join("run=other/part-0.parquet")).unwrap();
-    assert!(fail!["hotness", fixture.path("dataset")].contains("counted already"));
+    assert!(fail!["hotness", fixture.path("dataset")].contains("already counted"));
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn runs_of_other_models_are_not_added() {
     // Nor does a plan learn from both, or from one run twice.
     let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
     let budget = ["--model", arg(&model), "--budget-mib", "1"];
-    for (again, expected) in [(&other, "of different models"), (&run, "counted already")] {
+    for (again, expected) in [(&other, "of different models"), (&run, "already counted")] {
         let line = fail!["plan", run, again, budget];
         assert!(line.contains(expected) && line.contains(arg(again)), "{line}");
     }

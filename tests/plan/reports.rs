@@ -20,12 +20,12 @@ fn explanations() {
     assert_eq!(lines.len(), 3, "{text}");
     assert!(
         lines[0]
-            .starts_with("expert 3 of layer 0 is in: place 1 of 4 with score 3000009 for 9 hits"),
+            .starts_with("expert 3 of layer 0 is in: rank 1 of 4 (score 3000009, 9 hits)"),
         "{text}"
     );
     // Four experts fit: 3 and 1 of two layers, each with an empty one.
-    assert!(lines[1].contains("needed 27648 bytes and lane 0 had 9408 left"), "{text}");
-    assert!(lines[2].contains("counts no choice of it"), "{text}");
+    assert!(lines[1].contains("needs 27648 bytes, but lane 0 had only 9408 bytes left"), "{text}");
+    assert!(lines[2].contains("does not appear in the learn file"), "{text}");
     let plan = json_of(args![args, "-o", "json"]);
     assert_eq!(plan["explanations"][1]["cached"], false);
     assert_eq!(plan["explanations"][1]["cost"], 27_648);

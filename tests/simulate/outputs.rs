@@ -87,7 +87,7 @@ fn too_small_a_cache_is_warned_of() {
 fn nonsense_is_refused() {
     let trace = repository(SMALL);
     for (option, value, expected) in [
-        ("--policy", "best", "no policy"),
+        ("--policy", "best", "unknown policy"),
         ("--budget-mib", "8..4", "range"),
         ("--first", "2", "0 to 1"),
         ("--plot", "curve.pdf", ".png"),

@@ -1,8 +1,8 @@
-//! Bytes of trace counted in a second, beside a sequential read of the same mapped file; and counting from the Parquet table.
+//! Throughput of counting: from trace.bin compared with a sequential read of the mapped file, and from the Parquet table.
 //!
 //!   scripts/demo.sh && cargo bench --package moe-analysis --bench hotness
 //!
-//! With `MOE_ANALYZE_ROUTING=routing.parquet` that table is counted alone.
+//! With `MOE_ANALYZE_ROUTING=routing.parquet` the benchmark counts only this table.
 
 #[path = "../../moe-trace/benches/long_run/mod.rs"]
 mod long_run;

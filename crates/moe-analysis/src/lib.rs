@@ -1,4 +1,18 @@
-//! Measures over the routing and the transfers of mixture-of-experts models, and simulated caches: runs and tables in, tables out.
+//! Analysis of the routing, file accesses and transfers of mixture-of-experts models, and cache simulation.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`hotness`] | selections of each expert of each layer, with router weights |
+//! | [`survey`] | order, sequences and domains of the routed tokens |
+//! | [`stability`] | train/test splits, drift, convergence and confidence intervals of the hot experts |
+//! | [`measures`] | measures of plain counts: Gini coefficient, entropy, total variation, … |
+//! | [`simulate`] | cache simulation, prefetching, and models of speed |
+//! | [`accesses`] | access patterns: volume, seeks, reuse distances, working sets |
+//! | [`diff`] | comparison of two recorded runs |
+//! | [`overlap`] | overlap of expert transfers with computation |
+//! | `sql` (feature `sql`) | SQL queries over Parquet tables |
+//!
+//! Inputs are runs, tables and streams of rows of [`moe_trace`]. Outputs are plain data.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

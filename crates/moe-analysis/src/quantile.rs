@@ -1,13 +1,17 @@
 //! Quantiles of sorted values.
 
-/// The value below which a share of the sorted values lies, between neighbours by a line (type 7 of Hyndman and Fan 1996, NumPy's default).
-pub(crate) fn quantile(sorted: &[f64], share: f64) -> f64 {
-    let place = share * (sorted.len() - 1) as f64;
+/// Quantile of sorted values, linearly interpolated: type 7 of Hyndman and Fan, "Sample quantiles in statistical packages"
+/// (1996), the default of `numpy.quantile`. `q` is 0.0 to 1.0.
+///
+/// # Panics
+/// If `sorted` is empty.
+pub(crate) fn quantile(sorted: &[f64], q: f64) -> f64 {
+    let position = q * (sorted.len() - 1) as f64;
     let (low, high) = (
-        sorted[place.floor() as usize],
-        sorted[place.ceil() as usize],
+        sorted[position.floor() as usize],
+        sorted[position.ceil() as usize],
     );
-    low + (high - low) * place.fract()
+    low + (high - low) * position.fract()
 }
 
 #[cfg(test)]
@@ -15,7 +19,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_are_numpys() {
+    fn matches_numpy() {
         // numpy.quantile([1, 2, 4, 8], q)
         let values = [1.0, 2.0, 4.0, 8.0];
         assert_eq!(quantile(&values, 0.0), 1.0);

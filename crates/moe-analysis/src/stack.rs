@@ -1,26 +1,27 @@
-//! Bytes of the distinct units used since a unit was used last (Mattson et al., "Evaluation techniques for storage
-//! hierarchies", 1970): an LRU cache that holds these and the unit has it still.
+//! LRU stack distances in bytes: the total size of the distinct units used since the last use of a unit. An LRU cache with
+//! room for these units and the unit itself still contains it.
 //!
-//! Units stand in the order of their last use, each in a slot; a binary indexed tree (Fenwick, 1994) sums the bytes behind a
-//! slot in logarithmic time. When the slots are used up they are given out anew, in order.
+//! Source: Mattson et al., "Evaluation techniques for storage hierarchies" (1970). Units are ordered by last use, each in a
+//! slot. A binary indexed tree (Fenwick, 1994) sums the bytes after a slot in logarithmic time. When all slots are used, the
+//! units are renumbered.
 
-/// A unit's place among the sizes.
+/// Index of a unit in the list of sizes.
 type UnitId = usize;
 
-/// The stack.
+/// Units ordered by their last use.
 pub(crate) struct LruStack {
     sizes: Vec<u64>,
     /// Slot of each unit.
     slots: Vec<Option<usize>>,
-    /// Unit in each slot, if it has not moved on.
+    /// Unit in each slot; `None` if the unit has moved to a later slot.
     units: Vec<Option<UnitId>>,
-    /// Sums over slots, `tree[i]` over those that a binary indexed tree gives it; `tree[0]` is not used.
+    /// Binary indexed tree of the bytes in the slots; `tree[0]` is unused.
     tree: Vec<u64>,
     total: u64,
 }
 
 impl LruStack {
-    /// Units of these sizes, none used yet.
+    /// A stack of units with these sizes, none of which has been used.
     pub(crate) fn new(sizes: Vec<u64>) -> Self {
         let n_slots = (2 * sizes.len()).max(16);
         Self {
@@ -32,13 +33,13 @@ impl LruStack {
         }
     }
 
-    /// Bytes of the other units used since a unit's last use, `None` before its first.
+    /// Bytes of the other units used since the last use of a unit; `None` if the unit has not been used.
     pub(crate) fn distance(&self, unit: UnitId) -> Option<u64> {
         let slot = (*self.slots.get(unit)?)?;
         Some(self.total.wrapping_sub(self.sum_to(slot)))
     }
 
-    /// Uses a unit; gives the bytes of the other units used since its last use, `None` for its first.
+    /// Uses a unit. Returns the [`distance`](Self::distance) before the use.
     pub(crate) fn touch(&mut self, unit: UnitId) -> Option<u64> {
         let size = *self.sizes.get(unit)?;
         let distance = self.distance(unit);
@@ -58,7 +59,7 @@ impl LruStack {
         distance
     }
 
-    /// Gives out the slots anew: at most half of them are in use.
+    /// Renumbers the slots. At most half of them contain a unit.
     fn compact(&mut self) {
         let units: Vec<UnitId> = self.units.drain(..).flatten().collect();
         self.tree.fill(0);
@@ -78,7 +79,7 @@ impl LruStack {
         }
     }
 
-    /// Bytes in the slots up to and with `slot`.
+    /// Bytes in slots 0 to `slot`.
     fn sum_to(&self, slot: usize) -> u64 {
         let mut i = slot + 1;
         let mut sum = 0u64;
@@ -95,12 +96,12 @@ mod tests {
     use super::LruStack;
 
     #[test]
-    fn the_distance_is_that_of_a_list_in_the_order_of_use() {
+    fn distance_matches_list_ordered_by_last_use() {
         let sizes = [7u64, 11, 13, 0, 1 << 40];
         let mut stack = LruStack::new(sizes.to_vec());
         let mut list: Vec<usize> = Vec::new();
         let mut state = 1u64;
-        // Far more uses than there are slots.
+        // More uses than slots.
         for _ in 0..1000 {
             state = state
                 .wrapping_mul(6_364_136_223_846_793_005)

@@ -1,28 +1,28 @@
-//! JSON of other programs: what Python writes for numbers that are not finite is not JSON, and is named in errors.
+//! JSON with clear errors for `NaN` and infinities, which Python's `json` module writes although they are not JSON.
 
 use serde::de::DeserializeOwned;
 
-/// Why a text is refused.
+/// Reason why a text is not valid JSON.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JsonError {
-    /// A number that is not finite, as Python writes it.
-    #[error("{value} is not JSON (line {line}, column {column}); replace it by null")]
+    /// A number that is not finite, in Python's notation.
+    #[error("{value} is not JSON (line {line}, column {column}); replace it with null")]
     NotFinite {
         /// `NaN`, `Infinity` or `-Infinity`.
         value: &'static str,
-        /// Its line, from 1.
+        /// Line, from 1.
         line: usize,
-        /// Its column, from 1.
+        /// Column, from 1.
         column: usize,
     },
-    /// Anything else.
+    /// Any other syntax or type error.
     #[error(transparent)]
     Invalid(serde_json::Error),
 }
 
 impl JsonError {
-    /// The reason why `text` is refused, which serde_json found an `error` in.
+    /// Classifies an `error` that serde_json reported for `text`.
     pub fn new(error: serde_json::Error, text: &str) -> JsonError {
         match non_finite(&error, text.as_bytes()) {
             Some(value) => JsonError::NotFinite {
@@ -35,24 +35,24 @@ impl JsonError {
     }
 }
 
-/// Reads a document.
+/// Parses a document.
 ///
 /// # Errors
-/// [`JsonError`].
+/// [`JsonError`] if `text` is not JSON or does not match `T`.
 pub fn parse<T: DeserializeOwned>(text: &str) -> Result<T, JsonError> {
     serde_json::from_str(text).map_err(|error| JsonError::new(error, text))
 }
 
-/// The value at the place of an error that Python writes for a number that is not finite, if it is one.
+/// The non-finite number in Python's notation at the position of `error`, if one is there.
 pub fn non_finite(error: &serde_json::Error, text: &[u8]) -> Option<&'static str> {
     let lines = error.line().checked_sub(1)?;
     let line = text.split(|&byte| byte == b'\n').nth(lines)?;
     non_finite_at(line.get(error.column().saturating_sub(2)..)?)
 }
 
-/// As [`non_finite`], of the bytes from the one before the place of an error.
+/// Like [`non_finite`], for bytes that start one byte before the position of the error.
 pub fn non_finite_at(bytes: &[u8]) -> Option<&'static str> {
-    // Of `-Infinity`, the byte after the sign is the wrong one.
+    // In `-Infinity`, serde_json reports the byte after the sign.
     let values = ["-Infinity", "Infinity", "NaN"];
     let places = [bytes, bytes.get(1..).unwrap_or_default()];
     let is_at = |value: &&str| places.iter().any(|at| at.starts_with(value.as_bytes()));
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_that_python_writes_are_named() {
+    fn names_non_finite_numbers_of_python() {
         for (text, expected) in [
             ("{\"a\":[1.0, NaN]}", Some("NaN")),
             ("{\"a\":\n Infinity}", Some("Infinity")),
@@ -78,11 +78,11 @@ mod tests {
     }
 
     #[test]
-    fn messages_have_the_place() {
+    fn error_contains_line_and_column() {
         let error = parse::<serde_json::Value>("{\"a\":\n[NaN]}").unwrap_err();
         assert_eq!(
             error.to_string(),
-            "NaN is not JSON (line 2, column 2); replace it by null"
+            "NaN is not JSON (line 2, column 2); replace it with null"
         );
         let error = parse::<serde_json::Value>("[").unwrap_err();
         assert!(matches!(error, JsonError::Invalid(_)));

@@ -1,14 +1,17 @@
-//! A generator whose numbers depend on the seed alone, so that a seed gives the same results everywhere and in every version.
+//! Pseudorandom numbers that depend only on the seed: the same seed yields the same results on every platform and in every
+//! version.
 //!
-//! `moe-analysis` uses it too. `moe-synth` and `moe-engine`, which do not depend on this crate, have copies.
+//! `moe-analysis` uses this generator too. `moe-synth` and `moe-engine` do not depend on this crate and have copies.
 
-/// SplitMix64: the output function is a bijection of a counter, so every seed is good. Steele, Lea and Flood, "Fast splittable
-/// pseudorandom number generators" (2014); Sebastiano Vigna's constants, <https://prng.di.unimi.it/splitmix64.c>.
+/// SplitMix64 generator. Every seed is good, because the output function is a bijection of a counter.
+///
+/// Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014), with the constants of Sebastiano
+/// Vigna, <https://prng.di.unimi.it/splitmix64.c>.
 #[derive(Debug, Clone)]
 pub struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// The sequence of `seed`.
+    /// Generator that starts at `seed`.
     #[inline]
     pub fn new(seed: u64) -> SplitMix64 {
         SplitMix64(seed)
@@ -23,7 +26,7 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// 0 to `n` - 1, and 0 for 0. The bias, at most n / 2^64, is of no account for lists that fit in memory.
+    /// Integer in `0..n`, or 0 if `n` is 0. The bias is at most n / 2^64, which is negligible for lists that fit in memory.
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "below `n`")]
     pub fn below(&mut self, n: usize) -> usize {
@@ -35,9 +38,9 @@ impl SplitMix64 {
 mod tests {
     use super::SplitMix64;
 
-    /// The first outputs that are published for this seed.
+    /// Published outputs for this seed.
     #[test]
-    fn sequence_is_the_published_one() {
+    fn produces_published_sequence() {
         let mut random = SplitMix64::new(1_234_567);
         let first: Vec<u64> = (0..5).map(|_| random.next_u64()).collect();
         assert_eq!(
@@ -52,9 +55,9 @@ mod tests {
         );
     }
 
-    /// 6457827717110365317 is 0.35007954 of 2^64.
+    /// The first output, 6457827717110365317, is 0.35007954 × 2^64.
     #[test]
-    fn below_scales_the_bits() {
+    fn below_scales_output_to_range() {
         let mut random = SplitMix64::new(1_234_567);
         assert_eq!(random.below(1_000_000), 350_079);
         assert_eq!(random.below(0), 0);

@@ -1,4 +1,4 @@
-//! Which experts are touched at all.
+//! Coverage: experts that are read at least once.
 
 use std::collections::BTreeMap;
 
@@ -6,23 +6,23 @@ use super::Event;
 use super::units::Units;
 use moe_trace::LayerId;
 
-/// Experts of a layer that were read at least once.
+/// Numbers of experts of a layer that were read at least once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerCoverage {
-    /// Layer.
+    /// Block number.
     pub layer: LayerId,
-    /// Experts in it.
+    /// Number of experts of the layer.
     pub n_expert: u64,
-    /// Those that a prompt touched.
+    /// Experts read during prompt passes.
     pub prompt: u64,
-    /// Those that a generated token touched.
+    /// Experts read during passes of generated tokens.
     pub generate: u64,
-    /// Those that either touched.
+    /// Experts read in either phase.
     pub either: u64,
 }
 
 pub(super) struct Coverage {
-    /// `[n_units][phase]`
+    /// `[n_units][phase]`: whether the unit was read.
     touched: Vec<[bool; 2]>,
 }
 

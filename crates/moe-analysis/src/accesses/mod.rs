@@ -1,13 +1,14 @@
-//! Access patterns: how a run reads the model's files.
+//! Access patterns: how a run reads the files of its model.
 //!
-//! A *pass* is one walk over the model's graph, for a batch of a prompt or for one generated token. An *access* is a range
-//! that an operation read, as in the table `accesses`: sources in order, of an expert tensor each distinct expert of the
-//! operation once. Accesses are in the order of the trace.
+//! A *pass* is one evaluation of the model's graph, for a ubatch of the prompt or for one generated token. An *access* is a
+//! byte range that an operation reads, as in the table `accesses`: one per source tensor, or one per distinct expert of an
+//! expert tensor. Accesses are in the order of the trace.
 //!
-//! A look-up (`GET_ROWS` of a tensor of the model) names the whole tensor and reads a row a token, nobody knows which. Look-ups
-//! are told by themselves ([`Lookups`]) and are in no other figure; nor is an access that the model's map does not have.
+//! A look-up (`GET_ROWS` of a model tensor) records the entire tensor but reads one row per token; which rows is unknown.
+//! [`Lookups`] counts look-ups separately, and no other figure contains them. Accesses to tensors that are not in the offset
+//! map are not counted either.
 //!
-//! Memory is bounded by the model's map, whatever the trace's length.
+//! Memory is bounded by the size of the offset map and does not depend on the length of the trace.
 
 mod coverage;
 mod order;
@@ -41,72 +42,72 @@ pub use volume::{LayerVolume, Lookups, PhaseVolume};
 use working_set::WindowCounter;
 pub use working_set::WorkingSet;
 
-/// Why accesses could not be reported on.
+/// Reason why accesses cannot be analyzed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Nobody knows where the model's tensors are.
-    #[error("{} has no gguf-map.parquet, so the places of the model's tensors are not known", path.display())]
+    /// The run has no offset map.
+    #[error("{} has no gguf-map.parquet, so the byte offsets of the model's tensors are unknown", path.display())]
     NoMap {
-        /// The run.
+        /// The run directory.
         path: PathBuf,
     },
-    /// There is nothing to report on.
+    /// The trace is empty.
     #[error("{}: the trace has no records; record the run again", path.display())]
     NoRecords {
-        /// The trace.
+        /// The trace file.
         path: PathBuf,
     },
-    /// Nothing was read from the model's files.
+    /// No access is in the offset map.
     #[error(
-        "{} reads nothing that is in the model's map; is it the map of this model?",
+        "{} contains no access to a tensor in its offset map; check that the map belongs to this model",
         path.display()
     )]
     Empty {
-        /// The run.
+        /// The run directory.
         path: PathBuf,
     },
-    /// A record makes no sense.
+    /// A record is invalid.
     #[error("{}: record {record} at byte {}: {fault}", path.display(), record * 1024)]
     Record {
-        /// The trace.
+        /// The trace file.
         path: PathBuf,
         /// Index of the record.
         record: u64,
-        /// What is wrong, and what to do.
+        /// The fault, and how to fix it.
         #[source]
         fault: RecordFault,
     },
 }
 
-/// How a run reads the model's files.
+/// Access patterns of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AccessReport {
-    /// Whether layers are read in order.
+    /// Order in which layers are read.
     pub order: LayerOrder,
-    /// Bytes read, by phase: prompt, generated.
+    /// Bytes read in each phase: `[prompt, generated]`.
     pub phases: [PhaseVolume; 2],
-    /// Bytes read in each layer and phase; the layer `None` is what belongs to no layer.
+    /// Bytes read by layer and phase. The layer is `None` for tensors that belong to no layer.
     pub layers: Vec<LayerVolume>,
-    /// Look-ups, which are in no other figure.
+    /// Look-ups, which no other figure contains.
     pub lookups: Lookups,
-    /// How far apart accesses that follow one another are.
+    /// Distances between consecutive accesses.
     pub seeks: Seeks,
-    /// Distinct bytes of windows of generated tokens.
+    /// Working sets: distinct bytes read in windows of generated tokens.
     pub working_sets: Vec<WorkingSet>,
-    /// Experts touched in each layer.
+    /// Experts read in each layer.
     pub coverage: Vec<LayerCoverage>,
-    /// How soon experts are used again.
+    /// Reuse distances of experts.
     pub reuse: Reuse,
-    /// Time between the first and the last access of each layer in a pass.
+    /// Time between the first and the last access to each layer in a pass.
     pub spans: Vec<LayerSpan>,
-    /// Bytes of the model's tensors.
+    /// Total size of the model's tensors in bytes.
     pub model_bytes: u64,
-    /// What the run reads that the map does not have.
+    /// Sources that are not in the offset map.
     pub unresolved: Vec<Unresolved>,
 }
 
-/// One access, and where it belongs.
+/// One access with its layer, phase and unit.
 #[derive(Clone, Copy, Debug)]
 struct Event {
     /// Layer of the tensor.
@@ -117,21 +118,21 @@ struct Event {
     file: u16,
     file_offset: u64,
     size_bytes: u64,
-    /// Start and end of the operation.
+    /// Start and end of the operation, in ns.
     time: (u64, u64),
 }
 
-/// A pass that has ended.
+/// A completed pass.
 #[derive(Clone, Copy, Debug)]
 struct PassTokens {
     phase: Phase,
     n_tokens: u64,
 }
 
-/// Reads a run once and reports on its accesses. `windows` are lengths of working sets in tokens.
+/// Analyzes the accesses of a run in one pass over the trace. `windows` are the lengths of working sets in tokens.
 ///
 /// # Errors
-/// [`Error::NoRecords`], [`Error::NoMap`], [`Error::Empty`], [`Error::Record`] for a record that cannot be.
+/// [`Error::NoRecords`], [`Error::NoMap`], [`Error::Empty`], or [`Error::Record`] for an invalid record.
 pub fn report(run: &Run, windows: &[u64]) -> Result<AccessReport, Error> {
     let path = || run.path.clone();
     if run.trace.operations().next().is_none() {
@@ -152,7 +153,7 @@ pub fn report(run: &Run, windows: &[u64]) -> Result<AccessReport, Error> {
             fault,
         };
         if starts.is_start(&operation) {
-            walk.begin(&operation);
+            walk.start_pass(&operation);
         }
         walk.operation(&operation).map_err(error)?;
     }
@@ -162,7 +163,7 @@ pub fn report(run: &Run, windows: &[u64]) -> Result<AccessReport, Error> {
         .ok_or_else(|| Error::Empty { path: path() })
 }
 
-/// Everything that counts, and what they need.
+/// All counters and their inputs.
 struct Walk<'a> {
     units: Units,
     accesses: FileAccesses<'a>,
@@ -176,7 +177,7 @@ struct Walk<'a> {
     coverage: Coverage,
     reuse: ReuseCounter,
     spans: SpanCounter,
-    /// Room to work in.
+    /// Buffer for the experts of an operation.
     experts: Vec<ExpertId>,
     events: Vec<Event>,
 }
@@ -205,7 +206,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn begin(&mut self, operation: &Operation) {
+    fn start_pass(&mut self, operation: &Operation) {
         self.end_pass();
         self.pass = Some(PassTokens {
             phase: operation.head().phase().unwrap_or(Phase::Generate),
@@ -213,7 +214,7 @@ impl<'a> Walk<'a> {
         });
     }
 
-    /// Looks at the accesses of an operation of the pass.
+    /// Counts the accesses of an operation in the current pass.
     fn operation(&mut self, operation: &Operation) -> Result<(), RecordFault> {
         let head = operation.head();
         for record in operation.records() {

@@ -1,19 +1,19 @@
-//! Whether layers are read in order.
+//! Order in which layers are read.
 
 use moe_trace::LayerId;
 
 use super::Event;
 
-/// Whether the layers are read one after the other.
+/// Whether layers are read in ascending order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerOrder {
-    /// Passes that read something of a layer.
+    /// Passes that read tensors of a layer.
     pub passes: u64,
-    /// Passes that never go back to a lower layer than one that they have read.
+    /// Passes that never return to a lower layer.
     pub passes_in_order: u64,
-    /// Steps from an access of a layer to the next access of another one, within a pass.
+    /// Steps: consecutive accesses to different layers within a pass.
     pub steps: u64,
-    /// Steps to the layer that comes next.
+    /// Steps to the next layer (layer + 1).
     pub steps_to_next: u64,
     /// Steps to a lower layer.
     pub steps_back: u64,

@@ -1,4 +1,4 @@
-//! How soon an expert is used again.
+//! Reuse distances of experts.
 
 use moe_trace::{ExpertId, LayerId};
 
@@ -6,7 +6,7 @@ use super::units::{UnitId, Units};
 use super::{Event, PassTokens};
 use crate::stack::LruStack;
 
-/// Counts by powers of two: bucket 0 holds the value 0, bucket `i` those from `2^(i-1)` to below `2^i`.
+/// Histogram with power-of-two buckets. Bucket 0 counts the value 0, bucket `i` counts values in `2^(i-1)..2^i`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Histogram {
     counts: Vec<u64>,
@@ -21,7 +21,7 @@ impl Histogram {
         self.counts[bucket] += 1;
     }
 
-    /// (least value, values are below, count) of each bucket that is not empty; the last bucket of all has no end.
+    /// `(lower bound, exclusive upper bound, count)` of each non-empty bucket. The highest bucket has no upper bound.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, Option<u64>, u64)> {
         let buckets = (0u32..).zip(&self.counts).filter(|(_, count)| **count > 0);
         buckets.map(|(i, &count)| {
@@ -35,50 +35,50 @@ impl Histogram {
     }
 }
 
-/// How soon experts are used again. A pass uses an expert if it reads some of its bytes, once however many tokens of its batch
-/// chose it.
+/// Reuse of experts. A pass uses an expert if it reads some of the expert's bytes. It counts as one use for any number of
+/// tokens.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reuse {
-    /// Uses of experts.
+    /// Number of uses.
     pub uses: u64,
     /// Uses of an expert that was used before.
     pub reuses: u64,
-    /// Distance in tokens: tokens evaluated from the begin of the pass of the last use to the begin of the pass of this use;
-    /// 1 = used for the token before, too.
+    /// Distances in tokens: tokens evaluated from the start of the pass of the previous use to the start of the current
+    /// pass. 1 means that the previous token used the expert too.
     pub tokens: Histogram,
-    /// Distance in bytes: those of the distinct experts and tensors read since the last use began, its own not counted.
+    /// Distances in bytes: total size of the distinct other experts and tensors read since the previous use.
     pub bytes: Histogram,
-    /// Every expert that was used, by layer and expert.
+    /// All used experts, sorted by layer and expert.
     pub experts: Vec<ExpertReuse>,
 }
 
-/// How soon one expert is used again.
+/// Reuse of one expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertReuse {
-    /// Layer.
+    /// Block number.
     pub layer: LayerId,
-    /// Expert in it.
+    /// Expert id within the layer.
     pub expert: ExpertId,
-    /// Bytes of all its tensors.
+    /// Size of all tensors of the expert.
     pub size_bytes: u64,
-    /// Passes that used it.
+    /// Number of passes that used the expert.
     pub uses: u64,
-    /// Sum, least and most of the distances in tokens.
+    /// Distances in tokens.
     pub tokens: Distances,
-    /// Sum, least and most of the distances in bytes.
+    /// Distances in bytes.
     pub bytes: Distances,
 }
 
-/// Distances between uses: as many as uses, less the first.
+/// Summary of the distances between uses. Their number is the number of uses minus 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Distances {
-    /// How many.
+    /// Number of distances.
     pub n: u64,
-    /// Their sum.
+    /// Sum of the distances.
     pub sum: u64,
-    /// The least; 0 if there is none.
+    /// Minimum; 0 if there are no distances.
     pub min: u64,
-    /// The most.
+    /// Maximum; 0 if there are no distances.
     pub max: u64,
 }
 
@@ -94,7 +94,7 @@ impl Distances {
         self.n += 1;
     }
 
-    /// The distance on average; `None` if there is none.
+    /// Mean distance; `None` if there are no distances.
     pub fn mean(&self) -> Option<f64> {
         (self.n > 0).then(|| self.sum as f64 / self.n as f64)
     }
@@ -103,9 +103,9 @@ impl Distances {
 #[derive(Clone, Copy, Default)]
 struct Last {
     uses: u64,
-    /// Token clock of the last use.
+    /// Tokens evaluated before the pass of the last use.
     clock: u64,
-    /// Pass of the last use, counted from 1.
+    /// Number of the pass of the last use, from 1.
     pass: u64,
     tokens: Distances,
     bytes: Distances,
@@ -116,7 +116,7 @@ pub(super) struct ReuseCounter {
     /// `[n_units]`
     last: Vec<Last>,
     reuse: Reuse,
-    /// Tokens evaluated before this pass.
+    /// Tokens evaluated before the current pass.
     clock: u64,
     pass: u64,
 }

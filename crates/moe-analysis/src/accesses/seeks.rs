@@ -1,59 +1,59 @@
-//! Whether the file is read on, or elsewhere.
+//! Seek distances between consecutive accesses.
 
 use super::Event;
 
-/// Distances at which a bucket of the histogram begins, bytes.
+/// Lower bounds of the histogram buckets in bytes.
 const BOUNDS: [u64; 8] = [0, 1, 32, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20];
 
-/// Where an access lies, seen from the end of the one before it.
+/// Position of an access relative to the end of the previous access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// Behind it.
+    /// At or after the end of the previous access.
     Forward,
-    /// Its beginning lies before.
+    /// Before the end of the previous access.
     Backward,
-    /// In another file; there is no distance.
+    /// In another file; the distance is undefined.
     OtherFile,
 }
 
-/// Accesses at some distance from the one before them.
+/// Accesses whose seek distance is in a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeekBucket {
-    /// Which way.
+    /// Direction of the seek.
     pub direction: Direction,
-    /// Least distance, bytes.
+    /// Lower bound of the distance in bytes.
     pub from: u64,
-    /// The distance is below; `None` = any.
+    /// Exclusive upper bound in bytes; `None` if it is unlimited.
     pub below: Option<u64>,
-    /// Accesses.
+    /// Number of accesses.
     pub accesses: u64,
-    /// Their bytes.
+    /// Bytes of the accesses.
     pub bytes: u64,
 }
 
-/// How far apart accesses that follow one another are. The distance of an access is from the end of the access before it, in
-/// the order of the trace, to its beginning; the first access has none.
+/// Seek distances. The distance of an access is from the end of the previous access in the trace to its first byte. The
+/// first access has no distance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seeks {
-    /// Accesses with one before them.
+    /// Number of accesses with a previous access.
     pub accesses: u64,
-    /// Their bytes.
+    /// Bytes of these accesses.
     pub bytes: u64,
-    /// Accesses that read on: forward by less than 32 bytes, the padding between tensors under GGUF's alignment.
+    /// Sequential accesses: forward by less than 32 bytes, the padding between tensors at GGUF's default alignment.
     pub sequential: u64,
-    /// Their bytes.
+    /// Bytes of the sequential accesses.
     pub sequential_bytes: u64,
-    /// Sum of the distances of all others in the same file.
+    /// Total distance of all other accesses within a file, in bytes.
     pub distance: u64,
-    /// The histogram; empty buckets are left out.
+    /// Histogram without empty buckets.
     pub buckets: Vec<SeekBucket>,
 }
 
 #[derive(Default)]
 pub(super) struct SeekCounter {
-    /// File and end of the last access.
+    /// File and end offset of the last access.
     last: Option<(u16, u64)>,
-    /// `[forward, backward][bound]`: accesses and bytes.
+    /// `[forward, backward][bucket]`: accesses and bytes.
     counts: [[(u64, u64); BOUNDS.len()]; 2],
     other_file: (u64, u64),
     distance: u64,

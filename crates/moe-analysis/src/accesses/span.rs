@@ -1,30 +1,30 @@
-//! How long a layer is being read.
+//! Time spans in which layers are read.
 
 use super::{Event, PassTokens};
 use moe_trace::{LayerId, Phase};
 
-/// Time between the first and the last access of a layer within a pass: from the start of the first operation that reads
-/// of the layer to the end of the last one (to its start, where the trace tells no durations).
+/// Time between the first and the last access to a layer within a pass: from the start of the first operation that reads the
+/// layer to the end of the last one. If the trace has no durations, to the start of the last one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerSpan {
-    /// Layer.
+    /// Block number.
     pub layer: LayerId,
-    /// 0 prompt, 1 generated.
+    /// Phase of the passes.
     pub phase: Phase,
-    /// Over the passes that read of the layer.
+    /// Summary over the passes that read the layer.
     pub spread: Spread,
 }
 
-/// Sum, least and most of some durations.
+/// Summary of durations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Spread {
-    /// How many.
+    /// Number of durations.
     pub n: u64,
-    /// Their sum, nanoseconds.
+    /// Sum in nanoseconds.
     pub sum_ns: u64,
-    /// The least.
+    /// Minimum in nanoseconds; 0 without durations.
     pub min_ns: u64,
-    /// The most.
+    /// Maximum in nanoseconds.
     pub max_ns: u64,
 }
 
@@ -36,16 +36,16 @@ impl Spread {
         self.n += 1;
     }
 
-    /// The duration on average, nanoseconds.
+    /// Mean duration in nanoseconds; `None` without durations.
     pub fn mean_ns(&self) -> Option<f64> {
         (self.n > 0).then(|| self.sum_ns as f64 / self.n as f64)
     }
 }
 
 pub(super) struct SpanCounter {
-    /// `[n_layer]`: first start and last end in this pass.
+    /// `[n_layer]`: first start and last end in the current pass.
     open: Vec<Option<(u64, u64)>>,
-    /// `[n_layer][phase]`
+    /// `[n_layer][phase]`: summary of the completed passes.
     spreads: Vec<[Spread; 2]>,
 }
 

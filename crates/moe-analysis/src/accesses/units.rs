@@ -1,4 +1,4 @@
-//! What is read as a whole: an expert of a layer, or a tensor that belongs to no expert.
+//! Units of access: an expert of a layer with all its tensors, or a tensor that is not split into experts.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use moe_gguf::experts::{ExpertParts, expert_bytes};
 use moe_gguf::map::{MapRow, OffsetMap};
 use moe_trace::{Access, ExpertId, LayerId};
 
-/// Place of a unit in [`Units`].
+/// Index of a unit in [`Units`].
 pub(super) type UnitId = usize;
 
 /// The units of a model.
@@ -26,22 +26,22 @@ struct Unit {
 struct Tensor {
     layer: Option<LayerId>,
     parts: Parts,
-    /// Bytes of a row.
+    /// Bytes per row (`ne[0]` elements).
     row_bytes: Option<u64>,
 }
 
-/// How the bytes of a tensor belong to units.
+/// How a tensor is divided into units.
 enum Parts {
-    /// The tensor is a unit, or a part of one expert's.
-    Whole(UnitId),
-    /// Each expert of the layer has a part.
+    /// The tensor is one unit, or part of the unit of one expert.
+    Single(UnitId),
+    /// Each expert of the layer has a part of the tensor.
     Experts,
-    /// Slices that the router does not select one by one: a unit each, by number.
+    /// Slices that the router does not select individually. Each is its own unit.
     Slices(HashMap<ExpertId, UnitId>),
 }
 
 impl Units {
-    /// An expert's unit has the bytes that [`expert_bytes`] counts; every other tensor is a unit of its own.
+    /// Units of a model. The size of an expert is that of [`expert_bytes`]; every other tensor is its own unit.
     pub(super) fn new(map: &OffsetMap) -> Units {
         let mut units = Units {
             units: Vec::new(),
@@ -60,7 +60,7 @@ impl Units {
         units
     }
 
-    /// Adds a tensor by its rows.
+    /// Adds a tensor, given its rows in the offset map.
     fn add(&mut self, rows: &[MapRow], expert_parts: &ExpertParts) {
         let Some(first) = rows.first() else { return };
         let layer = first.layer_id;
@@ -69,10 +69,10 @@ impl Units {
         }
         let row_bytes = first.size_bytes.checked_div(first.ne[1]);
         let parts = if expert_parts.contains(first) {
-            // A tensor of one expert alone is read as a whole.
+            // The tensor belongs to one expert only.
             let key = layer.zip(first.expert_id).filter(|_| rows.len() == 1);
             let unit = key.and_then(|key| self.by_expert.get(&key).copied());
-            unit.map_or(Parts::Experts, Parts::Whole)
+            unit.map_or(Parts::Experts, Parts::Single)
         } else if rows.len() > 1 {
             let slices = rows.iter().map(|row| {
                 let unit = self.push(layer, None, row.size_bytes);
@@ -80,7 +80,7 @@ impl Units {
             });
             Parts::Slices(slices.collect())
         } else {
-            Parts::Whole(self.push(layer, None, first.size_bytes))
+            Parts::Single(self.push(layer, None, first.size_bytes))
         };
         let tensor = Tensor {
             layer,
@@ -104,11 +104,11 @@ impl Units {
         self.units.len() - 1
     }
 
-    /// The unit that an access reads; `None` for what the map does not contain.
+    /// The unit that an access reads; `None` if the access is not in the offset map.
     pub(super) fn of(&self, access: &Access) -> Option<UnitId> {
         let tensor = self.tensors.get(&access.tensor_idx?)?;
         match &tensor.parts {
-            Parts::Whole(unit) => Some(*unit),
+            Parts::Single(unit) => Some(*unit),
             Parts::Experts => {
                 let key = (tensor.layer?, access.expert_id?);
                 self.by_expert.get(&key).copied()
@@ -142,7 +142,7 @@ impl Units {
         sizes.fold(0, u64::saturating_add)
     }
 
-    /// Bytes of a row of a tensor.
+    /// Bytes per row of a tensor.
     pub(super) fn row_bytes(&self, tensor_idx: u32) -> Option<u64> {
         self.tensors.get(&tensor_idx)?.row_bytes
     }
@@ -166,7 +166,7 @@ mod tests {
         }
     }
 
-    /// GroveMoE: a chunk belongs to several experts, and is neither counted for one nor taken for one.
+    /// In GroveMoE, a chunk expert belongs to several experts. It must not count as an expert.
     #[test]
     fn chunk_experts_are_units_of_their_own() {
         let mut header = Header::new();

@@ -1,4 +1,4 @@
-//! How many bytes are read: by pass, token and layer.
+//! Volume: bytes read by pass, token and layer.
 
 use super::{Event, PassTokens};
 use moe_trace::{LayerId, Phase};
@@ -6,50 +6,50 @@ use moe_trace::{LayerId, Phase};
 /// Bytes read in a phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PhaseVolume {
-    /// Passes.
+    /// Number of passes.
     pub passes: u64,
-    /// Tokens evaluated: the sum of the passes' batches.
+    /// Evaluated tokens: the sum of the batch sizes of the passes.
     pub tokens: u64,
-    /// Accesses.
+    /// Number of accesses.
     pub accesses: u64,
-    /// Bytes of all accesses, what is read twice counted twice.
+    /// Bytes of all accesses. Repeated reads count repeatedly.
     pub bytes: u64,
-    /// Those of them that belong to experts.
+    /// Bytes read from expert tensors.
     pub expert_bytes: u64,
-    /// Least and most bytes of a pass.
+    /// Minimum and maximum bytes of a pass.
     pub pass_bytes: Option<(u64, u64)>,
 }
 
 impl PhaseVolume {
-    /// Bytes read for a token: `bytes / tokens`.
+    /// Bytes read per token: `bytes / tokens`; `None` without tokens.
     pub fn bytes_per_token(&self) -> Option<f64> {
         (self.tokens > 0).then(|| self.bytes as f64 / self.tokens as f64)
     }
 }
 
-/// Bytes read in a layer and a phase.
+/// Bytes read from a layer in a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerVolume {
-    /// Layer; `None` is what belongs to no layer.
+    /// Block number; `None` for tensors that belong to no layer.
     pub layer: Option<LayerId>,
-    /// 0 prompt, 1 generated.
+    /// Phase.
     pub phase: Phase,
-    /// Accesses.
+    /// Number of accesses.
     pub accesses: u64,
     /// Bytes of all accesses.
     pub bytes: u64,
-    /// Those of them that belong to experts.
+    /// Bytes read from expert tensors.
     pub expert_bytes: u64,
 }
 
-/// Look-ups: `GET_ROWS` of a tensor of the model.
+/// Look-ups: `GET_ROWS` operations on model tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lookups {
-    /// Operations.
+    /// Number of operations.
     pub operations: u64,
-    /// Rows read: one for each token of an operation's batch.
+    /// Rows read: one per token of an operation.
     pub rows: u64,
-    /// Bytes of those rows: rows × the tensor's bytes / its rows.
+    /// Bytes of these rows.
     pub bytes: u64,
 }
 
@@ -62,7 +62,7 @@ struct Sums {
 
 pub(super) struct VolumeCounter {
     phases: [PhaseVolume; 2],
-    /// `[n_layer + 1][phase]`, last what belongs to no layer.
+    /// `[n_layer + 1][phase]`; the last entry is for tensors that belong to no layer.
     layers: Vec<[Sums; 2]>,
     lookups: Lookups,
     pass_bytes: u64,
@@ -107,8 +107,8 @@ impl VolumeCounter {
         let phase = &mut self.phases[usize::from(pass.phase.number())];
         phase.passes += 1;
         phase.tokens = phase.tokens.saturating_add(pass.n_tokens);
-        let (least, most) = phase.pass_bytes.unwrap_or((bytes, bytes));
-        phase.pass_bytes = Some((least.min(bytes), most.max(bytes)));
+        let (min, max) = phase.pass_bytes.unwrap_or((bytes, bytes));
+        phase.pass_bytes = Some((min.min(bytes), max.max(bytes)));
     }
 
     pub(super) fn finish(self) -> ([PhaseVolume; 2], Vec<LayerVolume>, Lookups) {

@@ -1,34 +1,33 @@
-//! Distinct bytes of a window of tokens.
+//! Working sets: distinct bytes read in a window of tokens.
 
 use super::{Event, PassTokens};
 
-/// Distinct bytes that windows of generated tokens touch: what a cache must hold for nothing to be read twice in a window.
+/// Distinct bytes that windows of generated tokens read: the size of a cache in which nothing is read twice within a window.
 ///
-/// Windows follow one another without overlap; the last one, if it is not full, is left out. An expert counts with all its
-/// tensors.
+/// Windows do not overlap. An incomplete last window is omitted. An expert counts with the bytes of all its tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WorkingSet {
-    /// Generated tokens in a window.
+    /// Window length in generated tokens.
     pub tokens: u64,
-    /// Full windows.
+    /// Number of complete windows.
     pub windows: u64,
-    /// Sum of their distinct bytes.
+    /// Sum of the distinct bytes of all windows.
     pub sum_bytes: u64,
-    /// The fewest distinct bytes of a window.
+    /// Minimum distinct bytes of a window; 0 without windows.
     pub min_bytes: u64,
-    /// The most.
+    /// Maximum distinct bytes of a window.
     pub max_bytes: u64,
-    /// Sum of the distinct (layer, expert) of all windows.
+    /// Sum of the distinct experts (layer, expert) of all windows.
     pub sum_experts: u64,
 }
 
 impl WorkingSet {
-    /// Distinct bytes of a window on average; `None` where no window was full.
+    /// Mean distinct bytes of a window; `None` without windows.
     pub fn mean_bytes(&self) -> Option<f64> {
         (self.windows > 0).then(|| self.sum_bytes as f64 / self.windows as f64)
     }
 
-    /// Distinct experts of a window on average, those of all layers together.
+    /// Mean number of distinct experts of a window in all layers; `None` without windows.
     pub fn mean_experts(&self) -> Option<f64> {
         (self.windows > 0).then(|| self.sum_experts as f64 / self.windows as f64)
     }
@@ -36,7 +35,7 @@ impl WorkingSet {
 
 pub(super) struct WindowCounter {
     set: WorkingSet,
-    /// For each unit the window that touched it last, counted from 1.
+    /// `[n_units]`: number of the last window that read the unit, from 1; 0 if no window has.
     touched: Vec<u64>,
     tokens: u64,
     bytes: u64,
@@ -62,7 +61,7 @@ impl WindowCounter {
         }
     }
 
-    /// `size_bytes` is the unit's.
+    /// Counts an access to a unit of `size_bytes` bytes.
     pub(super) fn access(&mut self, event: &Event, size_bytes: u64) {
         let window = self.set.windows + 1;
         let Some(touched) = self.touched.get_mut(event.unit) else {

@@ -1,4 +1,4 @@
-//! Which bytes of their models two runs read.
+//! Comparison of the weights that two runs read.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,49 +8,49 @@ use moe_trace::{Operation, Run, TensorAccessLog};
 use super::Error;
 use super::passes::Step;
 
-/// The most ranges that are kept: several times those of the largest models of today. Names come from the traces.
+/// Maximum number of ranges, several times that of the largest models. Damaged traces may contain any number of names.
 const MAX_RANGES: usize = 1 << 21;
 
-/// Weights that two runs read. A range is a tensor, or an expert of one.
+/// Weights that two runs read, as byte ranges. A range is a tensor, or an expert's part of a tensor.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BytesDiff {
-    /// Whether experts are ranges of their own; else a tensor of experts is one range, as a run has no offset map.
+    /// Whether experts have their own ranges. If a run has no offset map, the entire expert tensor is one range.
     pub split_experts: bool,
-    /// By block number; none for tensors that belong to no layer.
+    /// By layer; `None` for tensors that belong to no layer.
     pub layers: BTreeMap<Option<LayerId>, LayerBytes>,
-    /// The first ranges that differ, of each kind.
+    /// The first differences of each kind.
     pub first: Vec<RangeDifference>,
 }
 
-/// Weights of one layer that two runs read.
+/// Weights of one layer that two runs read. Arrays are `[A, B]`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerBytes {
-    /// Bytes read, over and over, `[by A, by B]`.
+    /// Bytes read; repeated reads count repeatedly.
     pub read: [u64; 2],
-    /// Ranges `[of A, of B]`.
+    /// Number of ranges.
     pub ranges: [u64; 2],
-    /// Ranges that the other run did not read, `[of A, of B]`.
+    /// Number of ranges that only this run read.
     pub only: [u64; 2],
-    /// Ranges of another size.
+    /// Number of ranges with different sizes.
     pub other_size: u64,
-    /// Ranges of the same size in another place.
+    /// Number of ranges with equal sizes and different offsets.
     pub other_place: u64,
-    /// Ranges that are the same and were read another number of times.
+    /// Number of equal ranges with different numbers of reads.
     pub other_reads: u64,
 }
 
-/// How a range differs; in the order in which differences are told.
+/// Kind of difference, in the order of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RangeKind {
-    /// A alone read it.
+    /// Only A read the range.
     OnlyA,
-    /// B alone read it.
+    /// Only B read the range.
     OnlyB,
-    /// It has another size.
+    /// The sizes differ.
     Size,
-    /// It lies elsewhere.
+    /// The offsets differ.
     Place,
-    /// It was read another number of times.
+    /// The numbers of reads differ.
     Reads,
 }
 
@@ -61,28 +61,28 @@ impl RangeKind {
 /// A range that differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RangeDifference {
-    /// How.
+    /// Kind of difference.
     pub kind: RangeKind,
-    /// The tensor.
+    /// Name of the tensor.
     pub tensor: String,
-    /// Its layer.
+    /// Layer of the tensor.
     pub layer: Option<LayerId>,
-    /// The expert, where the range is one's.
+    /// Expert of the range, if it belongs to one.
     pub expert_id: Option<ExpertId>,
-    /// Where it is and how often it was read, `[in A, in B]`.
+    /// Range and number of reads, `[A, B]`.
     pub reads: [Option<RangeReads>; 2],
 }
 
-/// A range of a model's file, and how often it was read.
+/// A byte range of a model file, and its number of reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RangeReads {
     /// Shard of the model.
     pub file: u16,
-    /// First byte in it.
+    /// Offset of the first byte in the shard.
     pub file_offset: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size_bytes: u64,
-    /// Operations that read it.
+    /// Number of operations that read the range.
     pub n: u64,
 }
 
@@ -112,7 +112,7 @@ impl LayerBytes {
 }
 
 impl BytesDiff {
-    /// All layers together.
+    /// Sum over all layers.
     pub fn total(&self) -> LayerBytes {
         let mut total = LayerBytes::default();
         self.layers.values().for_each(|layer| total.add(layer));
@@ -125,19 +125,19 @@ impl BytesDiff {
     }
 }
 
-/// What was read of one tensor.
+/// Reads of one tensor.
 #[derive(Default)]
 struct TensorReads {
     layer: Option<LayerId>,
-    /// By expert, none for the whole tensor: the ranges `[of A, of B]`; each has one, unless a trace is damaged.
+    /// By expert (`None`: the entire tensor): ranges `[A, B]`. In an undamaged trace each list has at most one range.
     ranges: BTreeMap<Option<ExpertId>, [Vec<RangeReads>; 2]>,
 }
 
-/// Collects step by step.
+/// Compares step by step.
 pub(super) struct BytesComparer<'r> {
     runs: [&'r Run; 2],
     limit: usize,
-    /// Where the experts are, `[of A, of B]`, where both runs tell it.
+    /// Ranges of experts, `[A, B]`, if both runs have an offset map.
     experts: Option<[ExpertRanges<'r>; 2]>,
     tensors: HashMap<&'r [u8], TensorReads>,
     n_ranges: usize,
@@ -197,7 +197,7 @@ impl<'r> BytesComparer<'r> {
                 self.read(side, head, i, None, whole)?;
                 continue;
             };
-            // An expert that the model does not have is a fault of its own, see `info`.
+            // Experts that the model does not have are skipped; the check of a run reports them.
             let ranges: Vec<(ExpertId, RangeReads)> = experts
                 .get_or_insert_with(|| distinct_experts(operation))
                 .iter()
@@ -269,7 +269,7 @@ impl<'r> BytesComparer<'r> {
 }
 
 impl LayerBytes {
-    /// Counts how the ranges of a tensor, or of an expert of it, differ, and tells each difference to `found`.
+    /// Counts the differences between the ranges of a tensor or expert, and calls `found` for each.
     fn compare(
         &mut self,
         ranges: [Vec<RangeReads>; 2],
@@ -323,7 +323,7 @@ impl LayerBytes {
     }
 }
 
-/// The range of an expert in a tensor that lies where the record says, laid out as the map says.
+/// The range of an expert: the tensor's offset in the record plus the expert's relative offset in the map.
 fn expert_range(tensor: &ExpertTensor, expert: ExpertId, whole: &RangeReads) -> Option<RangeReads> {
     let (first, range) = (tensor.range(ExpertId(0))?, tensor.range(expert)?);
     let before = range.file_offset.saturating_sub(first.file_offset);
@@ -334,7 +334,7 @@ fn expert_range(tensor: &ExpertTensor, expert: ExpertId, whole: &RangeReads) -> 
     })
 }
 
-/// The experts that an operation read, each once, by number.
+/// The distinct experts that an operation read, sorted.
 fn distinct_experts(operation: &Operation) -> Vec<ExpertId> {
     let tokens = operation.tokens();
     let mut experts: Vec<ExpertId> = tokens

@@ -1,20 +1,20 @@
-//! What two runs say of themselves.
+//! Comparison of the manifests of two runs.
 
 use moe_trace::Manifest;
 use moe_trace::manifest::Model;
 
-/// Something that two manifests fields differently.
+/// A manifest field that differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fact {
-    /// What it is.
+    /// Name of the field.
     pub name: &'static str,
-    /// What the run A tells, if it tells anything.
+    /// Value in run A; `None` without a manifest.
     pub a: Option<String>,
-    /// What the run B tells.
+    /// Value in run B; `None` without a manifest.
     pub b: Option<String>,
 }
 
-/// What differs of what could explain other results; a bare trace tells nothing.
+/// Fields that differ and may explain differences in the traces. A bare trace has no fields.
 pub(super) fn facts([a, b]: [Option<&Manifest>; 2]) -> Vec<Fact> {
     let [a, b] = [a, b].map(|manifest| manifest.map(fields));
     let names = a
@@ -38,13 +38,13 @@ pub(super) fn facts([a, b]: [Option<&Manifest>; 2]) -> Vec<Fact> {
         .collect()
 }
 
-/// The facts of a manifest, the same ones in the same order for each.
+/// Fields of a manifest, always in the same order.
 fn fields(manifest: &Manifest) -> Vec<(&'static str, String)> {
     let Model {
         path,
         files,
         header_xxh3,
-        xxh3: _, // only some runs have it, and the header's is there always
+        xxh3: _, // optional; the header hash is always present
         arch,
         n_layer,
         n_nextn_layer,
@@ -82,7 +82,7 @@ fn fields(manifest: &Manifest) -> Vec<(&'static str, String)> {
         ),
         ("policy", manifest.policy.clone()),
         ("threads", manifest.n_threads.to_string()),
-        ("processor", manifest.host.cpu.clone()),
+        ("cpu", manifest.host.cpu.clone()),
         ("stopped", manifest.stopped.clone().unwrap_or_default()),
     ]
 }

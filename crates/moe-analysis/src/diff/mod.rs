@@ -1,8 +1,8 @@
-//! Where two recorded runs differ: routing, operations, bytes.
+//! Comparison of two recorded runs: routing, operations, bytes read.
 //!
-//! The runs may be of two engines, of two quantizations of a model, or of two settings. Passes are matched by the tokens
-//! that they evaluate (sequence, phase, position), so that other batches or another order of sequences do not matter;
-//! operations by their names, as the numbers of two engines may differ.
+//! The runs may be of different engines, quantizations or settings. Passes are matched by their tokens (sequence, phase,
+//! position), independent of batch sizes and of the order of sequences. Operations are matched by name, because the
+//! operation numbers of two engines may differ.
 
 mod bytes;
 mod manifest;
@@ -24,50 +24,50 @@ use operations::OperationsComparer;
 use passes::{Steps, passes};
 use routing::RoutingComparer;
 
-/// Why two runs could not be compared.
+/// Reason why two runs cannot be compared.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A trace that names more tensors than a model can have.
+    /// The trace contains more tensors than any model.
     #[error(
-        "{} names more than {limit} ranges of weights, more than any model has; the trace is damaged: look at it with `moe-analyze info`",
+        "{} contains more than {limit} ranges of weights, more than any model has; the trace is damaged",
         path.display()
     )]
     TooManyRanges {
         /// The run.
         path: PathBuf,
-        /// The most ranges that are compared.
+        /// Maximum number of ranges.
         limit: usize,
     },
-    /// The tokens of a run have no sequences, and those of the other have several.
+    /// One run has no sequence numbers, the other run has several sequences.
     #[error(
-        "{}: its records do not contain the sequences of their tokens (plain v4 records), and {} has {n_sequences} sequences: \
-         it is unknown which tokens are the same; compare runs of one sequence",
+        "{}: the records do not contain sequence numbers (plain TensorAccessLog v4), and {} has {n_sequences} sequences, so the \
+         tokens cannot be matched; compare runs of one sequence",
         path.display(),
         other.display()
     )]
     UnknownSequences {
-        /// The run without sequences.
+        /// The run without sequence numbers.
         path: PathBuf,
         /// The other run.
         other: PathBuf,
-        /// Sequences of the other run.
+        /// Number of sequences in the other run.
         n_sequences: usize,
     },
 }
 
-/// What to compare.
+/// Options of a comparison.
 #[derive(Clone, Copy, Debug)]
 pub struct DiffOptions {
-    /// Compare the experts of each token in each layer.
+    /// Compare the selected experts of each token in each layer.
     pub routing: bool,
-    /// Compare the operations and their sources.
+    /// Compare operations and their sources.
     pub operations: bool,
-    /// Compare the weights that were read.
+    /// Compare the weights that are read.
     pub bytes: bool,
-    /// Differing rows that are listed, and differing ranges of each kind.
+    /// Maximum number of listed rows, and of listed ranges of each kind.
     pub limit: usize,
-    /// Router weights that are this close count as equal.
+    /// Maximum difference of router weights that count as equal.
     pub weight_tolerance: f64,
 }
 
@@ -83,16 +83,16 @@ impl Default for DiffOptions {
     }
 }
 
-/// Where two runs differ; what was not compared is absent.
+/// Differences between two runs. Parts that were not compared are `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DiffReport {
-    /// What the manifests tell differently. It explains differences and is none: runs of two engines can be equal.
+    /// Manifest fields that differ. They may explain differences, but do not make runs unequal.
     pub manifest: Vec<Fact>,
-    /// The experts of each token in each layer.
+    /// Selected experts of each token in each layer.
     pub routing: Option<RoutingDiff>,
-    /// The operations and their sources.
+    /// Operations and their sources.
     pub operations: Option<OperationsDiff>,
-    /// The weights that were read.
+    /// Weights that were read.
     pub bytes: Option<BytesDiff>,
 }
 
@@ -108,11 +108,12 @@ impl DiffReport {
     }
 }
 
-/// Compares the run `a` with the run `b`. Both traces are read in step; what is held is an index of their passes, the
-/// pass at hand, and what was found.
+/// Compares the runs `a` and `b`. Reads both traces in parallel steps; memory holds an index of the passes, the current pass
+/// and the differences.
 ///
 /// # Errors
-/// [`Error::TooManyRanges`] for a damaged trace, [`Error::UnknownSequences`] for a trace without sequences next to one with several.
+/// [`Error::TooManyRanges`] for a damaged trace, [`Error::UnknownSequences`] if only one trace has sequence numbers, and
+/// several.
 pub fn diff(a: &Run, b: &Run, options: &DiffOptions) -> Result<DiffReport, Error> {
     let runs = [a, b];
     let (limit, tolerance) = (options.limit, options.weight_tolerance);

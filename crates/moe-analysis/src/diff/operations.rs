@@ -1,4 +1,4 @@
-//! Which operations two runs did, and what they read.
+//! Comparison of the operations of two runs and their sources.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
@@ -7,57 +7,57 @@ use moe_trace::{LayerId, Operation, Run, SourceLog};
 
 use super::passes::Step;
 
-/// Kinds of differences that are kept apart; further kinds are counted together. Names come from the traces.
+/// Maximum number of kinds of differences that are listed. Damaged traces may contain any number of names.
 const MAX_KINDS: usize = 4096;
 
-/// Operations of two runs, matched pass by pass by operation and name of the result; where one engine has not named its
-/// result, by operation, layer and order.
+/// Operations of two runs. They are matched pass by pass by operation and result name. If one engine has not named the
+/// result, they are matched by operation, layer and order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OperationsDiff {
-    /// Operations `[in A, in B]`.
+    /// Number of operations, `[A, B]`.
     pub n: [u64; 2],
-    /// Operations without a match, `[in A, in B]`.
+    /// Operations without a match, `[A, B]`.
     pub only: [OperationKinds; 2],
-    /// Matched operations that read other sources, or work on another number of tokens.
+    /// Number of matched operations with different sources or numbers of tokens.
     pub n_other_sources: u64,
-    /// How they differ, and how often each kind occurs.
+    /// Number of differences of each kind.
     pub sources: BTreeMap<SourceDifference, u64>,
-    /// Passes whose matched operations come in another order; batches of another size are not asked.
+    /// Number of passes whose matched operations are in different order. Only passes with equal batches are compared.
     pub other_order: u64,
 }
 
-/// Operations by kind.
+/// Numbers of operations by kind.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OperationKinds {
-    /// All of them.
+    /// Number of operations.
     pub n: u64,
-    /// By operation and by name of the result without its layer. At most 4096 kinds are told apart.
+    /// By operation and result name without its layer. At most 4096 kinds.
     pub kinds: BTreeMap<(String, String), u64>,
 }
 
-/// What differs between two operations that match.
+/// A kind of difference between matched operations.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SourceDifference {
-    /// The operation.
+    /// Name of the operation.
     pub op: String,
-    /// Name of its result, without its layer.
+    /// Name of the result, without its layer.
     pub dst_name: String,
-    /// What is compared.
+    /// The compared aspect.
     pub what: SourceAspect,
-    /// What it is in A; nothing where A has no such source, or where sizes are compared.
+    /// Value in A; `None` if A has no such source, or for sizes.
     pub a: Option<String>,
-    /// What it is in B.
+    /// Value in B.
     pub b: Option<String>,
 }
 
-/// What is compared of two operations that match.
+/// A compared aspect of matched operations. The number is the index of the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SourceAspect {
-    /// Tokens of the batch.
+    /// Number of tokens.
     Tokens,
-    /// Name of a source, by its place.
+    /// Name of a source.
     Name(u8),
-    /// Whether a source is of the model's file or a buffer.
+    /// Memory of a source: the model file, or a buffer.
     Memory(u8),
     /// Size of a buffer.
     Size(u8),
@@ -75,21 +75,21 @@ impl fmt::Display for SourceAspect {
 }
 
 impl OperationsDiff {
-    /// Whether both runs did the same.
+    /// Whether the operations of both runs are equal.
     pub fn is_equal(&self) -> bool {
         self.only.iter().all(|only| only.n == 0)
             && self.n_other_sources == 0
             && self.other_order == 0
     }
 
-    /// How matched operations differ, the most frequent first.
+    /// Differences of matched operations, most frequent first.
     pub fn sorted_sources(&self) -> Vec<(&SourceDifference, u64)> {
         most_frequent(&self.sources)
     }
 }
 
 impl OperationKinds {
-    /// The kinds, the most frequent first.
+    /// Kinds, most frequent first.
     pub fn sorted(&self) -> Vec<(&(String, String), u64)> {
         most_frequent(&self.kinds)
     }
@@ -101,14 +101,14 @@ fn most_frequent<K>(kinds: &BTreeMap<K, u64>) -> Vec<(&K, u64)> {
     kinds
 }
 
-/// An operation as both runs can name it: their numbers may differ.
+/// Identity of an operation in both runs. Operation numbers may differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key<'r> {
     op: OpName<'r>,
     dst_name: &'r [u8],
 }
 
-/// Name of an operation, or its number where the run does not name it.
+/// Name of an operation, or its number if the run does not name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum OpName<'r> {
     Name(&'r str),
@@ -160,8 +160,8 @@ impl<'r> OperationsComparer<'r> {
         self.found.other_order += u64::from(!in_order && passes_a == passes_b);
     }
 
-    /// Matches operations that do not follow one another alike: the first of a name in A with the first in B, and so on;
-    /// then those that one side has not named. Tells whether the named ones come in one order.
+    /// Matches operations after the first difference in order: the n-th of a name in A with the n-th in B, then operations
+    /// that one side has not named. Returns whether the named ones are in the same order.
     fn by_name(&mut self, a: &[(Key<'r>, Operation<'r>)], b: &[(Key<'r>, Operation<'r>)]) -> bool {
         let mut waiting: HashMap<Key, VecDeque<usize>> = HashMap::new();
         for (i, (key, _)) in b.iter().enumerate() {
@@ -223,7 +223,7 @@ impl<'r> OperationsComparer<'r> {
     }
 }
 
-/// Matches what is left where one of both has no name: in order, by operation and layer.
+/// Matches remaining operations of which at least one has no name, in order, by operation and layer.
 fn match_unnamed(
     a: &[(Key, Operation)],
     b: &[(Key, Operation)],
@@ -252,7 +252,7 @@ fn match_unnamed(
     }
 }
 
-/// Whether its engine has given a node no name: ggml then calls it `node_31`, by its place in the graph.
+/// Whether the engine has not named a node. ggml then names it by its index in the graph, for example `node_31`.
 fn is_unnamed(name: &[u8]) -> bool {
     name.strip_prefix(b"node_").is_some_and(|rest| {
         let n_digits = rest.iter().take_while(|c| c.is_ascii_digit()).count();
@@ -260,7 +260,7 @@ fn is_unnamed(name: &[u8]) -> bool {
     })
 }
 
-/// How two sources at one place differ. Bytes of the model's file are compared elsewhere.
+/// Difference between two sources with the same index. Byte ranges of model files are compared in [`super::bytes`].
 fn source_difference(
     i: u8,
     sources: [Option<&SourceLog>; 2],
@@ -277,7 +277,7 @@ fn source_difference(
         let memory = |source: &SourceLog| if source.is_disk() { "disk" } else { "buffer" }.into();
         Some((SourceAspect::Memory(i), both(memory)))
     } else if !a.is_disk() && sizes[0] != sizes[1] {
-        // The sizes themselves change from token to token.
+        // The values are omitted, because sizes change with every token.
         Some((SourceAspect::Size(i), [None, None]))
     } else {
         None
@@ -322,7 +322,7 @@ fn count<K: Ord>(kinds: &mut BTreeMap<K, u64>, kind: K) {
     }
 }
 
-/// The name with `N` in the place of its layer's number: `Qcur-3` is `Qcur-N` in layer 3. What has no name is `node_N`.
+/// The name with `N` in place of the layer number: `Qcur-3` becomes `Qcur-N` in layer 3. An unnamed node becomes `node_N`.
 fn without_layer(name: &str, layer: Option<LayerId>) -> String {
     if is_unnamed(name.as_bytes()) {
         return "node_N".to_owned();
@@ -333,8 +333,8 @@ fn without_layer(name: &str, layer: Option<LayerId>) -> String {
     let number = layer.to_string();
     let is_digit = |c: Option<char>| c.is_some_and(|c| c.is_ascii_digit());
     let found = name.match_indices(&number).find(|(at, _)| {
-        let (before, behind) = (&name[..*at], &name[at + number.len()..]);
-        !is_digit(before.chars().next_back()) && !is_digit(behind.chars().next())
+        let (before, after) = (&name[..*at], &name[at + number.len()..]);
+        !is_digit(before.chars().next_back()) && !is_digit(after.chars().next())
     });
     match found {
         Some((at, _)) => format!("{}N{}", &name[..at], &name[at + number.len()..]),
@@ -347,7 +347,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layers_are_taken_out_of_names() {
+    fn removes_layer_numbers_from_names() {
         for (name, layer, expected) in [
             ("Qcur-3", Some(3), "Qcur-N"),
             ("cache_k_l12 (view)", Some(12), "cache_k_lN (view)"),

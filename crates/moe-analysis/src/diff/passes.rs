@@ -1,14 +1,14 @@
-//! The passes of a trace, and which passes of two traces evaluate the same tokens.
+//! Passes of a trace, and matching of the passes of two traces by their tokens.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 
 use moe_trace::{Phase, Run};
 
-/// Tokens that went through the graph together, or what was recorded of it.
+/// The recorded operations of a pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DiffPass {
-    /// `None` if the records do not contain it.
+    /// Sequence; `None` if the records do not contain it.
     pub sequence_id: Option<u32>,
     pub phase: Option<Phase>,
     /// Positions in the sequence.
@@ -23,10 +23,10 @@ impl DiffPass {
     }
 }
 
-/// The passes of a run by sequence, phase and position, whatever the order in which they ran.
+/// Passes of a run, sorted by sequence, phase and position.
 ///
-/// An operation belongs to the pass before it if it is of the same sequence and phase and begins at one of its
-/// positions. A plain v4 record contains neither its sequence, which stays unknown, nor its batch, taken as one token.
+/// An operation belongs to the previous pass if it has the same sequence and phase and starts at one of the pass's
+/// positions. A plain v4 record contains no sequence, which stays unknown, and no batch size, which is taken as one token.
 pub(super) fn passes(run: &Run) -> Vec<DiffPass> {
     let mut passes: Vec<DiffPass> = Vec::new();
     for operation in run.trace.operations() {
@@ -59,10 +59,10 @@ pub(super) fn passes(run: &Run) -> Vec<DiffPass> {
     passes
 }
 
-/// Where a trace contains no sequence at all and the other one exactly one, that is the sequence of both.
+/// If one trace contains no sequence numbers and the other one exactly one, assigns that number to both.
 ///
 /// # Errors
-/// The number of sequences of the other trace if it has several: it is unknown which tokens are the same.
+/// The number of sequences of the other trace, if it has several: tokens cannot be matched.
 pub(super) fn name_sequence(passes: &mut [Vec<DiffPass>; 2], side: usize) -> Result<(), usize> {
     let [of, other] = [side, 1 - side].map(|side| {
         let sequences = passes[side].iter().map(|pass| pass.sequence_id);
@@ -81,17 +81,17 @@ pub(super) fn name_sequence(passes: &mut [Vec<DiffPass>; 2], side: usize) -> Res
     Ok(())
 }
 
-/// The fewest passes of both traces that together evaluate the same positions; of one trace alone where the other does
-/// not evaluate them.
+/// The smallest sets of passes of both traces that evaluate the same positions. One set is empty if the other trace does not
+/// evaluate these positions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Step<'p> {
-    /// `[of A, of B]`
+    /// `[A, B]`
     pub passes: [&'p [DiffPass]; 2],
 }
 
-/// Goes through the passes of two traces side by side.
+/// Iterates over the matching passes of two traces.
 pub(super) struct Steps<'p> {
-    /// What is left, `[of A, of B]`.
+    /// Remaining passes, `[A, B]`.
     rest: [&'p [DiffPass]; 2],
 }
 
@@ -109,7 +109,7 @@ impl<'p> Iterator for Steps<'p> {
         let first = first.min_by_key(|pass| pass.key())?;
         let mut end = first.tokens.end;
         let mut n = [0, 0];
-        // A pass that is taken may reach further, and so may touch others of the other side.
+        // An added pass may extend the range, which may add passes of the other trace.
         loop {
             let before = n;
             for (rest, n) in self.rest.iter().zip(&mut n) {
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_of_another_size_are_taken_together() {
+    fn merges_passes_of_different_batch_sizes() {
         let a = [pass(0, 0, 0..8), pass(0, 0, 8..10), pass(0, 1, 10..11)];
         let b = [
             pass(0, 0, 0..4),
@@ -162,13 +162,13 @@ mod tests {
             pass(0, 1, 10..11),
         ];
         assert_eq!(sizes(&a, &b), [[1, 2], [1, 1], [1, 1]]);
-        // Boundaries that meet only at the end.
+        // The boundaries coincide only at the end.
         let b = [pass(0, 0, 0..6), pass(0, 0, 6..10)];
         assert_eq!(sizes(&a, &b), [[2, 2], [1, 0]]);
     }
 
     #[test]
-    fn unknown_sequence_is_the_only_one_of_the_other_trace() {
+    fn assigns_only_sequence_of_other_trace() {
         let unknown = || {
             let pass = |start| DiffPass {
                 sequence_id: None,
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_side_lacks_stands_alone() {
+    fn unmatched_passes_form_own_steps() {
         let a = [pass(0, 0, 0..3), pass(1, 0, 0..3), pass(1, 1, 3..4)];
         let b = [pass(1, 0, 0..3), pass(2, 0, 0..3)];
         assert_eq!(sizes(&a, &b), [[1, 0], [1, 1], [1, 0], [0, 1]]);

@@ -1,4 +1,4 @@
-//! Which experts the tokens of two runs went to.
+//! Comparison of the selected experts of two runs.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -7,46 +7,46 @@ use moe_trace::{Expert, ExpertId, LayerId, Phase, Run, TokenExperts, TokenId};
 
 use super::passes::Step;
 
-/// Routing of two runs, row by row. A row is a token in a layer.
+/// Routing of two runs. A row is a token in a layer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RoutingDiff {
-    /// By block number.
+    /// By layer.
     pub layers: BTreeMap<LayerId, LayerRouting>,
-    /// The first rows that differ: other experts first, then rows of one run alone, another order, other weights.
+    /// The first rows that differ, sorted by [`RowKind`].
     pub first: Vec<RowDifference>,
 }
 
-/// Routing of one layer in two runs.
+/// Routing of one layer in two runs. Arrays are `[A, B]`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LayerRouting {
-    /// Rows `[in A, in B]`.
+    /// Number of rows.
     pub rows: [u64; 2],
-    /// Rows that the other run does not have, `[in A, in B]`.
+    /// Number of rows that only this run has.
     pub only: [u64; 2],
-    /// Rows of both runs with another set of experts.
+    /// Number of common rows with different sets of experts.
     pub other_experts: u64,
-    /// Rows of both with the same set of experts in another order.
+    /// Number of common rows with equal sets of experts in different order.
     pub other_order: u64,
-    /// Rows of both with the same experts in the same order, and a weight further apart than is tolerated.
+    /// Number of common rows with equal experts in the same order, and a weight difference above the tolerance.
     pub other_weights: u64,
-    /// Largest difference of the two weights of an expert, over the rows with the same set.
+    /// Maximum difference of an expert's weights, over common rows with equal sets.
     pub max_weight_difference: f64,
-    /// Sum of these differences, and how many there are. Plain v4 records have no weights.
+    /// Sum and number of these differences. Plain v4 records have no weights.
     pub weight_differences: (f64, u64),
 }
 
-/// How a row differs; in the order in which differences are told.
+/// Kind of difference, in the order of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RowKind {
-    /// Another set of experts.
+    /// The sets of experts differ.
     Experts,
-    /// The row is in A alone.
+    /// Only A has the row.
     OnlyA,
-    /// The row is in B alone.
+    /// Only B has the row.
     OnlyB,
-    /// The same set in another order.
+    /// The order of the experts differs.
     Order,
-    /// A weight further apart than is tolerated.
+    /// A weight difference is above the tolerance.
     Weights,
 }
 
@@ -57,33 +57,33 @@ impl RowKind {
 /// A row that differs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowDifference {
-    /// How.
+    /// Kind of difference.
     pub kind: RowKind,
     /// Sequence of the token; `None` if neither run contains it.
     pub sequence_id: Option<u32>,
-    /// 0 prompt, 1 generate.
+    /// Phase of the token.
     pub phase: Option<Phase>,
     /// Position of the token in its sequence.
     pub token_id: TokenId,
     /// Block number.
     pub layer: LayerId,
-    /// Experts, best first, `[in A, in B]`; empty where the run does not have the row.
+    /// Experts in the order of their slots, `[A, B]`; empty if the run does not have the row.
     pub experts: [Vec<Expert>; 2],
 }
 
 impl LayerRouting {
-    /// Rows that both runs have.
+    /// Number of rows that both runs have.
     pub fn in_both(&self) -> u64 {
         self.rows[0] - self.only[0]
     }
 
-    /// Share of the rows of both runs that have the same set of experts; nothing where there is no such row.
+    /// Fraction of the common rows with equal sets of experts; `None` without common rows.
     pub fn share_same_experts(&self) -> Option<f64> {
         let n = self.in_both();
         (n > 0).then(|| (n - self.other_experts) as f64 / n as f64)
     }
 
-    /// Mean difference of the weights; nothing where none were compared.
+    /// Mean difference of the weights; `None` if no weights were compared.
     pub fn mean_weight_difference(&self) -> Option<f64> {
         let (sum, n) = self.weight_differences;
         (n > 0).then(|| sum / n as f64)
@@ -109,7 +109,7 @@ impl LayerRouting {
 }
 
 impl RoutingDiff {
-    /// All layers together.
+    /// Sum over all layers.
     pub fn total(&self) -> LayerRouting {
         let mut total = LayerRouting::default();
         self.layers.values().for_each(|layer| total.add(layer));
@@ -128,7 +128,7 @@ pub(super) struct RoutingComparer<'r> {
     limit: usize,
     weight_tolerance: f64,
     layers: BTreeMap<LayerId, LayerRouting>,
-    /// By [`RowKind`], at most `limit` of each.
+    /// By [`RowKind`], at most `limit` rows each.
     first: [Vec<RowDifference>; RowKind::N],
 }
 
@@ -181,7 +181,7 @@ impl<'r> RoutingComparer<'r> {
         }
     }
 
-    /// Pairs the rows of a layer, which are in the order of their keys.
+    /// Matches the rows of a layer, which are sorted by their keys.
     fn layer(&mut self, layer: LayerId, [a, b]: [Vec<Row<'r>>; 2]) {
         let counts = self.layers.entry(layer).or_default();
         counts.rows[0] += a.len() as u64;
@@ -200,7 +200,7 @@ impl<'r> RoutingComparer<'r> {
         }
     }
 
-    /// Compares a row, of which at least one run has something.
+    /// Compares a row that at least one run has.
     fn row(&mut self, layer: LayerId, a: Option<Row<'r>>, b: Option<Row<'r>>) {
         let counts = self.layers.entry(layer).or_default();
         let kind = match (&a, &b) {
@@ -246,7 +246,7 @@ impl<'r> RoutingComparer<'r> {
 }
 
 impl LayerRouting {
-    /// Counts how a row of both runs differs.
+    /// Compares a row that both runs have, and counts the difference.
     fn compare(&mut self, a: &Row, b: &Row, weight_tolerance: f64) -> Option<RowKind> {
         let mut experts = [a, b].map(|row| row.experts.experts().collect::<Vec<Expert>>());
         let ids = |experts: &[Expert]| {
@@ -264,20 +264,20 @@ impl LayerRouting {
             self.other_experts += 1;
             return Some(RowKind::Experts);
         }
-        let mut furthest = 0.0f64;
+        let mut max_difference = 0.0f64;
         for (a, b) in a.iter().zip(&b) {
             if let (Some(a), Some(b)) = (a.weight, b.weight) {
-                let apart = difference(a, b);
-                furthest = furthest.max(apart);
-                self.weight_differences.0 += apart;
+                let difference = difference(a, b);
+                max_difference = max_difference.max(difference);
+                self.weight_differences.0 += difference;
                 self.weight_differences.1 += 1;
             }
         }
-        self.max_weight_difference = self.max_weight_difference.max(furthest);
+        self.max_weight_difference = self.max_weight_difference.max(max_difference);
         if !same_order {
             self.other_order += 1;
             Some(RowKind::Order)
-        } else if furthest > weight_tolerance {
+        } else if max_difference > weight_tolerance {
             self.other_weights += 1;
             Some(RowKind::Weights)
         } else {
@@ -286,11 +286,15 @@ impl LayerRouting {
     }
 }
 
-/// How far two weights are apart; weights that are no numbers are as far as can be, unless they are the same.
+/// Absolute difference of two weights. Infinite if exactly one is NaN, or both are different NaNs; 0 for equal bits.
 fn difference(a: f32, b: f32) -> f64 {
     if a.to_bits() == b.to_bits() {
         return 0.0;
     }
-    let apart = (f64::from(a) - f64::from(b)).abs();
-    if apart.is_nan() { f64::INFINITY } else { apart }
+    let difference = (f64::from(a) - f64::from(b)).abs();
+    if difference.is_nan() {
+        f64::INFINITY
+    } else {
+        difference
+    }
 }

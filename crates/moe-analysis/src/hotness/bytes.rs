@@ -1,4 +1,4 @@
-//! Bytes of each expert.
+//! Sizes of experts.
 
 use std::collections::BTreeMap;
 
@@ -6,16 +6,16 @@ use moe_gguf::experts::expert_bytes;
 use moe_gguf::map::OffsetMap;
 use moe_trace::{ExpertId, LayerId};
 
-/// Bytes of an expert's weights and biases in all projections, by (layer, expert).
+/// Sizes of experts in bytes: weights and biases of all projections.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ExpertBytes {
     experts: BTreeMap<(LayerId, ExpertId), u64>,
-    /// Layers of which a trace contains one size for all experts.
+    /// Size of every expert of a layer, for traces that contain one size per layer.
     layers: BTreeMap<LayerId, u64>,
 }
 
 impl ExpertBytes {
-    /// Of a model's map.
+    /// Sizes from the offset map of a model.
     pub fn of_map(map: &OffsetMap) -> ExpertBytes {
         ExpertBytes {
             experts: expert_bytes(map),
@@ -23,7 +23,7 @@ impl ExpertBytes {
         }
     }
 
-    /// One size for all experts of a layer.
+    /// One size for all experts of each layer.
     pub fn of_layers(layers: impl IntoIterator<Item = (LayerId, u64)>) -> ExpertBytes {
         ExpertBytes {
             layers: layers.into_iter().collect(),
@@ -31,12 +31,12 @@ impl ExpertBytes {
         }
     }
 
-    /// Whether nothing is known.
+    /// Whether no size is known.
     pub fn is_empty(&self) -> bool {
         self.experts.is_empty() && self.layers.is_empty()
     }
 
-    /// Bytes of an expert, if known.
+    /// Size of an expert, if it is known.
     pub fn get(&self, layer: LayerId, expert: ExpertId) -> Option<u64> {
         let own = self.experts.get(&(layer, expert));
         own.or_else(|| self.layers.get(&layer)).copied()

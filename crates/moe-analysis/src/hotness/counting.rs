@@ -1,4 +1,4 @@
-//! The counter that both readers, of traces and of tables, feed.
+//! The counter of selected experts that all readers share.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use super::origin::Origin;
 use super::{ByPhase, Error, ExpertTally, Hotness, LayerPhase, Number};
 use crate::survey::SelectedExpert;
 
-/// What the model says of its experts; without a model, what is seen decides.
+/// Numbers of experts of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Shape {
     n_expert: u32,
@@ -18,7 +18,7 @@ struct Shape {
 }
 
 impl Shape {
-    /// The shape of a recorded model, if its manifest has it.
+    /// Numbers of experts in a manifest; `None` if it does not contain them.
     fn of(model: &Model, place: &Path) -> Result<Option<Shape>, Error> {
         let Model {
             n_expert,
@@ -38,17 +38,17 @@ impl Shape {
     }
 }
 
-/// Sums choices; they must come in the order of the passes, and a token's in the order of the slots.
+/// Counts selected experts. Add them in the order of the passes, experts of a token in the order of their slots.
 pub(super) struct Counter {
     shape: Option<Shape>,
     origin: Origin,
-    /// The highest slot seen, plus one.
+    /// Highest slot plus 1.
     n_slot: u32,
-    /// Whether all choices so far came with a router weight.
+    /// Whether all selections so far have a router weight.
     pub has_mass: bool,
-    /// Choices of an expert that its token has chosen before.
+    /// Selections of an expert that the same token selected before.
     n_repeated: u64,
-    /// Choices that were read as counts.
+    /// Selections that were read as counts.
     n_counted: u64,
     /// `[n_layer]`
     layers: Vec<ByPhase<LayerPhase>>,
@@ -56,50 +56,50 @@ pub(super) struct Counter {
     progress: Vec<Progress>,
 }
 
-/// One layer at work on a batch of tokens.
+/// A pass of one layer over a batch of tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct LayerPass {
     pub layer: LayerId,
-    /// As of [`SelectedExpert::phase`].
+    /// See [`SelectedExpert::phase`].
     pub phase: Option<Phase>,
-    /// As of [`SelectedExpert::timestamp_ns`].
+    /// See [`SelectedExpert::timestamp_ns`].
     pub timestamp_ns: u64,
 }
 
-/// One expert of one token in a pass.
+/// One selected expert in a pass of a layer.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Chosen {
+pub(super) struct Selection {
     /// Sequence of the token, if it is known.
     pub sequence_id: Option<u32>,
     /// Position of the token in its sequence.
     pub token_id: TokenId,
-    /// Rank in the token's top-k.
+    /// Rank in the token's top-k, from 0.
     pub slot: u32,
-    /// Expert in the layer.
+    /// Expert id within the layer.
     pub expert: ExpertId,
     /// Router weight as applied, if it is known.
     pub weight: Option<f64>,
 }
 
-/// Where a layer stands in the trace.
+/// Position of a layer in the trace.
 #[derive(Debug, Clone, Default)]
 struct Progress {
-    /// Timestamp and phase of its first choice.
+    /// Timestamp and phase of the first selection.
     first: Option<(u64, Option<Phase>)>,
-    /// Timestamp of the last pass seen.
+    /// Timestamp of the last pass.
     last_pass: u64,
     starts: TokenStarts,
-    /// Tokens so far.
+    /// Number of tokens so far.
     token: u64,
-    /// `[up to n_expert]`: the token that chose an expert last, counted from 1.
-    chosen_by: Vec<u64>,
+    /// `[up to n_expert]`: the last token that selected each expert, from 1.
+    last_token: Vec<u64>,
 }
 
 impl Counter {
-    /// Begins to count what `origin` says is of its model; `place` is where it says so.
+    /// A counter for the model in `origin`. `place` names the input in errors.
     ///
     /// # Errors
-    /// [`Error::Impossible`] if no model has as many layers or experts.
+    /// [`Error::Impossible`] if the model has more layers or experts than any model.
     pub fn new(origin: Origin, place: &Path) -> Result<Counter, Error> {
         let model = origin.model();
         let shape = model.map(|model| Shape::of(model, place)).transpose()?;
@@ -109,7 +109,7 @@ impl Counter {
         })
     }
 
-    /// Nothing counted, of a model that is known at the end or not at all.
+    /// A counter for a model whose numbers of experts are unknown until the end.
     pub fn without_shape(origin: Origin) -> Counter {
         Counter {
             shape: None,
@@ -123,34 +123,34 @@ impl Counter {
         }
     }
 
-    /// Counts one choice; `place` names where it was read, should it be impossible.
+    /// Counts one selected expert. `place` names its position in the input, for errors.
     #[inline]
     pub fn add(
         &mut self,
-        choice: &SelectedExpert,
+        selected: &SelectedExpert,
         place: impl Fn() -> String,
     ) -> Result<(), Error> {
         let pass = LayerPass {
-            layer: choice.layer,
-            phase: choice.phase,
-            timestamp_ns: choice.timestamp_ns,
+            layer: selected.layer,
+            phase: selected.phase,
+            timestamp_ns: selected.timestamp_ns,
         };
-        let chosen = Chosen {
-            sequence_id: choice.sequence_id,
-            token_id: choice.token_id,
-            slot: choice.slot,
-            expert: choice.expert,
-            weight: choice.weight,
+        let selection = Selection {
+            sequence_id: selected.sequence_id,
+            token_id: selected.token_id,
+            slot: selected.slot,
+            expert: selected.expert,
+            weight: selected.weight,
         };
-        self.add_all(pass, [chosen], place)
+        self.add_all(pass, [selection], place)
     }
 
-    /// Counts choices of one pass of a layer; `place` names where they were read, should one be impossible.
+    /// Counts selected experts of one pass of a layer. `place` names their position in the input, for errors.
     #[inline]
     pub fn add_all(
         &mut self,
         pass: LayerPass,
-        choices: impl IntoIterator<Item = Chosen>,
+        selections: impl IntoIterator<Item = Selection>,
         place: impl Fn() -> String,
     ) -> Result<(), Error> {
         let check = |what, id: u32, limit: u32| {
@@ -178,31 +178,31 @@ impl Counter {
             progress.last_pass = pass.timestamp_ns;
             phase.calls += 1;
         }
-        for chosen in choices {
-            let expert = chosen.expert;
+        for selection in selections {
+            let expert = selection.expert;
             check("expert", expert.0, n_expert)?;
             let token = TokenKey {
                 layer_id: pass.layer,
-                sequence_id: chosen.sequence_id,
-                token_id: chosen.token_id,
+                sequence_id: selection.sequence_id,
+                token_id: selection.token_id,
                 phase: pass.phase,
                 timestamp_ns: pass.timestamp_ns,
             };
-            if progress.starts.is_start(token, chosen.slot) {
+            if progress.starts.is_start(token, selection.slot) {
                 phase.rows += 1;
                 progress.token += 1;
             }
-            self.n_slot = self.n_slot.max(chosen.slot + 1);
+            self.n_slot = self.n_slot.max(selection.slot + 1);
             self.n_repeated += u64::from(progress.is_repeated(expert.index()));
             let tally = phase.expert(expert.index());
             tally.count += 1;
-            tally.mass += chosen.weight.unwrap_or(0.0);
-            self.has_mass &= chosen.weight.is_some();
+            tally.mass += selection.weight.unwrap_or(0.0);
+            self.has_mass &= selection.weight.is_some();
         }
         Ok(())
     }
 
-    /// Adds what was counted from here on in the same run.
+    /// Adds the counts of the following part of the same run.
     pub fn append(&mut self, later: Counter) {
         self.n_slot = self.n_slot.max(later.n_slot);
         self.has_mass &= later.has_mass;
@@ -220,7 +220,7 @@ impl Counter {
         }
         for (layer, (progress, later)) in self.progress.iter_mut().zip(later.progress).enumerate() {
             if let Some((timestamp_ns, phase)) = later.first {
-                // A pass, or a token, that started before the border was counted on both sides of it.
+                // Both parts counted a pass, or a token, that spans the border.
                 if timestamp_ns != 0 && timestamp_ns == progress.last_pass {
                     self.layers[layer][phase].calls -= 1;
                 }
@@ -233,8 +233,8 @@ impl Counter {
         }
     }
 
-    /// Adds counts of one layer and phase, whose ids are in range. Nothing is added, and nothing returned, where all of them
-    /// would be more than 64 bits hold: so no sum of some of them is.
+    /// Adds a count of one layer and phase, whose ids must be in range. Returns `None` and adds nothing if the sum of all
+    /// counts would exceed 64 bits. Sums of subsets therefore cannot overflow.
     #[must_use]
     pub fn add_counts(
         &mut self,
@@ -251,7 +251,7 @@ impl Counter {
         Some(())
     }
 
-    /// Adds passes and tokens of one layer and phase, whose ids are in range.
+    /// Adds passes and tokens of one layer and phase, whose ids must be in range.
     pub fn add_totals(&mut self, layer: LayerId, phase: Option<Phase>, calls: u64, rows: u64) {
         self.make_room(layer.index());
         let sum = &mut self.layers[layer.index()][phase];
@@ -267,8 +267,8 @@ impl Counter {
         }
     }
 
-    /// The sums of a trace of another tool, of which `facts` are known; nothing if nothing was counted. Where tokens are
-    /// unknown, they follow from the choices and the number of experts of a token.
+    /// The sums of a trace of another tool with the known `facts`; `None` if nothing was counted. Unknown numbers of tokens
+    /// are derived from the selections and the experts per token.
     pub fn finish_foreign(mut self, origin: Origin, facts: &Facts) -> Option<Hotness> {
         for (layer, phases) in (0..).map(LayerId).zip(&mut self.layers) {
             let used = facts.n_expert_used_in(layer).unwrap_or(0);
@@ -292,7 +292,7 @@ impl Counter {
         Some(hotness)
     }
 
-    /// The sums; nothing if nothing was counted.
+    /// The sums; `None` if nothing was counted.
     pub fn finish(mut self) -> Option<Hotness> {
         let experts = self
             .layers
@@ -325,12 +325,12 @@ impl Counter {
 }
 
 impl Progress {
-    /// Notes the choice of an expert; returns whether its token has chosen it before.
+    /// Records the selection of an expert; returns whether the current token selected it before.
     #[inline]
     fn is_repeated(&mut self, expert: usize) -> bool {
-        if self.chosen_by.len() <= expert {
-            self.chosen_by.resize(expert + 1, 0);
+        if self.last_token.len() <= expert {
+            self.last_token.resize(expert + 1, 0);
         }
-        std::mem::replace(&mut self.chosen_by[expert], self.token) == self.token
+        std::mem::replace(&mut self.last_token[expert], self.token) == self.token
     }
 }

@@ -1,4 +1,4 @@
-//! Matrices, layers × experts, whole or for each part of a trace, and their files.
+//! Matrices of counts (layers × experts), for the complete trace or for each group, and their Parquet files.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -14,41 +14,41 @@ use parquet::file::properties::WriterProperties;
 use super::{Error, ExpertBytes, ExpertTally, Hotness, Phases};
 use crate::survey::Groups;
 
-/// Rows that are held as columns at a time.
+/// Number of rows per record batch.
 const BATCH_ROWS: usize = 1 << 14;
-/// Schema and version in a table's metadata.
+/// Schema name and version in the metadata of a table.
 const SCHEMA: &str = "moe-analyze.hotness.v1";
 
-/// What a cell of an array holds.
+/// Quantity in the cells of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Value {
-    /// Times the expert was chosen.
+    /// Number of selections.
     #[default]
     Count,
-    /// Sum of the router weights with which it was chosen.
+    /// Sum of the router weights of the selections.
     Mass,
-    /// Bytes of the expert × times it was chosen: what would be read if nothing were kept.
+    /// Size of the expert × number of selections: bytes read without any cache.
     Bytes,
 }
 
-/// One cell.
+/// One cell of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MatrixRow<'a> {
-    /// The part, of a matrix that is split.
+    /// Name of the group, if the matrix is divided into groups.
     pub group: Option<&'a str>,
     /// Block number.
     pub layer: LayerId,
-    /// Expert in the layer.
+    /// Expert id within the layer.
     pub expert: ExpertId,
-    /// Times chosen.
+    /// Number of selections.
     pub count: u64,
-    /// Sum of the router weights with which it was chosen, where they are told.
+    /// Sum of the router weights of the selections, if all weights are known.
     pub mass: Option<f64>,
-    /// Bytes of the expert × times chosen, where they are known.
+    /// Size of the expert × number of selections, if the size is known.
     pub bytes: Option<u64>,
 }
 
-/// Counts, mass and bytes by layer and expert, for each part.
+/// Counts, mass and bytes by layer and expert, for the complete trace or for each group.
 #[derive(Debug, Clone)]
 pub struct Matrix<'a> {
     parts: Parts<'a>,
@@ -62,12 +62,12 @@ pub struct Matrix<'a> {
 enum Parts<'a> {
     /// `[layer][n_expert]`
     Whole(Vec<Vec<ExpertTally>>),
-    /// What a part is called, and the parts.
+    /// Kind of group, and the groups.
     Split(&'static str, &'a Groups),
 }
 
 impl<'a> Matrix<'a> {
-    /// Everything that was counted in some phases.
+    /// Matrix of the complete trace in some phases.
     pub fn whole(hotness: &Hotness, phases: Phases, bytes: &'a ExpertBytes) -> Matrix<'a> {
         let layers = hotness.layers(phases);
         let experts = layers.iter().map(|&layer| hotness.experts(layer, phases));
@@ -80,7 +80,7 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// One matrix a group; `by` names what a group is.
+    /// One matrix per group; `by` is the kind of group.
     pub fn split(
         hotness: &Hotness,
         phases: Phases,
@@ -97,12 +97,12 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// Block numbers of its layers, ascending.
+    /// Layers in ascending order.
     pub fn layers(&self) -> &[LayerId] {
         &self.layers
     }
 
-    /// What a part is; nothing if the matrix is whole.
+    /// Kind of group; `None` if the matrix is not divided into groups.
     pub fn group_by(&self) -> Option<&'static str> {
         match self.parts {
             Parts::Whole(_) => None,
@@ -110,7 +110,7 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// Names of the parts.
+    /// Names of the groups.
     pub fn groups(&self) -> &[String] {
         match self.parts {
             Parts::Whole(_) => &[],
@@ -118,7 +118,8 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// Every cell: parts in the order of the trace, layers and experts ascending, also of experts never chosen.
+    /// All cells: groups in the order of the trace, layers and experts in ascending order, including experts without
+    /// selections.
     pub fn rows(&self) -> impl Iterator<Item = MatrixRow<'_>> + Clone {
         let n_part = match self.parts {
             Parts::Whole(_) => 1,
@@ -149,8 +150,7 @@ impl<'a> Matrix<'a> {
         })
     }
 
-    /// Shape of the array that [`rows`](Self::rows) fills: `[n_layer, n_expert]`, or `[n_part, n_layer, n_expert]` where the
-    /// matrix is split.
+    /// Shape of [`rows`](Self::rows) as an array: `[n_layer, n_expert]`, or `[n_group, n_layer, n_expert]` with groups.
     pub fn shape(&self) -> Vec<usize> {
         let mut shape = vec![self.layers.len(), self.n_expert as usize];
         if self.group_by().is_some() {
@@ -159,11 +159,11 @@ impl<'a> Matrix<'a> {
         shape
     }
 
-    /// Writes a Parquet table: the part (named as [`Self::group_by`], text) where the matrix is split, `layer_id`, `expert_id`, `count`, `mass`,
-    /// `bytes` (both null where they are not known).
+    /// Writes a Parquet table with the columns group (named by [`Self::group_by`], only with groups), `layer_id`,
+    /// `expert_id`, `count`, `mass` and `bytes`. `mass` and `bytes` are null if they are unknown.
     ///
     /// # Errors
-    /// [`Error::Parquet`].
+    /// [`Error::Parquet`] if the table cannot be written.
     pub fn write_parquet(&self, out: &mut (dyn Write + Send)) -> Result<(), Error> {
         let metadata = KeyValue::new("moe-analyze.schema".to_owned(), SCHEMA.to_owned());
         let properties = WriterProperties::builder()

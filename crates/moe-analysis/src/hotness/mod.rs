@@ -1,7 +1,7 @@
-//! Hotness: how often each expert of each layer was chosen, and with what router weight.
+//! Hotness: how often each expert of each layer is selected, and with which router weight.
 //!
-//! A token that is routed in a layer is one *row* there and chooses `n_expert_used` experts, so the counts of a layer sum to
-//! rows × `n_expert_used`. A pass of a layer over a batch of tokens is one *call*, whatever the batch's size.
+//! A *row* is a token routed in a layer. It selects `n_expert_used` experts, so the counts of a layer add up to rows ×
+//! `n_expert_used`. A *call* is a pass of a layer over a batch of any number of tokens.
 
 mod bytes;
 mod counting;
@@ -31,102 +31,98 @@ pub use ranked::RankedExpert;
 pub use sink::RowCounter;
 pub use summary::LayerSummary;
 
-/// Why hotness could not be computed.
+/// Reason why hotness cannot be computed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Nothing was routed.
+    /// No token was routed.
     #[error(
-        "no token was routed to an expert in {place}; record a run with a mixture-of-experts model, or count another phase"
+        "{place} contains no routed tokens; use a run of a mixture-of-experts model, or select another phase"
     )]
     Empty {
-        /// The file or run.
+        /// The file, run or phase.
         place: String,
     },
-    /// Prompt and generated tokens are not distinguished.
-    #[error(
-        "the trace does not distinguish prompt tokens from generated tokens; count the tokens of all phases"
-    )]
+    /// The input does not distinguish prompt and generated tokens.
+    #[error("the trace does not distinguish prompt tokens from generated tokens; count all phases")]
     NoPhases,
-    /// An id that the model cannot have.
+    /// An id is out of range.
     #[error(
         "{what} {id} in {place} is out of range (below {limit}); the file is damaged, or belongs to another model"
     )]
     Id {
-        /// `layer`, `expert` or the like.
+        /// Kind of id: `layer`, `expert` or `phase`.
         what: &'static str,
-        /// The id found.
+        /// The id.
         id: u32,
-        /// Ids must be below.
+        /// Exclusive upper bound.
         limit: u32,
         /// File, and record or row.
         place: String,
     },
-    /// A model with more layers or experts than any has.
+    /// The model has more layers or experts than any model.
     #[error("{place}: {source}")]
     Impossible {
         /// The file or run.
         place: String,
-        /// Which number cannot be.
+        /// The number that is too large.
         source: ImpossibleModel,
     },
-    /// Two inputs that are not of one model.
-    #[error(
-        "the inputs are of different models: {left} against {right} {what}; give runs of one model"
-    )]
+    /// The numbers of experts in two inputs differ.
+    #[error("the inputs are of different models: {left} and {right} {what}; use runs of one model")]
     Mixed {
-        /// What differs.
+        /// The number that differs.
         what: &'static str,
-        /// Value in the inputs before.
+        /// Value in the previous inputs.
         left: u32,
         /// Value in this input.
         right: u32,
     },
-    /// Two inputs that say of which models they are.
-    #[error("the inputs are of different models: {left} against {right}; give runs of one model")]
+    /// Two inputs name different models.
+    #[error("the inputs are of different models: {left} and {right}; use runs of one model")]
     OtherModel {
-        /// Name and hash of the model of the inputs before.
+        /// Name and hash of the model of the previous inputs.
         left: String,
         /// Name and hash of the model of this input.
         right: String,
     },
-    /// Counts beyond what can be summed.
-    #[error("all counts together are more than 64 bits hold; give inputs that are not damaged")]
+    /// The sum of the counts exceeds 64 bits.
+    #[error("the sum of all counts exceeds 64 bits; an input is damaged")]
     TooMany,
-    /// A run that was counted already.
-    #[error("run {id} is counted already; give each run once, as a run or as tables")]
+    /// The run has already been counted.
+    #[error("run {id} was already counted; use each run once, as a run or as tables")]
     SameRun {
-        /// Its id.
+        /// Id of the run.
         id: String,
     },
-    /// A table that holds something else.
+    /// The table does not contain routing.
     #[error(
-        "{} is not a table of routing (it is {schema}); give routing.parquet, or the directory that `moe-analyze parquet` wrote",
+        "{} is not a table of routing (its schema is {schema}); use routing.parquet, or the directory that contains it",
         path.display()
     )]
     NotRouting {
         /// The file.
         path: PathBuf,
-        /// The schema that its metadata names.
+        /// Schema name in the metadata of the file.
         schema: String,
     },
-    /// The order of the tokens did not give what was asked for.
+    /// The survey failed.
     #[error(transparent)]
     Survey(#[from] crate::survey::Error),
-    /// A trace or a table could not be read.
+    /// A trace or a table cannot be read.
     #[error(transparent)]
     Trace(#[from] moe_trace::Error),
-    /// A table of a matrix could not be written.
-    #[error("writing a matrix: {0}")]
+    /// A table of a matrix cannot be written.
+    #[error("cannot write the matrix: {0}")]
     Parquet(#[from] parquet::errors::ParquetError),
 }
 
-/// One expert's share of the work.
+/// Selections of one expert.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct ExpertTally {
-    /// Times the expert was chosen.
+    /// Number of selections.
     pub count: u64,
-    /// Sum of the router weights with which it was chosen, of those that are known; see [`Hotness::has_mass`].
+    /// Sum of the known router weights of the selections; see [`Hotness::has_mass`].
     pub mass: f64,
 }
 
@@ -134,10 +130,10 @@ pub struct ExpertTally {
 #[derive(Debug, Clone, PartialEq, Default)]
 struct LayerPhase {
     calls: u64,
-    /// Calls that a learn file counts although passes are not recorded.
+    /// Calls that a learn file contains although passes were not recorded.
     assumed_calls: u64,
     rows: u64,
-    /// `[up to n_expert]`, by expert id
+    /// `[up to n_expert]`: selections of each expert.
     experts: Vec<ExpertTally>,
 }
 
@@ -146,49 +142,49 @@ struct LayerPhase {
 pub struct Hotness {
     n_expert: Number,
     n_expert_used: Number,
-    /// Whether every choice came with a router weight.
+    /// Whether every selection has a router weight.
     has_mass: bool,
     n_repeated: u64,
     /// `[n_layer]`
     layers: Vec<ByPhase<LayerPhase>>,
-    /// The runs that were counted.
+    /// The counted runs.
     origins: Vec<Origin>,
 }
 
 impl Hotness {
-    /// Experts in a layer: as the model says, else the highest id seen plus one.
+    /// Experts per layer: as stated by an input, or the highest expert id plus 1.
     pub fn n_expert(&self) -> u32 {
         self.n_expert.get()
     }
 
-    /// Whether an input or the model says how many experts a layer has. If not, there may be more than [`Hotness::n_expert`].
+    /// Whether an input states the experts per layer. If not, the model may have more than [`Hotness::n_expert`].
     pub fn n_expert_is_known(&self) -> bool {
         matches!(self.n_expert, Number::Stated(_))
     }
 
-    /// Experts chosen for a token in a layer; 0 = unknown, in a trace of counts alone.
+    /// Experts per token; 0 if unknown, in a trace that contains only counts.
     pub fn n_expert_used(&self) -> u32 {
         self.n_expert_used.get()
     }
 
-    /// Whether every choice came with its router weight. Traces of several tools have no weights; then no mass is known.
+    /// Whether every selection has a router weight. Traces of several tools have no weights; then no mass is known.
     pub fn has_mass(&self) -> bool {
         self.has_mass
     }
 
-    /// Choices of an expert that their token had chosen before in the layer, which no router does.
+    /// Selections of an expert that the same token selected before in the layer. A router never does this.
     pub fn n_repeated(&self) -> u64 {
         self.n_repeated
     }
 
-    /// Block numbers of the layers that routed something in these phases, ascending.
+    /// Layers with routed tokens in these phases, in ascending order.
     pub fn layers(&self, phases: Phases) -> Vec<LayerId> {
         self.layer_ids()
             .filter(|&layer| self.choices(layer, phases) > 0)
             .collect()
     }
 
-    /// Choices of a layer: rows × experts for a token, as far as rows are known.
+    /// Number of selections in a layer: rows × experts per token.
     pub fn choices(&self, layer: LayerId, phases: Phases) -> u64 {
         let experts = self
             .phases_of(layer, phases)
@@ -196,20 +192,20 @@ impl Hotness {
         experts.map(|tally| tally.count).sum()
     }
 
-    /// Tokens routed in a layer; 0 where a trace of counts does not contain them.
+    /// Number of tokens routed in a layer; 0 if a trace of counts does not contain it.
     pub fn rows(&self, layer: LayerId, phases: Phases) -> u64 {
         let rows = self.phases_of(layer, phases).map(|phase| phase.rows);
         rows.fold(0, u64::saturating_add)
     }
 
-    /// Passes in which a layer routed something; 0 where a trace of another tool does not contain them.
+    /// Number of passes of a layer; 0 if a trace of another tool does not contain it.
     pub fn calls(&self, layer: LayerId, phases: Phases) -> u64 {
         let calls = self.phases_of(layer, phases).map(|phase| phase.calls);
         calls.fold(0, u64::saturating_add)
     }
 
-    /// Tokens that the counts rest upon: those of the layer that routed most. A last layer may route fewer, as only
-    /// positions whose output is wanted go through it.
+    /// Number of tokens of the layer with the most tokens. A last layer may route fewer tokens, because only positions whose
+    /// output is needed pass through it.
     pub fn tokens(&self, phases: Phases) -> u64 {
         self.layer_ids()
             .map(|layer| self.rows(layer, phases))
@@ -229,17 +225,17 @@ impl Hotness {
         experts
     }
 
-    /// Runs that were counted, and how many of them do not name their model: bare traces, and tables that
-    /// other programs wrote.
+    /// Number of counted runs, and how many of them do not name their model: bare traces, and tables of other programs.
     pub fn n_runs(&self) -> (usize, usize) {
         let unknown = self.origins.iter().filter(|origin| !origin.is_known());
         (self.origins.len(), unknown.count())
     }
 
-    /// Adds another run of the same model. Where one of them does not name its model, the numbers of experts decide.
+    /// Adds another run of the same model. If one of them does not name its model, only the numbers of experts are compared.
     ///
     /// # Errors
-    /// [`Error::OtherModel`] or [`Error::Mixed`] if the models differ, [`Error::SameRun`] if a run would count twice.
+    /// [`Error::OtherModel`] or [`Error::Mixed`] if the models differ, [`Error::SameRun`] if a run would be counted twice,
+    /// [`Error::TooMany`] if the counts exceed 64 bits.
     pub fn merge(&mut self, other: &Hotness) -> Result<(), Error> {
         self.check_beside(other)?;
         self.add_counts(other)?;
@@ -247,10 +243,10 @@ impl Hotness {
         Ok(())
     }
 
-    /// Makes sure that runs may be counted together, as far as they name their models.
+    /// Checks whether runs may be counted together, as far as they name their models.
     ///
     /// # Errors
-    /// [`Error::OtherModel`] if the models differ, [`Error::SameRun`] if a run would count twice.
+    /// [`Error::OtherModel`] if the models differ, [`Error::SameRun`] if a run would be counted twice.
     pub fn check_beside(&self, other: &Hotness) -> Result<(), Error> {
         let mut pairs = self.origins.iter().flat_map(|origin| {
             let others = other.origins.iter();
@@ -259,27 +255,27 @@ impl Hotness {
         pairs.try_for_each(|checked| checked)
     }
 
-    /// Why what was counted cannot be of this model.
+    /// The reason why the counted runs cannot be of this model, if there is one.
     pub fn contradiction(&self, model: &Facts) -> Option<Contradiction> {
         let mut origins = self.origins.iter();
         origins.find_map(|origin| origin.contradiction(model))
     }
 
-    /// Raises the numbers of experts of a layer and of a token to those of other inputs of the same model, where nothing states
-    /// them.
+    /// Raises the numbers of experts per layer and per token to those of other inputs of the same model, unless an input
+    /// states them.
     pub fn raise_seen(&mut self, n_expert: u32, n_expert_used: u32) {
         self.n_expert.raise_seen(n_expert);
         self.n_expert_used.raise_seen(n_expert_used);
     }
 
-    /// All choices that were counted.
-    fn n_choices(&self) -> u64 {
+    /// Number of all selections.
+    fn n_selections(&self) -> u64 {
         let phases = self.layers.iter().flat_map(ByPhase::iter);
         let experts = phases.flat_map(|phase| &phase.experts);
         experts.map(|tally| tally.count).sum()
     }
 
-    /// Adds counts, whichever run they are of.
+    /// Adds counts of any run.
     fn add_counts(&mut self, other: &Hotness) -> Result<(), Error> {
         let merged = |what, left: Number, right: Number| {
             left.merge(right).ok_or(Error::Mixed {
@@ -288,13 +284,13 @@ impl Hotness {
                 right: right.get(),
             })
         };
-        let n_expert = merged("experts in a layer", self.n_expert, other.n_expert)?;
-        let n_expert_used = merged(
-            "experts for a token",
-            self.n_expert_used,
-            other.n_expert_used,
-        )?;
-        if self.n_choices().checked_add(other.n_choices()).is_none() {
+        let n_expert = merged("experts per layer", self.n_expert, other.n_expert)?;
+        let n_expert_used = merged("experts per token", self.n_expert_used, other.n_expert_used)?;
+        if self
+            .n_selections()
+            .checked_add(other.n_selections())
+            .is_none()
+        {
             return Err(Error::TooMany);
         }
         self.n_expert = n_expert;
@@ -315,10 +311,10 @@ impl Hotness {
         Ok(())
     }
 
-    /// Makes sure that tokens of these phases were routed.
+    /// Checks that tokens were routed in these phases.
     ///
     /// # Errors
-    /// [`Error::Empty`] if none was, [`Error::NoPhases`] if only counts without phases are known.
+    /// [`Error::Empty`] if no token was routed, [`Error::NoPhases`] if only counts without phases are known.
     pub fn check_routed(&self, phases: Phases) -> Result<(), Error> {
         if !self.layers(phases).is_empty() {
             return Ok(());
@@ -332,10 +328,10 @@ impl Hotness {
         })
     }
 
-    /// The learn file of the hot-cache runtime for these phases. Its `n_expert_used` is 1 where the number is not known.
+    /// Learn file for these phases. Its `n_expert_used` is 1 if the number is unknown.
     ///
     /// # Errors
-    /// [`Error::Empty`] if nothing was routed in them: the runtime refuses a file without counts.
+    /// Like [`check_routed`](Self::check_routed). The hot-cache runtime rejects a file without counts.
     pub fn learn_file(&self, phases: Phases) -> Result<LearnFile, Error> {
         self.check_routed(phases)?;
         let counts: Vec<LayerCounts> = self
@@ -353,7 +349,7 @@ impl Hotness {
                     .collect(),
             })
             .collect();
-        // Every pass goes through every layer, so the layer with the most calls has their number.
+        // Every pass visits every layer, so the maximum is the number of passes.
         let passes = counts.iter().map(|layer| layer.calls).max().unwrap_or(0);
         Ok(LearnFile::from_counts(
             self.n_expert(),
@@ -363,8 +359,8 @@ impl Hotness {
         ))
     }
 
-    /// Whether a part of the inputs does not record passes. [`Hotness::learn_file`] then counts a call for each token, or, where
-    /// tokens are not known either, for each selection of an expert.
+    /// Whether passes are missing in a part of the inputs. [`Hotness::learn_file`] then counts one call per token, or one
+    /// call per selection if tokens are also missing.
     pub fn has_assumed_calls(&self) -> bool {
         let mut phases = self.layers.iter().flat_map(ByPhase::iter);
         phases.any(|phase| phase.assumed_calls > 0)
@@ -377,13 +373,13 @@ impl Hotness {
         calls.fold(0, u64::saturating_add)
     }
 
-    /// Whether a layer has choices of unknown phase.
+    /// Whether a layer has selections of unknown phase.
     fn has_unknown_phase(&self, layer: LayerId) -> bool {
         let layer = self.layers.get(layer.index());
         layer.is_some_and(|layer| !layer[None].experts.is_empty())
     }
 
-    /// All layers up to the highest that was seen.
+    /// All layers up to the highest one.
     fn layer_ids(&self) -> impl Iterator<Item = LayerId> {
         (0..).map(LayerId).take(self.layers.len())
     }
@@ -406,7 +402,7 @@ impl LayerPhase {
         }
     }
 
-    /// Choices of all experts.
+    /// Number of selections of all experts.
     fn selections(&self) -> u64 {
         let counts = self.experts.iter().map(|tally| tally.count);
         counts.fold(0, u64::saturating_add)

@@ -1,11 +1,11 @@
-//! A number of the model that several traces may contain.
+//! A number of experts that several traces may contain.
 
 /// A number of experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Number {
-    /// As the trace or the model says.
+    /// Stated by the trace or the model.
     Stated(u32),
-    /// As far as the trace shows: the model may have more. 0 if it does not show it.
+    /// Lower bound from the contents of the trace; 0 if it contains no evidence.
     Seen(u32),
 }
 
@@ -16,14 +16,14 @@ impl Number {
         }
     }
 
-    /// Raises what was only seen.
+    /// Raises a lower bound.
     pub fn raise_seen(&mut self, to: u32) {
         if let Number::Seen(n) = self {
             *n = to.max(*n);
         }
     }
 
-    /// The number of a model of which both can be; `None` if there is no such model.
+    /// The number in a model that matches both; `None` if they contradict each other.
     pub fn merge(self, other: Number) -> Option<Number> {
         match (self, other) {
             (Number::Seen(a), Number::Seen(b)) => Some(Number::Seen(a.max(b))),
@@ -41,7 +41,7 @@ mod tests {
     use super::Number::{Seen, Stated};
 
     #[test]
-    fn what_was_seen_is_a_lower_bound() {
+    fn seen_number_is_lower_bound() {
         assert_eq!(Seen(2).merge(Seen(6)), Some(Seen(6)));
         assert_eq!(Seen(2).merge(Stated(8)), Some(Stated(8)));
         assert_eq!(Stated(8).merge(Seen(0)), Some(Stated(8)));

@@ -1,4 +1,4 @@
-//! Where counts come from: which run, of which model.
+//! Origin of counts: run and model.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -9,19 +9,19 @@ use moe_trace::{Contradiction, Facts, Run};
 
 use super::Error;
 
-/// What a table of routing says there, whatever its version.
+/// Prefix of the schema names of routing tables.
 const ROUTING_SCHEMA: &str = "moe-analyze.routing.";
 
-/// One run that was counted.
+/// A counted run.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Origin {
     run_id: Option<String>,
-    /// The recorded model; a bare trace does not tell.
+    /// The recorded model; `None` for a bare trace.
     model: Option<Model>,
 }
 
 impl Origin {
-    /// A trace of another tool: its path stands for the run that it is of.
+    /// Origin of a trace of another tool. Its path serves as the run id.
     pub fn of_foreign(path: &Path, facts: &Facts) -> Origin {
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         Origin {
@@ -41,10 +41,10 @@ impl Origin {
         }
     }
 
-    /// What a table's metadata tells; the run also by its directory in a dataset, `run=ID`.
+    /// Origin in the metadata of a table. If it lacks the run id, the directory name `run=ID` of a dataset is used.
     ///
     /// # Errors
-    /// [`Error::NotRouting`] for another table, [`Error::Trace`] for a file that is no table, or whose model is not JSON.
+    /// [`Error::NotRouting`] for another table, [`Error::Trace`] for a file that is not a table, or whose model is not JSON.
     pub fn of_table(file: &Path) -> Result<Origin, Error> {
         let metadata = TableMetadata::read(file)?;
         if let Some(schema) = metadata.value(SCHEMA_KEY)
@@ -64,7 +64,7 @@ impl Origin {
         })
     }
 
-    /// Why the run cannot be of this model.
+    /// The reason why the run cannot be of this model, if there is one.
     pub fn contradiction(&self, model: &Facts) -> Option<Contradiction> {
         model.contradiction(&Facts::of_manifest(self.model.as_ref()?))
     }
@@ -73,13 +73,13 @@ impl Origin {
         self.model.as_ref()
     }
 
-    /// Whether it is told of which model the run is.
+    /// Whether the model is identified by its header hash.
     pub fn is_known(&self) -> bool {
         self.model()
             .is_some_and(|model| !model.header_xxh3.is_empty())
     }
 
-    /// Refuses to count `other` beside this one: another model, or the same run.
+    /// Checks that `other` may be counted together with this run: the same model, and another run.
     pub fn check(&self, other: &Origin) -> Result<(), Error> {
         if let (Some(left), Some(right)) = (&self.model, &other.model)
             && self.is_known()
@@ -98,7 +98,7 @@ impl Origin {
     }
 }
 
-/// A model as a person knows it, and what tells it from others of that name.
+/// Name and header hash of a model.
 fn name(model: &Model) -> String {
     format!("{:?} (header hash {})", model.path, model.header_xxh3)
 }

@@ -1,22 +1,22 @@
-//! Which tokens count, and values of each phase.
+//! Selection of phases, and values by phase.
 
 use std::ops::{Index, IndexMut};
 
 use moe_trace::Phase;
 
-/// Which tokens to count.
+/// Phases to include.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Phases {
-    /// Prompt and generated tokens, and those of unknown phase.
+    /// All tokens, including those of unknown phase.
     #[default]
     All,
-    /// Those of one phase.
+    /// Tokens of one phase.
     Only(Phase),
 }
 
 impl Phases {
-    /// Whether tokens of this phase count.
-    pub(crate) fn has(self, phase: Option<Phase>) -> bool {
+    /// Whether tokens of this phase are included.
+    pub(crate) fn contains(self, phase: Option<Phase>) -> bool {
         match self {
             Phases::All => true,
             Phases::Only(only) => phase == Some(only),
@@ -24,16 +24,16 @@ impl Phases {
     }
 }
 
-/// A value for prompt tokens, one for generated tokens and one for tokens of unknown phase.
+/// Values for prompt tokens, generated tokens, and tokens of unknown phase.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct ByPhase<T>([T; 3]);
 
 impl<T> ByPhase<T> {
-    /// The phases that count, with their values.
+    /// Values of the included phases.
     pub(crate) fn of(&self, phases: Phases) -> impl Iterator<Item = &T> {
         let all = [Some(Phase::Prompt), Some(Phase::Generate), None];
         let values = all.into_iter().zip(&self.0);
-        values.filter_map(move |(phase, value)| phases.has(phase).then_some(value))
+        values.filter_map(move |(phase, value)| phases.contains(phase).then_some(value))
     }
 
     pub(crate) fn iter(&self) -> std::slice::Iter<'_, T> {

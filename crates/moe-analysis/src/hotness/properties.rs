@@ -1,4 +1,4 @@
-//! What holds for every trace, whatever it routes.
+//! Property tests: invariants of all traces.
 
 use moe_trace::{ExpertId, LayerId, Phase, TokenId};
 use proptest::prelude::*;
@@ -22,7 +22,8 @@ struct Token {
     experts: Vec<ExpertId>,
 }
 
-/// Tokens that choose K different experts; the last expert is chosen once, so that every part knows how many there are.
+/// Tokens with K distinct experts. The first token selects the last expert, so that every part has the same number of
+/// experts.
 fn tokens() -> impl Strategy<Value = Vec<Token>> {
     let ids: Vec<ExpertId> = (0..N_EXPERT).map(ExpertId).collect();
     let experts = prop::sample::subsequence(ids, K).prop_shuffle();
@@ -48,9 +49,9 @@ fn counter() -> Counter {
     Counter::without_shape(Origin::of_foreign("".as_ref(), &Default::default()))
 }
 
-fn choices(tokens: &[Token]) -> Vec<SelectedExpert> {
+fn selections(tokens: &[Token]) -> Vec<SelectedExpert> {
     let tokens = (0u32..).zip(tokens);
-    let choices = tokens.flat_map(|(token_id, token)| {
+    let selections = tokens.flat_map(|(token_id, token)| {
         let experts = (0..).zip(&token.experts);
         experts.map(move |(slot, &expert)| SelectedExpert {
             layer: token.layer,
@@ -61,11 +62,11 @@ fn choices(tokens: &[Token]) -> Vec<SelectedExpert> {
             sequence_id: Some(token.sequence),
             slot,
             expert,
-            // Sums of eighths are exact, in whatever order.
+            // Sums of eighths are exact in any order.
             weight: Some(f64::from(1 + expert.0 % 8) / 8.0),
         })
     });
-    choices.collect()
+    selections.collect()
 }
 
 fn read(tokens: &[Token], options: SurveyOptions) -> (Hotness, Survey) {
@@ -73,13 +74,13 @@ fn read(tokens: &[Token], options: SurveyOptions) -> (Hotness, Survey) {
     let mut survey = Survey::new(options);
     survey.begin_input();
     survey.begin_run();
-    for choice in choices(tokens) {
-        counter.add(&choice, String::new).unwrap();
-        survey.choice(&choice);
+    for selected in selections(tokens) {
+        counter.add(&selected, String::new).unwrap();
+        survey.add_selection(&selected);
     }
     survey.finish().unwrap();
     let mut hotness = counter.finish().unwrap();
-    // Parts of one made-up run are added as if they were runs of their own.
+    // Parts of one synthetic run are merged like different runs.
     hotness.origins.clear();
     (hotness, survey)
 }
@@ -107,41 +108,41 @@ proptest! {
         }
     }
 
-    /// Wherever the trace is cut, within passes and tokens too.
+    /// A part may end within a pass or a token.
     #[test]
-    fn parts_counted_side_by_side_are_the_whole(
+    fn appended_parts_equal_complete_trace(
         tokens in tokens(),
         cuts in prop::collection::vec(0.0..=1.0f64, 0..6),
     ) {
-        let choices = choices(&tokens);
+        let selections = selections(&tokens);
         let mut cuts: Vec<usize> =
-            cuts.into_iter().map(|cut| (cut * choices.len() as f64) as usize).collect();
-        cuts.extend([0, choices.len()]);
+            cuts.into_iter().map(|cut| (cut * selections.len() as f64) as usize).collect();
+        cuts.extend([0, selections.len()]);
         cuts.sort();
         let mut total = counter();
         for cut in cuts.windows(2) {
             let mut part = counter();
-            for choice in &choices[cut[0]..cut[1]] {
-                part.add(choice, String::new).unwrap();
+            for selected in &selections[cut[0]..cut[1]] {
+                part.add(selected, String::new).unwrap();
             }
             total.append(part);
         }
-        let mut whole = counter();
-        for choice in &choices {
-            whole.add(choice, String::new).unwrap();
+        let mut complete = counter();
+        for selected in &selections {
+            complete.add(selected, String::new).unwrap();
         }
-        prop_assert_eq!(total.finish(), whole.finish());
+        prop_assert_eq!(total.finish(), complete.finish());
     }
 
     #[test]
-    fn merging_is_associative_and_loses_nothing(
+    fn merging_is_associative_and_keeps_all_counts(
         (tokens, cuts) in tokens().prop_flat_map(|tokens| {
             let n = tokens.len();
             (Just(tokens), [0..=n, 0..=n])
         })
     ) {
         let (a, b) = (cuts[0].min(cuts[1]), cuts[0].max(cuts[1]));
-        // Each part knows all experts, as parts of runs with a manifest do.
+        // Each part contains all expert ids, like parts of runs with a manifest.
         let first = &tokens[..1];
         let part = |range: std::ops::Range<usize>| {
             hotness(&[first, &tokens[range]].concat())
@@ -164,7 +165,7 @@ proptest! {
     }
 
     #[test]
-    fn parts_sum_to_the_whole(tokens in tokens(), size in 1..40u64, by in 0..3usize) {
+    fn groups_sum_to_complete_trace(tokens in tokens(), size in 1..40u64, by in 0..3usize) {
         let by = [GroupBy::Phase, GroupBy::Sequence, GroupBy::Window(size)][by];
         let options = SurveyOptions { group_by: Some(by), folds: true, ..SurveyOptions::default() };
         let (hotness, survey) = read(&tokens, options);
@@ -189,7 +190,7 @@ proptest! {
     }
 
     #[test]
-    fn measures_are_in_their_ranges(counts in prop::collection::vec(0..1000u64, 1..64)) {
+    fn measures_are_within_their_ranges(counts in prop::collection::vec(0..1000u64, 1..64)) {
         let spread = Spread::of(&counts);
         let n = counts.len() as f64;
         prop_assert!((-1e-12..=1.0 - 1.0 / n + 1e-12).contains(&spread.gini));
@@ -201,7 +202,7 @@ proptest! {
         other.reverse();
         let reversed = Spread::of(&other);
         prop_assert_eq!(spread, reversed);
-        // Five times as much of everything is as even as before.
+        // Multiplying all counts by five does not change the Gini coefficient.
         let more: Vec<u64> = counts.iter().map(|count| count * 5).collect();
         prop_assert!((Spread::of(&more).gini - spread.gini).abs() < 1e-9);
     }

@@ -1,4 +1,4 @@
-//! Hotness from the records of a trace and from tables of routing.
+//! Hotness of the records of a trace, and of tables of routing.
 
 use std::path::{Path, PathBuf};
 
@@ -7,16 +7,16 @@ use moe_trace::tables::{ChoiceBatch, read_routing, routing_files};
 use moe_trace::{Error as TraceError, ExpertId, LayerId, Phase, Run, TokenId};
 use rayon::prelude::*;
 
-use super::counting::{Chosen, Counter, LayerPass};
+use super::counting::{Counter, LayerPass, Selection};
 use super::origin::Origin;
 use super::{Error, Hotness};
 use crate::survey::{SelectedExpert, Survey};
 
 impl Hotness {
-    /// Counts the records of a run, or of a bare trace. A survey takes the same choices.
+    /// Counts the records of a run, or of a bare trace. `survey` receives the same selections.
     ///
     /// # Errors
-    /// [`Error::Empty`] if nothing was routed, [`Error::Id`] if a record names an expert that the model does not have.
+    /// [`Error::Empty`] if no token was routed, [`Error::Id`] if a record contains an expert that the model does not have.
     pub fn from_run(run: &Run, mut survey: Option<&mut Survey>) -> Result<Hotness, Error> {
         if let Some(survey) = &mut survey {
             survey.begin_run();
@@ -28,7 +28,7 @@ impl Hotness {
             let place = || {
                 let record = operation.first_record();
                 let path = run.trace.path().display();
-                format!("{path}, the operation at record {record}")
+                format!("{path}, operation at record {record}")
             };
             for token in operation.tokens() {
                 let head_of_token = token.head();
@@ -39,7 +39,7 @@ impl Hotness {
                     place: place(),
                 })?;
                 for expert in token.experts() {
-                    let choice = SelectedExpert {
+                    let selected = SelectedExpert {
                         layer,
                         phase: Some(phase),
                         timestamp_ns: head.timestamp_ns.get(),
@@ -49,9 +49,9 @@ impl Hotness {
                         expert: expert.expert_id,
                         weight: expert.weight.map(f64::from),
                     };
-                    counter.add(&choice, place)?;
+                    counter.add(&selected, place)?;
                     if let Some(survey) = &mut survey {
-                        survey.choice(&choice);
+                        survey.add_selection(&selected);
                     }
                 }
             }
@@ -61,13 +61,13 @@ impl Hotness {
         })
     }
 
-    /// Counts a `routing` table: a Parquet file, a directory that holds `routing.parquet`, or a dataset of several runs. A
-    /// survey takes the same choices; without one the parts of a file are counted side by side, and no column is read that
-    /// counting does not need.
+    /// Counts a `routing` table: a Parquet file, a directory that contains `routing.parquet`, or a dataset of several runs.
+    /// `survey` receives the same selections. Without a survey, the parts of a file are counted in parallel, and only the
+    /// necessary columns are read.
     ///
     /// # Errors
-    /// [`Error::Trace`] if it cannot be read, [`Error::NotRouting`] if it is another table, as [`Hotness::merge`] for
-    /// several runs, else as [`Hotness::from_run`].
+    /// [`Error::Trace`] if the table cannot be read, [`Error::NotRouting`] for another table; like [`Hotness::merge`] for
+    /// several runs, and like [`Hotness::from_run`].
     pub fn from_routing_table(path: &Path, survey: Option<&mut Survey>) -> Result<Hotness, Error> {
         let total = match survey {
             Some(survey) => surveyed(path, survey)?,
@@ -78,10 +78,10 @@ impl Hotness {
         })
     }
 
-    /// Counts files of `routing` tables: parts of one run where they lie in one directory, else of several runs.
+    /// Counts files of `routing` tables. Files in one directory are parts of one run; other files are different runs.
     ///
     /// # Errors
-    /// As [`Hotness::from_routing_table`].
+    /// Like [`Hotness::from_routing_table`].
     pub fn from_routing_files(paths: &[&Path]) -> Result<Hotness, Error> {
         counted(paths)?.ok_or_else(|| Error::Empty {
             place: paths
@@ -91,7 +91,7 @@ impl Hotness {
     }
 }
 
-/// Reads a table in order, for a survey.
+/// Counts a table in order, for a survey.
 fn surveyed(path: &Path, survey: &mut Survey) -> Result<Option<Hotness>, Error> {
     let (mut total, mut last_parent) = (None, None);
     let mut file = None;
@@ -113,7 +113,7 @@ fn surveyed(path: &Path, survey: &mut Survey) -> Result<Option<Hotness>, Error> 
         let (token_id, sequence_id) = (batch.token_id(), batch.sequence_id());
         for row in 0..batch.len() {
             let pass = passes.at(row);
-            survey.choice(&SelectedExpert {
+            survey.add_selection(&SelectedExpert {
                 layer: pass.layer,
                 phase: pass.phase,
                 timestamp_ns: pass.timestamp_ns,
@@ -129,7 +129,7 @@ fn surveyed(path: &Path, survey: &mut Survey) -> Result<Option<Hotness>, Error> 
     Ok(total)
 }
 
-/// Reads the parts of each file side by side.
+/// Counts the parts of each file in parallel.
 fn counted(paths: &[&Path]) -> Result<Option<Hotness>, Error> {
     let (mut total, mut last_parent) = (None, None);
     let mut files = Vec::new();
@@ -156,7 +156,7 @@ fn counted(paths: &[&Path]) -> Result<Option<Hotness>, Error> {
     Ok(total)
 }
 
-/// Adds a file that is read to its end. Several files in one directory of a dataset are parts of one run.
+/// Adds the counts of a complete file. Files in one directory of a dataset are parts of one run.
 fn add_file(
     total: &mut Option<Hotness>,
     last_parent: &mut Option<PathBuf>,
@@ -181,7 +181,7 @@ fn add_file(
     }
 }
 
-/// A table that cannot be read as routing is perhaps another one, which tells more than the column that is missing.
+/// Replaces an error about a missing column by [`Error::NotRouting`] if the file is another table.
 fn not_routing(error: TraceError) -> Error {
     if let TraceError::Table { path, .. } = &error
         && let Err(other @ Error::NotRouting { .. }) = Origin::of_table(path)
@@ -191,7 +191,7 @@ fn not_routing(error: TraceError) -> Error {
     error.into()
 }
 
-/// Counts the rows of a batch, those of a pass at once.
+/// Counts the rows of a batch, one pass at a time.
 fn add_batch(counter: &mut Counter, batch: &ChoiceBatch) -> Result<(), Error> {
     let (slot, expert, weight) = (batch.slot(), batch.expert_id(), batch.weight());
     let (token_id, sequence_id) = (batch.token_id(), batch.sequence_id());
@@ -203,19 +203,19 @@ fn add_batch(counter: &mut Counter, batch: &ChoiceBatch) -> Result<(), Error> {
         let more = (start + 1..batch.len()).take_while(|&row| passes.at(row) == pass);
         let rows = start..start + 1 + more.count();
         start = rows.end;
-        let chosen = rows.map(|row| Chosen {
+        let selections = rows.map(|row| Selection {
             sequence_id: sequence_id.is_valid(row).then(|| sequence_id.value(row)),
             token_id: TokenId(token_id[row]),
             slot: slot[row].into(),
             expert: ExpertId(expert[row]),
             weight: weight.is_valid(row).then(|| weight.value(row).into()),
         });
-        counter.add_all(pass, chosen, place)?;
+        counter.add_all(pass, selections, place)?;
     }
     Ok(())
 }
 
-/// The passes that the rows of a batch are of.
+/// The passes of the rows of a batch.
 struct Passes<'a> {
     layer: &'a [u16],
     phase: &'a [Option<Phase>],

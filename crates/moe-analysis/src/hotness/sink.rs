@@ -1,4 +1,4 @@
-//! Hotness from a stream of rows: the routing of any trace, or counts.
+//! Hotness of a stream of rows: routing of any trace, or counts.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use super::origin::Origin;
 use super::{Error, ExpertTally, Hotness};
 use crate::survey::{SelectedExpert, Survey};
 
-/// Counts the rows of one trace as they come, whether it tells tokens or counts alone.
+/// Counts the rows of one trace, with tokens or with counts only.
 pub struct RowCounter<'a> {
     path: PathBuf,
     counter: Counter,
@@ -17,7 +17,7 @@ pub struct RowCounter<'a> {
 }
 
 impl<'a> RowCounter<'a> {
-    /// For the trace at `path`. A survey takes the same choices.
+    /// A counter for the trace at `path`. `survey` receives the same selections.
     pub fn new(path: &Path, mut survey: Option<&'a mut Survey>) -> Self {
         if let Some(survey) = &mut survey {
             survey.begin_run();
@@ -30,7 +30,7 @@ impl<'a> RowCounter<'a> {
         }
     }
 
-    /// The sums, with what the trace and its reader know about the model.
+    /// The sums. `facts` are properties of the model that the trace or its reader contain.
     ///
     /// # Errors
     /// [`Error::Empty`] if nothing was counted.
@@ -45,7 +45,7 @@ impl<'a> RowCounter<'a> {
 
 impl Sink for RowCounter<'_> {
     fn routing(&mut self, row: &RoutingRow) -> Result<(), SinkError> {
-        let choice = SelectedExpert {
+        let selected = SelectedExpert {
             layer: row.layer_id,
             phase: row.phase,
             timestamp_ns: row.timestamp_ns.unwrap_or(0),
@@ -56,9 +56,9 @@ impl Sink for RowCounter<'_> {
             weight: row.weight.map(f64::from),
         };
         let place = || format!("token {}", row.token_id);
-        self.counter.add(&choice, place)?;
+        self.counter.add(&selected, place)?;
         if let Some(survey) = &mut self.survey {
-            survey.choice(&choice);
+            survey.add_selection(&selected);
         }
         Ok(())
     }
@@ -72,9 +72,7 @@ impl Sink for RowCounter<'_> {
         self.counter.has_mass &= row.mass.is_some();
         let counted = self.counter.add_counts(layer, phase, row.expert_id, tally);
         counted.ok_or_else(|| {
-            SinkError::Refused(
-                "all counts together are more than 64 bits hold; the file is damaged".into(),
-            )
+            SinkError::Refused("the sum of all counts exceeds 64 bits; the file is damaged".into())
         })?;
         if let Some(survey) = &mut self.survey {
             survey.count(layer, phase, row.expert_id, tally);
@@ -97,9 +95,9 @@ mod tests {
     use super::super::Phases;
     use super::*;
 
-    /// The same position with a sequence and without: experts in the slots 0 and 1.
+    /// One position, with slot 0 in sequence 0 and slot 1 without a sequence.
     #[test]
-    fn a_token_without_a_sequence_is_not_of_sequence_0() {
+    fn token_without_sequence_is_not_in_sequence_0() {
         let mut counter = RowCounter::new(Path::new("trace"), None);
         for (sequence_id, slot) in [(Some(0), 0), (None, 1)] {
             let row = RoutingRow {

@@ -1,24 +1,24 @@
-//! A few numbers that tell how evenly a layer uses its experts.
+//! Summary of the load balance of layers.
 
 use super::{Hotness, Phases};
 use crate::measures::{Spread, hottest};
 use moe_trace::{ExpertId, LayerId};
 
-/// How one layer spreads its choices.
+/// Load balance of one layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerSummary {
     /// Block number in the model.
     pub layer: LayerId,
-    /// Tokens routed.
+    /// Number of routed tokens.
     pub rows: u64,
-    /// `(expert, share of the layer's choices)`, hottest first.
+    /// `(expert, fraction of the layer's selections)`, hottest first.
     pub top: Vec<(ExpertId, f64)>,
-    /// How evenly the choices fall.
+    /// Load balance measures.
     pub spread: Spread,
 }
 
 impl Hotness {
-    /// One summary for each layer that routed something, with its `n_top` hottest experts.
+    /// Summary of each layer with routed tokens, with its `n_top` hottest experts.
     pub fn summary(&self, phases: Phases, n_top: usize) -> Vec<LayerSummary> {
         self.layers(phases)
             .into_iter()
@@ -39,8 +39,8 @@ impl Hotness {
             .collect()
     }
 
-    /// The spread over all slots, layer × expert, of the layers that routed something: what a cache sees that holds experts of
-    /// whichever layer.
+    /// Load balance over all (layer, expert) pairs of layers with routed tokens, as relevant to a cache that all layers
+    /// share.
     pub fn overall(&self, phases: Phases) -> Spread {
         let layers = self.layers(phases).into_iter();
         let counts: Vec<u64> = layers
@@ -49,7 +49,7 @@ impl Hotness {
         Spread::of(&counts)
     }
 
-    /// Count of each expert of a layer (`[n_expert]`).
+    /// Number of selections of each expert of a layer (`[n_expert]`).
     pub fn counts(&self, layer: LayerId, phases: Phases) -> Vec<u64> {
         let experts = self.experts(layer, phases).into_iter();
         experts.map(|tally| tally.count).collect()

@@ -1,15 +1,19 @@
-//! How many different experts of a layer a batch of tokens needs.
+//! Expected numbers of distinct experts that a batch of tokens selects in a layer.
 
-/// Expected distinct experts of a batch whose tokens choose `n_expert_used` of `n_expert` evenly and independently:
-/// N (1 − ((N − k) / N)^B). The line to compare a trace with (vllm#54228, inference-sim#789).
+/// Expected number of distinct experts of a batch of B tokens with a uniform router: N (1 − ((N − k) / N)^B), with N =
+/// `n_expert` and k = `n_expert_used`. Tokens are independent.
+///
+/// It is the reference line for measured traces. Source: <https://github.com/vllm-project/vllm/pull/54228>.
 pub fn distinct_if_uniform(n_expert: u32, n_expert_used: u32, batch: u64) -> f64 {
     let n = f64::from(n_expert);
     let missed = (n - f64::from(n_expert_used)).max(0.0) / n.max(1.0);
     n * (1.0 - missed.powf(batch as f64))
 }
 
-/// The same where an expert is in a token's choice as often as it was counted, independently from token to token:
-/// Σ (1 − (1 − cₑ / rows)^B). As for a batch of unrelated requests; tokens of one text are alike and need fewer.
+/// Expected number of distinct experts of a batch of B independent tokens with the measured frequencies:
+/// Σₑ (1 − (1 − cₑ / T)^B), with cₑ = `counts[e]` and T = `rows`, the number of counted tokens.
+///
+/// This models a batch of unrelated requests. Tokens of one text are correlated and select fewer distinct experts.
 pub fn distinct_if_independent(counts: &[u64], rows: u64, batch: u64) -> f64 {
     let missed = |count: u64| (1.0 - count as f64 / rows.max(1) as f64).max(0.0);
     let expected = counts.iter().map(|&c| 1.0 - missed(c).powf(batch as f64));
@@ -21,8 +25,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn closed_forms() {
-        // One token needs its k experts, two need 4 + 4 · 28/32 of them.
+    fn matches_closed_forms() {
+        // One token selects k = 4 experts. Two select 4 + 4 · 28/32.
         assert!((distinct_if_uniform(32, 4, 1) - 4.0).abs() < 1e-12);
         assert!((distinct_if_uniform(32, 4, 2) - 7.5).abs() < 1e-12);
         assert!((distinct_if_uniform(8, 8, 3) - 8.0).abs() < 1e-12);
@@ -31,10 +35,10 @@ mod tests {
     }
 
     #[test]
-    fn of_even_counts_both_agree() {
+    fn both_agree_for_uniform_counts() {
         let independent = distinct_if_independent(&[10; 32], 80, 5);
         assert!((independent - distinct_if_uniform(32, 4, 5)).abs() < 1e-12);
-        // One expert in every token, two in every other.
+        // One expert is selected by every token, two by every other token.
         let some = distinct_if_independent(&[8, 4, 4, 0], 8, 2);
         assert!((some - (1.0 + 0.75 + 0.75)).abs() < 1e-12);
     }

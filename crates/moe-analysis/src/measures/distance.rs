@@ -1,11 +1,12 @@
-//! How far apart two sets of choices are.
+//! Distances between two distributions or sets of selected experts.
 
 use std::collections::BTreeSet;
 
-/// Total variation between the shares of two counts, ½ Σ |pₑ − qₑ|: 0 is the same, 1 has no expert in common. It is the share
-/// of the choices that would have to move (Levin, Peres, *Markov Chains and Mixing Times*, 4.1).
+/// Total variation distance between the distributions of two counts: ½ Σₑ |pₑ − qₑ|. 0 means equal distributions, 1 means
+/// that they have no expert in common. It is the fraction of selections that would have to change.
 ///
-/// `None` where one of them has no choice. Counts may differ in length: what is missing is 0.
+/// Source: Levin and Peres, *Markov Chains and Mixing Times*, section 4.1. Returns `None` if either sum is 0. A shorter
+/// slice is extended with zeros.
 pub fn total_variation(left: &[u64], right: &[u64]) -> Option<f64> {
     let sum = |counts: &[u64]| counts.iter().map(|&count| count as f64).sum::<f64>();
     let (total_left, total_right) = (sum(left), sum(right));
@@ -20,12 +21,13 @@ pub fn total_variation(left: &[u64], right: &[u64]) -> Option<f64> {
     Some(moved.sum::<f64>() / 2.0)
 }
 
-/// What [`total_variation`] of two windows would be about if nothing drifted and each token chose anew: sampling alone.
+/// Expected [`total_variation`] of two windows without drift, due to sampling alone.
 ///
-/// An expert is in a token's choice with probability qₑ (its count over `rows` in both windows together), so its share in a
-/// window of n rows has variance qₑ (1 − qₑ) / (n k²); E|X| = σ √(2/π) for a normal X. Neighbouring tokens that are alike
-/// make the real noise larger.
-pub fn total_variation_of_noise(left: (&[u64], u64), right: (&[u64], u64)) -> Option<f64> {
+/// Each window is a pair of counts and number of tokens. qₑ is the pooled count of expert e over the pooled number of
+/// tokens, k the number of experts per token. Then pₑ in a window of n tokens has the variance qₑ (1 − qₑ) / (n k²), and the
+/// result is ½ √(2/π) Σₑ √(qₑ (1 − qₑ) (1/n₁ + 1/n₂)) / k, since E|X| = σ √(2/π) for a normal X. Correlated tokens increase
+/// the real value. Returns `None` if a window has no tokens.
+pub fn expected_total_variation(left: (&[u64], u64), right: (&[u64], u64)) -> Option<f64> {
     let ((left, rows_left), (right, rows_right)) = (left, right);
     if rows_left == 0 || rows_right == 0 {
         return None;
@@ -43,7 +45,9 @@ pub fn total_variation_of_noise(left: (&[u64], u64), right: (&[u64], u64)) -> Op
     Some(deviations.sum::<f64>() * (2.0 / std::f64::consts::PI).sqrt() / 2.0)
 }
 
-/// Jaccard index of two sets of experts, |A ∩ B| / |A ∪ B|: 1 is the same set (Jaccard 1901). Two empty sets are the same.
+/// Jaccard index of two sets of experts, |A ∩ B| / |A ∪ B|: 1 means equal sets. It is 1 for two empty sets.
+///
+/// Source: Jaccard (1901).
 pub fn jaccard(left: &[usize], right: &[usize]) -> f64 {
     let left: BTreeSet<_> = left.iter().collect();
     let right: BTreeSet<_> = right.iter().collect();
@@ -58,28 +62,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn total_variation_by_hand() {
-        // Shares ½ ½ 0 against ¼ ¼ ½.
+    fn total_variation_matches_manual_result() {
+        // Distributions ½ ½ 0 and ¼ ¼ ½.
         assert_eq!(total_variation(&[2, 2], &[1, 1, 2]), Some(0.5));
         assert_eq!(total_variation(&[4, 4], &[1, 1]), Some(0.0));
         assert_eq!(total_variation(&[4, 0], &[0, 1]), Some(1.0));
         assert_eq!(total_variation(&[0, 0], &[0, 1]), None);
     }
 
-    /// Two experts, one a token, even: a share has σ = √(¼ (1/n + 1/n)).
+    /// Two experts, one per token, equally likely: pₑ of both windows differs with σ = √(¼ (1/n + 1/n)).
     #[test]
-    fn noise_of_a_coin() {
-        let noise = total_variation_of_noise((&[50, 50], 100), (&[50, 50], 100)).unwrap();
+    fn expected_total_variation_matches_coin_toss() {
+        let noise = expected_total_variation((&[50, 50], 100), (&[50, 50], 100)).unwrap();
         let expected = 0.005f64.sqrt() * (2.0 / std::f64::consts::PI).sqrt();
         assert!((noise - expected).abs() < 1e-12, "{noise} {expected}");
-        // An expert that is always chosen adds none.
-        let noise = total_variation_of_noise((&[100], 100), (&[100], 100)).unwrap();
+        // An expert that every token selects has no variance.
+        let noise = expected_total_variation((&[100], 100), (&[100], 100)).unwrap();
         assert_eq!(noise, 0.0);
-        assert_eq!(total_variation_of_noise((&[1], 1), (&[], 0)), None);
+        assert_eq!(expected_total_variation((&[1], 1), (&[], 0)), None);
     }
 
     #[test]
-    fn jaccard_by_hand() {
+    fn jaccard_matches_manual_result() {
         assert_eq!(jaccard(&[1, 2, 3], &[3, 4, 2]), 0.5);
         assert_eq!(jaccard(&[], &[]), 1.0);
         assert_eq!(jaccard(&[1], &[]), 0.0);

@@ -1,16 +1,18 @@
-//! Whether experts of a layer belong to domains.
+//! Specialization of experts on domains.
 
-/// How one expert of a layer belongs to one domain.
+/// Specialization of a layer on one domain.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Specialisation {
-    /// The expert that the domain chose most.
+    /// The expert that tokens of the domain select most often.
     pub expert: usize,
-    /// Share of the domain's tokens that went to it: N(e, D) / N(D), the domain specialisation of OLMoE (Muennighoff et al. 2024,
-    /// section 5.3, arXiv 2409.02060). Without any, it is k / N.
+    /// Fraction of the domain's tokens that select this expert: N(e, D) / N(D). For a uniform router it is k / N.
+    ///
+    /// Source: domain specialization in OLMoE (Muennighoff et al. 2024, section 5.3, <https://arxiv.org/abs/2409.02060>).
     pub share_of_tokens: f64,
 }
 
-/// The expert that a domain's tokens went to most; of equal ones the lower id. `None` without tokens.
+/// The most selected expert of a domain, given its counts and number of tokens. Ties go to the lower id. `None` without
+/// tokens or selections.
 pub fn specialisation(counts: &[u64], rows: u64) -> Option<Specialisation> {
     let expert = super::hottest(counts, 1).first().copied()?;
     let count = counts.get(expert).filter(|_| rows > 0)?;
@@ -20,11 +22,11 @@ pub fn specialisation(counts: &[u64], rows: u64) -> Option<Specialisation> {
     })
 }
 
-/// Mutual information of domain and expert in bits, each domain weighing the same: how much a choice tells of the domain.
-/// 0 = the domains choose alike, log2 of their number = no expert serves two of them. It is the mean Kullback-Leibler
-/// divergence of the domains' shares from their mean, the Jensen-Shannon divergence (Lin 1991).
+/// Mutual information of domain and selected expert in bits, with equal weight for each domain. 0 means that the expert
+/// distributions of all domains are equal. The maximum, log2(number of domains), means that no expert serves two domains.
 ///
-/// Few choices give too high a figure: domains that choose alike look apart by chance.
+/// It equals the Jensen-Shannon divergence of the distributions: their mean Kullback-Leibler divergence from their mean (Lin
+/// 1991). Domains without selections are ignored. The estimate is biased upward for few selections.
 pub fn mutual_information(domains: &[&[u64]]) -> f64 {
     let totals = domains.iter().map(|counts| {
         let total = counts.iter().map(|&count| count as f64).sum::<f64>();
@@ -51,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn information_by_hand() {
+    fn mutual_information_matches_manual_result() {
         assert_eq!(mutual_information(&[&[3, 1], &[6, 2]]), 0.0);
         assert_eq!(mutual_information(&[&[3, 0], &[0, 2]]), 1.0);
         assert_eq!(
@@ -59,14 +61,14 @@ mod tests {
             3f64.log2()
         );
         assert_eq!(mutual_information(&[]), 0.0);
-        // ½ ½ 0 and 0 ½ ½: half of the choices tell the domain, the others nothing.
+        // ½ ½ 0 and 0 ½ ½: half of the selections identify the domain, the others contain no information.
         assert!((mutual_information(&[&[1, 1, 0], &[0, 1, 1]]) - 0.5).abs() < 1e-12);
     }
 
     #[test]
-    fn the_favourite() {
-        let favourite = specialisation(&[1, 6, 6], 8).unwrap();
-        assert_eq!((favourite.expert, favourite.share_of_tokens), (1, 0.75));
+    fn specialisation_is_most_selected_expert() {
+        let most = specialisation(&[1, 6, 6], 8).unwrap();
+        assert_eq!((most.expert, most.share_of_tokens), (1, 0.75));
         assert_eq!(specialisation(&[1], 0), None);
         assert_eq!(specialisation(&[0], 3), None);
     }

@@ -1,4 +1,4 @@
-//! Measures of how a router spreads its choices, as functions of plain counts.
+//! Measures of routing, as functions of plain counts.
 
 mod batch;
 mod distance;
@@ -6,6 +6,6 @@ mod domain;
 mod spread;
 
 pub use batch::{distinct_if_independent, distinct_if_uniform};
-pub use distance::{jaccard, total_variation, total_variation_of_noise};
+pub use distance::{expected_total_variation, jaccard, total_variation};
 pub use domain::{Specialisation, mutual_information, specialisation};
 pub use spread::{Spread, TOP_PERCENT, hottest, n_of_percent};

@@ -1,38 +1,43 @@
-//! How evenly choices fall on experts.
+//! Load balance: how evenly selections are distributed over experts.
 
 use std::cmp::Reverse;
 
-/// Shares of the experts of which the share of the choices is told, in percent.
+/// Percentages of experts for which [`Spread::share_top`] contains the fraction of selections.
 pub const TOP_PERCENT: [usize; 5] = [1, 5, 10, 25, 50];
 
-/// The spread of counts over experts (or over all slots, layer × expert, of a model).
+/// Load balance of counts over the experts of a layer, or over all (layer, expert) pairs of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Spread {
-    /// Experts, chosen or not: N.
+    /// Number of experts N, including experts without selections.
     pub n_expert: usize,
-    /// Sum of the counts.
+    /// Number of selections: the sum of the counts.
     pub choices: u64,
-    /// Experts chosen at least once.
+    /// Number of experts with at least one selection.
     pub n_active: usize,
-    /// Share of the choices that fell on the hottest 1, 5, 10, 25 and 50 % of the experts ([`TOP_PERCENT`], rounded up to
-    /// whole experts): points of the Lorenz curve, read from its top.
+    /// Fraction of the selections by the hottest 1, 5, 10, 25 and 50 % of the experts ([`TOP_PERCENT`], rounded up to
+    /// integer numbers of experts). These are points of the Lorenz curve.
     pub share_top: [f64; TOP_PERCENT.len()],
-    /// Gini coefficient of the counts, Σ (2i − N − 1) xᵢ / (N Σ x) with x ascending: 0 is even, 1 − 1/N is one expert alone
-    /// (Gini 1912; the form for a finite population of Sen, *On Economic Inequality*, 1973).
+    /// Gini coefficient: Σᵢ (2i − N − 1) xᵢ / (N Σ x) for counts x sorted in ascending order and i from 1. 0 means uniform;
+    /// 1 − 1/N means that one expert has all selections.
+    ///
+    /// Source: Gini (1912); finite-population form of Sen, *On Economic Inequality* (1973).
     pub gini: f64,
-    /// Shannon entropy of the shares over that of an even spread, H / ln N: 1 is even, 0 is one expert alone (Shannon 1948;
-    /// as a bounded metric of routers in TRL, trl#4611).
+    /// Normalized Shannon entropy H / ln N of the distribution: 1 means uniform, 0 means that one expert has all selections.
+    ///
+    /// Source: Shannon (1948); proposed as a router metric in <https://github.com/huggingface/trl/issues/4611>.
     pub entropy: f64,
-    /// Choices of the hottest expert over the mean of all: 1 is even, N is one expert alone (the imbalance that expert-parallel
-    /// load balancers, as DeepSeek's EPLB, minimise over their devices).
+    /// Maximum count over mean count: 1 means uniform, N means that one expert has all selections. Expert-parallel load
+    /// balancers such as DeepSeek's EPLB minimize this ratio for devices.
     pub max_over_mean: f64,
-    /// Effective number of experts, exp H: so many experts in even use would have the same entropy (Hill number of order 1;
-    /// Jost, *Entropy and diversity*, Oikos 2006).
+    /// Effective number of experts exp(H): the number of uniformly used experts with the same entropy. Hill number of order
+    /// 1.
+    ///
+    /// Source: Jost, "Entropy and diversity", Oikos (2006).
     pub effective: f64,
 }
 
 impl Spread {
-    /// Measures counts, `[n_expert]` by expert. Without any choice everything is 0.
+    /// Measures `counts` (`[n_expert]`). All values are 0 if there are no selections.
     pub fn of(counts: &[u64]) -> Spread {
         let n_expert = counts.len();
         let choices = counts.iter().fold(0u64, |sum, &c| sum.saturating_add(c));
@@ -52,7 +57,7 @@ impl Spread {
         for (place, &count) in sorted.iter().take_while(|&&count| count > 0).enumerate() {
             let share = count as f64 / total;
             nats -= share * share.ln();
-            // The rank i from below is N - place.
+            // The ascending rank is i = N - place.
             weighted += (n - 2.0 * place as f64 - 1.0) * share;
             spread.n_active += 1;
         }
@@ -67,18 +72,18 @@ impl Spread {
         spread
     }
 
-    /// Share of the experts that were chosen at least once.
+    /// Fraction of the experts with at least one selection.
     pub fn active_fraction(&self) -> f64 {
         self.n_active as f64 / self.n_expert.max(1) as f64
     }
 }
 
-/// `percent` of `n` experts, rounded up to whole ones.
+/// `percent` % of `n` experts, rounded up.
 pub fn n_of_percent(n: usize, percent: usize) -> usize {
     (n * percent).div_ceil(100)
 }
 
-/// The `n` hottest experts, hottest first; of equal ones the lower id. Experts that were never chosen are not among them.
+/// The `n` hottest experts, hottest first. Ties go to the lower id. Experts without selections are omitted.
 pub fn hottest(counts: &[u64], n: usize) -> Vec<usize> {
     let mut experts: Vec<usize> = (0..counts.len()).filter(|&e| counts[e] > 0).collect();
     let by_heat = |&expert: &usize| (Reverse(counts[expert]), expert);
@@ -100,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn even_use() {
+    fn uniform_counts() {
         let even = Spread::of(&[5; 8]);
         close(even.entropy, 1.0);
         close(even.effective, 8.0);
@@ -112,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn one_expert_alone() {
+    fn single_active_expert() {
         let one = Spread::of(&[0, 0, 7, 0]);
         assert_eq!((one.entropy, one.effective), (0.0, 1.0));
         assert_eq!((one.max_over_mean, one.n_active), (4.0, 1));
@@ -121,9 +126,9 @@ mod tests {
         assert_eq!(Spread::of(&[9]).entropy, 0.0);
     }
 
-    /// Shares 1/2, 1/4, 1/4, 0: 1.5 bits of 2. Gini of 0, 1, 1, 2: (−3·0 − 1·1 + 1·1 + 3·2) / (4·4).
+    /// Distribution ½ ¼ ¼ 0: entropy 1.5 of 2 bits. Gini of 0, 1, 1, 2: (−3·0 − 1·1 + 1·1 + 3·2) / (4·4).
     #[test]
-    fn in_between() {
+    fn mixed_counts() {
         let some = Spread::of(&[1, 2, 0, 1]);
         close(some.entropy, 0.75);
         close(some.effective, 2f64.powf(1.5));
@@ -134,14 +139,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_zero_and_not_nan() {
+    fn empty_counts_yield_zero_instead_of_nan() {
         assert_eq!(Spread::of(&[0; 3]).gini, 0.0);
         assert_eq!(Spread::of(&[]), Spread::default());
         assert_eq!(Spread::of(&[]).active_fraction(), 0.0);
     }
 
     #[test]
-    fn the_hottest_with_ties() {
+    fn hottest_breaks_ties_by_id() {
         assert_eq!(hottest(&[3, 7, 0, 7, 3], 3), [1, 3, 0]);
         assert_eq!(hottest(&[0, 1], 2), [1]);
         assert_eq!(n_of_percent(32, 10), 4);

@@ -1,18 +1,18 @@
-//! Sums over transfers, and what follows from them.
+//! Sums over transfers, and figures derived from them.
 
 use moe_trace::transfers::{Span, Transfer};
 
 use super::OverlapVerdict;
 use crate::quantile::quantile;
 
-/// How long something took, over the times that it happened.
+/// Durations of an activity.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Times {
-    /// How often it happened.
+    /// Number of durations.
     pub n: u64,
-    /// All of it, nanoseconds.
+    /// Sum in nanoseconds.
     pub total_ns: f64,
-    /// 95 % of the times are below, nanoseconds; 0 if it never happened.
+    /// 95th percentile in nanoseconds; 0 without durations.
     pub p95_ns: f64,
 }
 
@@ -30,67 +30,68 @@ impl Times {
         }
     }
 
-    /// Nanoseconds.
+    /// Mean in nanoseconds; `None` without durations.
     pub fn mean_ns(&self) -> Option<f64> {
         ratio(self.total_ns, self.n as f64)
     }
 }
 
-/// The transfers of a layer, or of all.
+/// Transfers of one layer, or of all layers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Figures {
-    /// How often a layer ran.
+    /// Number of evaluations of a layer.
     pub runs: u64,
-    /// Experts chosen, each once a run.
+    /// Distinct selected experts, summed over the evaluations.
     pub n_experts: u64,
-    /// Of them, those whose down product the GPU computed.
+    /// Experts whose down product the GPU computed.
     pub n_fetched: u64,
-    /// Bytes that travelled.
+    /// Bytes transferred.
     pub bytes: u64,
-    /// Gate and up on the host.
+    /// Windows: gate and up on the CPU.
     pub window: Times,
-    /// From the begin of a run's first transfer to the end of its last; runs without one are not counted.
+    /// From the start of an evaluation's first transfer to the end of its last one. Evaluations without transfers are not
+    /// counted.
     pub transfer: Times,
-    /// From the end of the window to the end of the transfer, 0 where that comes first; as often as `transfer`.
+    /// From the end of the window to the end of the transfer, at least 0. One duration per element of `transfer`.
     pub stall: Times,
-    /// The down product on the GPU.
+    /// Down products on the GPU.
     pub product: Times,
-    /// Time of the transfers that lies within their windows, nanoseconds.
+    /// Time of transfers within their windows, in ns.
     pub hidden_ns: f64,
-    /// The same if each transfer began with its window: the shorter of the two.
+    /// Maximum of `hidden_ns`, reached if each transfer starts with its window: the sum of min(transfer, window).
     pub hideable_ns: f64,
-    /// Transfers that are no longer than their window.
+    /// Number of transfers that are not longer than their windows.
     pub fitting: u64,
-    /// Sum of the times from the begin of the window to that of the transfer, nanoseconds; negative where that comes first.
+    /// Sum of the times from the start of the window to the start of the transfer, in ns. Negative if transfers start first.
     pub delay_ns: f64,
     /// Bytes that gate and up read, if the model is known.
     pub gate_up_bytes: Option<f64>,
-    /// Measured bandwidth of the memory that they read from.
+    /// Measured bandwidth of the memory that contains gate and up, in bytes/s.
     pub memory_bytes_per_s: Option<f64>,
 }
 
 impl Figures {
-    /// Mean time of a transfer within its window, nanoseconds.
+    /// Mean time of a transfer within its window, in ns.
     pub fn mean_overlap_ns(&self) -> Option<f64> {
         ratio(self.hidden_ns, self.transfer.n as f64)
     }
 
-    /// Part of the transfers' time that lay within the windows.
+    /// Fraction of the transfer time within the windows.
     pub fn hidden_share(&self) -> Option<f64> {
         ratio(self.hidden_ns, self.transfer.total_ns)
     }
 
-    /// The bound beside it: min(1, window / transfer), weighted by the transfers' times.
+    /// Upper bound of [`hidden_share`](Self::hidden_share): min(1, window / transfer), weighted by transfer time.
     pub fn hideable_share(&self) -> Option<f64> {
         ratio(self.hideable_ns, self.transfer.total_ns)
     }
 
-    /// Part of the transfers that are no longer than their windows.
+    /// Fraction of the transfers that are not longer than their windows.
     pub fn fitting_share(&self) -> Option<f64> {
         ratio(self.fitting as f64, self.transfer.n as f64)
     }
 
-    /// Part of the chosen experts whose down product the host computed.
+    /// Fraction of the selected experts whose down product the CPU computed.
     pub fn fallback_rate(&self) -> Option<f64> {
         ratio(
             self.n_experts as f64 - self.n_fetched as f64,
@@ -98,52 +99,52 @@ impl Figures {
         )
     }
 
-    /// Mean time from the begin of the window to that of the transfer, nanoseconds.
+    /// Mean time from the start of the window to the start of the transfer, in ns.
     pub fn mean_delay_ns(&self) -> Option<f64> {
         ratio(self.delay_ns, self.transfer.n as f64)
     }
 
-    /// Bytes per second of the link while something travelled.
+    /// Bandwidth of the interconnect during transfers, in bytes/s.
     pub fn link_bytes_per_s(&self) -> Option<f64> {
         ratio(self.bytes as f64, self.transfer.total_ns * 1e-9)
     }
 
-    /// Bytes per second that gate and up read.
+    /// Rate at which gate and up read memory, in bytes/s.
     pub fn gate_up_bytes_per_s(&self) -> Option<f64> {
         ratio(self.gate_up_bytes?, self.window.total_ns * 1e-9)
     }
 
-    /// Part of the memory's bandwidth that gate and up use.
+    /// Fraction of the memory bandwidth that gate and up use.
     pub fn memory_share(&self) -> Option<f64> {
         ratio(self.gate_up_bytes_per_s()?, self.memory_bytes_per_s?)
     }
 
-    /// The same with what travels under them: transfers read the same memory.
+    /// Fraction of the memory bandwidth that gate and up and the transfers within their windows use.
     pub fn memory_share_with_transfers(&self) -> Option<f64> {
-        let travelled = self.bytes as f64 * self.hidden_share().unwrap_or(0.0);
-        let read = (self.gate_up_bytes? + travelled) / (self.window.total_ns * 1e-9);
+        let transferred = self.bytes as f64 * self.hidden_share().unwrap_or(0.0);
+        let read = (self.gate_up_bytes? + transferred) / (self.window.total_ns * 1e-9);
         self.memory_share()?;
         ratio(read, self.memory_bytes_per_s?)
     }
 
-    /// Whether hiding worked, in a word and a line.
+    /// The verdict on the overlap.
     pub fn verdict(&self) -> OverlapVerdict {
         OverlapVerdict::of(self)
     }
 }
 
-/// `None` instead of a division by nothing.
+/// `part / whole`; `None` if `whole` is 0.
 fn ratio(part: f64, whole: f64) -> Option<f64> {
     (whole > 0.0).then(|| part / whole)
 }
 
-/// Nanoseconds that two spans share.
+/// Length of the intersection of two spans in ns.
 fn shared_ns(a: Span, b: Span) -> u64 {
     let (start, end) = (a.start_ns.max(b.start_ns), a.end_ns.min(b.end_ns));
     end.saturating_sub(start)
 }
 
-/// Figures in the making.
+/// Accumulates [`Figures`].
 #[derive(Default)]
 pub(super) struct Collector {
     figures: Figures,
@@ -154,14 +155,14 @@ pub(super) struct Collector {
 }
 
 impl Collector {
-    /// Adds a layer of a pass, which read `gate_up_bytes`.
+    /// Adds an evaluation of a layer, which read `gate_up_bytes`.
     pub(super) fn add(&mut self, run: &Transfer, gate_up_bytes: Option<f64>) {
         let figures = &mut self.figures;
         figures.runs += 1;
         figures.n_experts += u64::from(run.n_experts);
         figures.n_fetched += u64::from(run.n_fetched);
         figures.bytes = figures.bytes.saturating_add(run.bytes);
-        // Of a model that is known in part nothing is told.
+        // The sum is unknown if the bytes of any evaluation are unknown.
         figures.gate_up_bytes = match (figures.runs, figures.gate_up_bytes) {
             (1, _) => gate_up_bytes,
             (_, sum) => sum.zip(gate_up_bytes).map(|(sum, bytes)| sum + bytes),
@@ -174,7 +175,7 @@ impl Collector {
         figures.hidden_ns += shared_ns(transfer, window) as f64;
         figures.hideable_ns += transfer.ns().min(window.ns()) as f64;
         figures.fitting += u64::from(transfer.ns() <= window.ns());
-        // In integers first: the clock's values have more digits than an f64.
+        // Subtracts integers: timestamps have more digits than an f64.
         figures.delay_ns += (i128::from(transfer.start_ns) - i128::from(window.start_ns)) as f64;
         self.transfers.push(transfer.ns() as f64);
         let stall = transfer.end_ns.saturating_sub(window.end_ns);

@@ -1,9 +1,11 @@
-//! How much of Post-Fetch's transfers lay under the computation of gate and up, and how much could have.
+//! Overlap of Post-Fetch's expert transfers with the computation of gate and up.
 //!
-//! In a layer of a pass the down matrices of the chosen experts travel to the GPU while the host computes gate and up: the
-//! transfer hides in that window, and what lies outside of it is waited for. Two bounds stand beside what was measured. A
-//! transfer can hide only as far as the window is as long as it. And a window whose memory is busy has no room: the
-//! transfer reads the same memory, so what it gains gate and up lose.
+//! Post-Fetch ([ernestuz-b/llama-prefetch.cpp](https://github.com/ernestuz-b/llama-prefetch.cpp)) copies the down matrices
+//! of the selected experts of a layer to the GPU while the CPU computes gate and up. The computation is the *window* in
+//! which the transfer can be hidden. The GPU waits for the part of the transfer after the window.
+//!
+//! Two bounds accompany the measurements. At most the length of the window can be hidden. And if the memory bandwidth is
+//! saturated, the transfer slows down gate and up, because both read the same memory.
 
 mod figures;
 mod passes;
@@ -22,18 +24,18 @@ pub use verdict::OverlapVerdict;
 
 use figures::Collector;
 
-/// The figures of one phase.
+/// Overlap in one phase.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OverlapReport {
     /// Number of passes.
     pub passes: u64,
-    /// Of each layer, by its number.
+    /// Figures of each layer.
     pub layers: BTreeMap<LayerId, Figures>,
-    /// Of all layers together.
+    /// Figures of all layers together.
     pub all: Figures,
 }
 
-/// The figures of a phase; `None` if it has no transfers.
+/// Analyzes the transfers of a phase; `None` without transfers.
 pub fn report(transfers: &[Transfer], phase: Phase, reads: &Reads) -> Option<OverlapReport> {
     let mut layers: BTreeMap<LayerId, Collector> = BTreeMap::new();
     let mut all = Collector::default();

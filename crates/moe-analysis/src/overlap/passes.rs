@@ -1,16 +1,16 @@
-//! Passes of a run, found in its transfers.
+//! Passes of a run, derived from its transfers.
 
 use moe_trace::transfers::{Span, Transfer};
 
-/// The passes in order, each with its layers in order: where the request, the position or the phase is another one, or the
-/// layers begin anew, a pass begins.
+/// The passes in order, each with the transfers of its layers in order. A new pass starts when the request, the position or
+/// the phase changes, or when the layer number does not increase.
 pub fn passes(transfers: &[Transfer]) -> Vec<&[Transfer]> {
-    let of = |transfer: &Transfer| (transfer.sequence_id, transfer.token_id, transfer.phase);
-    let goes_on = |a: &Transfer, b: &Transfer| of(a) == of(b) && a.layer_id < b.layer_id;
-    transfers.chunk_by(goes_on).collect()
+    let key = |transfer: &Transfer| (transfer.sequence_id, transfer.token_id, transfer.phase);
+    let is_same_pass = |a: &Transfer, b: &Transfer| key(a) == key(b) && a.layer_id < b.layer_id;
+    transfers.chunk_by(is_same_pass).collect()
 }
 
-/// From the first begin of anything in a pass to the last end; `None` if it has no layers.
+/// Time span from the first start to the last end of all activities in a pass; `None` for a pass without layers.
 pub fn bounds(pass: &[Transfer]) -> Option<Span> {
     let spans = || {
         pass.iter()
@@ -23,10 +23,10 @@ pub fn bounds(pass: &[Transfer]) -> Option<Span> {
     })
 }
 
-/// Place of the pass of median length (of two, the shorter one).
+/// Index of the pass with the median duration (the lower median).
 pub fn typical(passes: &[&[Transfer]]) -> Option<usize> {
-    let length = |&place: &usize| bounds(passes[place]).map_or(0, Span::ns);
-    let mut places: Vec<usize> = (0..passes.len()).collect();
-    places.sort_by_key(length);
-    places.get(passes.len().checked_sub(1)? / 2).copied()
+    let length = |&index: &usize| bounds(passes[index]).map_or(0, Span::ns);
+    let mut indices: Vec<usize> = (0..passes.len()).collect();
+    indices.sort_by_key(length);
+    indices.get(passes.len().checked_sub(1)? / 2).copied()
 }

@@ -1,4 +1,4 @@
-//! What gate and up read, and how fast the memory is.
+//! Bytes that gate and up read, and the memory bandwidth.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,26 +7,26 @@ use moe_gguf::map::{OffsetMap, Projection};
 use moe_trace::transfers::Transfer;
 use moe_trace::{ExpertId, LayerId};
 
-/// What is known beside the transfers; the default is nothing.
+/// Known properties of the model and the machine. By default nothing is known.
 #[derive(Clone, Debug, Default)]
 pub struct Reads {
-    /// Bytes of gate and up of an expert of each layer, see [`gate_up_bytes`].
+    /// Mean bytes of gate and up per expert of each layer, see [`gate_up_bytes`].
     pub gate_up_bytes: BTreeMap<LayerId, f64>,
-    /// Measured bandwidth of the host's memory when it is read.
+    /// Measured read bandwidth of CPU memory in bytes/s.
     pub memory_bytes_per_s: Option<f64>,
 }
 
 impl Reads {
-    /// Bytes that gate and up of a layer read in a pass: each chosen expert once. Where the GPU computes some of them it is
-    /// the most that the host can have read.
+    /// Bytes that gate and up of a layer read in a pass: those of each selected expert, once. If the GPU computes some
+    /// experts, it is an upper bound for the CPU.
     pub(super) fn of(&self, transfer: &Transfer) -> Option<f64> {
         let bytes = self.gate_up_bytes.get(&transfer.layer_id)?;
         Some(bytes * f64::from(transfer.n_experts))
     }
 }
 
-/// Bytes of gate and up of an expert of each layer, biases included; the mean where experts differ. What is a part of an expert
-/// is defined in [`moe_gguf::experts`].
+/// Mean bytes of gate and up per expert of each layer, biases included. [`moe_gguf::experts`] defines the parts of an
+/// expert.
 pub fn gate_up_bytes(map: &OffsetMap) -> BTreeMap<LayerId, f64> {
     let parts = ExpertParts::of(map);
     let mut layers: BTreeMap<LayerId, (f64, BTreeSet<ExpertId>)> = BTreeMap::new();

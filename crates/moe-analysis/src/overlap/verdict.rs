@@ -1,55 +1,56 @@
-//! Whether hiding the transfers worked.
+//! Verdict on the overlap: whether the transfers are hidden.
 
 use std::fmt::{self, Display, Formatter};
 
 use super::Figures;
 
-/// Share of the transfers' time from which on they count as hidden, and of the memory's bandwidth from which on it is full.
-const NEARLY_ALL: f64 = 0.9;
+/// Fraction of the transfer time from which on transfers count as hidden, and of the memory bandwidth from which on it
+/// counts as saturated.
+const THRESHOLD: f64 = 0.9;
 
-/// What came of it; shares are of the transfers' time.
+/// Verdict. `hidden` and `hideable` are fractions of the transfer time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum OverlapVerdict {
-    /// There was no transfer.
-    Nothing,
-    /// Windows are too short.
+    /// There were no transfers.
+    NoTransfers,
+    /// Transfers are longer than the windows.
     TooLong {
-        /// Mean, nanoseconds.
+        /// Mean transfer time in ns.
         transfer_ns: f64,
-        /// Mean, nanoseconds.
+        /// Mean window in ns.
         window_ns: f64,
-        /// What fits.
+        /// Upper bound of `hidden`.
         hideable: f64,
-        /// What was hidden.
+        /// Hidden fraction.
         hidden: f64,
     },
-    /// The memory is busy with gate and up alone.
+    /// Gate and up alone saturate the memory bandwidth.
     NoGain {
-        /// Part of its bandwidth.
+        /// Fraction of the memory bandwidth that gate and up use.
         memory: f64,
-        /// What was hidden.
+        /// Hidden fraction.
         hidden: f64,
     },
-    /// The memory is busy with gate and up and what travels meanwhile. Then all bytes of a layer take as long as the memory
-    /// takes for them, whoever reads: something is gained only over a processor that alone does not read so fast.
-    MemoryFull {
-        /// Part of its bandwidth.
+    /// Gate, up and the concurrent transfers together saturate the memory bandwidth. The time of a layer then depends only
+    /// on its bytes. Post-Fetch is faster only if the CPU alone cannot saturate the bandwidth.
+    BandwidthSaturated {
+        /// Fraction of the memory bandwidth in use.
         memory: f64,
-        /// What was hidden.
+        /// Hidden fraction.
         hidden: f64,
     },
-    /// It worked.
+    /// The transfers are hidden.
     Hidden {
-        /// What was hidden.
+        /// Hidden fraction.
         hidden: f64,
     },
-    /// Windows are long enough, and transfers lie beside them.
+    /// Windows are long enough, but transfers are not within them.
     Missed {
-        /// What fits.
+        /// Upper bound of `hidden`.
         hideable: f64,
-        /// What was hidden.
+        /// Hidden fraction.
         hidden: f64,
-        /// Mean time from the begin of the window to that of the transfer, nanoseconds.
+        /// Mean time from the start of the window to the start of the transfer, in ns.
         delay_ns: f64,
     },
 }
@@ -58,28 +59,28 @@ impl OverlapVerdict {
     pub(super) fn of(figures: &Figures) -> OverlapVerdict {
         let (Some(hidden), Some(hideable)) = (figures.hidden_share(), figures.hideable_share())
         else {
-            return OverlapVerdict::Nothing;
+            return OverlapVerdict::NoTransfers;
         };
         let alone = figures.memory_share().unwrap_or(0.0);
         let together = figures.memory_share_with_transfers().unwrap_or(0.0);
-        if hideable < NEARLY_ALL {
+        if hideable < THRESHOLD {
             OverlapVerdict::TooLong {
                 transfer_ns: figures.transfer.mean_ns().unwrap_or(0.0),
                 window_ns: figures.window.mean_ns().unwrap_or(0.0),
                 hideable,
                 hidden,
             }
-        } else if alone >= NEARLY_ALL {
+        } else if alone >= THRESHOLD {
             OverlapVerdict::NoGain {
                 memory: alone,
                 hidden,
             }
-        } else if together >= NEARLY_ALL {
-            OverlapVerdict::MemoryFull {
+        } else if together >= THRESHOLD {
+            OverlapVerdict::BandwidthSaturated {
                 memory: together,
                 hidden,
             }
-        } else if hidden >= NEARLY_ALL {
+        } else if hidden >= THRESHOLD {
             OverlapVerdict::Hidden { hidden }
         } else {
             OverlapVerdict::Missed {
@@ -90,13 +91,13 @@ impl OverlapVerdict {
         }
     }
 
-    /// One word, for tables.
+    /// The verdict as a machine-readable word.
     pub fn word(&self) -> &'static str {
         match self {
-            OverlapVerdict::Nothing => "nothing",
+            OverlapVerdict::NoTransfers => "no_transfers",
             OverlapVerdict::TooLong { .. } => "too_long",
             OverlapVerdict::NoGain { .. } => "no_gain",
-            OverlapVerdict::MemoryFull { .. } => "memory_full",
+            OverlapVerdict::BandwidthSaturated { .. } => "bandwidth_saturated",
             OverlapVerdict::Hidden { .. } => "hidden",
             OverlapVerdict::Missed { .. } => "missed",
         }
@@ -108,8 +109,8 @@ impl Display for OverlapVerdict {
         let percent = |share: f64| format!("{:.1} %", 100.0 * share);
         let us = |ns: f64| format!("{:.1} µs", ns * 1e-3);
         match *self {
-            OverlapVerdict::Nothing => {
-                f.write_str("nothing travelled: the host computed every down product")
+            OverlapVerdict::NoTransfers => {
+                f.write_str("no transfers: the CPU computed every down product")
             }
             OverlapVerdict::TooLong {
                 transfer_ns,
@@ -118,7 +119,7 @@ impl Display for OverlapVerdict {
                 hidden,
             } => write!(
                 f,
-                "cannot be hidden: a transfer takes {} and gate and up {}, so that at most {} of the transfers fits under them; {} lay there",
+                "too long: a transfer takes {} but gate and up only {}, so at most {} of the transfer time can be hidden; {} was hidden",
                 us(transfer_ns),
                 us(window_ns),
                 percent(hideable),
@@ -126,20 +127,20 @@ impl Display for OverlapVerdict {
             ),
             OverlapVerdict::NoGain { memory, hidden } => write!(
                 f,
-                "no gain: {} of the transfers lies under gate and up, but these alone use {} of the memory's bandwidth",
+                "no gain: {} of the transfer time is hidden, but gate and up alone use {} of the memory bandwidth",
                 percent(hidden),
                 percent(memory)
             ),
-            OverlapVerdict::MemoryFull { memory, hidden } => write!(
+            OverlapVerdict::BandwidthSaturated { memory, hidden } => write!(
                 f,
-                "the memory is full: {} of the transfers lies under gate and up, and together they use {} of its bandwidth; there is a gain only if the processor alone reads less",
+                "memory bandwidth saturated: {} of the transfer time is hidden, but gate and up and the transfers use {} of the memory bandwidth; Post-Fetch is faster only if the CPU alone cannot saturate it",
                 percent(hidden),
                 percent(memory)
             ),
             OverlapVerdict::Hidden { hidden } => {
                 write!(
                     f,
-                    "hidden: {} of the transfers lies under gate and up",
+                    "hidden: {} of the transfer time is within gate and up",
                     percent(hidden)
                 )
             }
@@ -149,7 +150,7 @@ impl Display for OverlapVerdict {
                 delay_ns,
             } => write!(
                 f,
-                "missed: {} of the transfers lies under gate and up where {} could; they begin {} {} them",
+                "missed: {} of the transfer time is within gate and up, of at most {}; transfers start {} {} gate and up",
                 percent(hidden),
                 percent(hideable),
                 us(delay_ns.abs()),

@@ -1,100 +1,100 @@
-//! A trace as the caches see it.
+//! A trace as a sequence of batches for cache simulation.
 
 use std::sync::Arc;
 
 use moe_placement::cache::{Experts, Future, Key};
 use moe_placement::predict::Given;
 
-/// Marks a choice of an expert that the batch looked up before.
+/// Flag of a selection whose expert was looked up before in the batch.
 const AGAIN: u32 = 1 << 31;
 
-/// Set in the flags of a batch that ends a request; below it is the phase.
+/// Flag of a batch that ends a request. The lower bits are the phase.
 const ENDS_REQUEST: u8 = 1 << 7;
 
-/// The choices of a trace in order, cut into batches: 4 bytes a choice and 5 a batch.
+/// The selections of a trace, divided into batches. Uses 4 bytes per selection and 5 bytes per batch.
 #[derive(Debug, Clone)]
 pub struct Batches {
     experts: Arc<Experts>,
-    /// Keys, perhaps with [`AGAIN`].
-    choices: Vec<u32>,
-    /// `[n_batches]`: end in `choices`.
+    /// Keys, possibly with the flag [`AGAIN`].
+    selections: Vec<u32>,
+    /// `[n_batches]`: end of the batch in `selections`.
     ends: Vec<u32>,
-    /// `[n_batches]`
+    /// `[n_batches]`: phase, possibly with the flag [`ENDS_REQUEST`].
     flags: Vec<u8>,
     look_ups: u64,
     facts: TraceFacts,
 }
 
-/// What a trace tells beside its choices.
+/// Properties of a trace in addition to its selections.
 #[derive(Debug, Clone)]
 pub(super) struct TraceFacts {
-    /// `[n_layer]`: time from a layer's routing to the next one.
+    /// `[n_layer]`: mean time from the layer's routing to the next routing, in s.
     pub(super) windows_s: Option<Vec<f64>>,
-    /// Experts that a token chooses in a layer.
+    /// Experts per token (top-k).
     pub(super) n_expert_used: u32,
 }
 
-/// What one layer routes in one pass.
+/// The tokens that one layer routes in one pass.
 #[derive(Debug, Clone, Copy)]
 pub struct Batch<'a> {
-    choices: &'a [u32],
+    selections: &'a [u32],
     flags: u8,
 }
 
 impl Batch<'_> {
-    /// Index of the phase: 0 prompt, 1 generate, 2 not told.
+    /// Phase: 0 prompt, 1 generate, 2 unknown.
     pub fn phase(&self) -> usize {
         usize::from(self.flags & !ENDS_REQUEST)
     }
 
-    /// Whether it is the last one of a request.
+    /// Whether the batch is the last one of a request.
     pub fn ends_request(&self) -> bool {
         self.flags & ENDS_REQUEST != 0
     }
 
-    /// The expert of each token and slot, in order, and whether the batch chose it before.
-    pub fn choices(&self) -> impl Iterator<Item = (Key, bool)> {
-        self.choices
+    /// Selected expert of each token and slot, in order, and whether the batch has looked it up before.
+    pub fn selections(&self) -> impl Iterator<Item = (Key, bool)> {
+        self.selections
             .iter()
-            .map(|&choice| (choice & !AGAIN, choice & AGAIN != 0))
+            .map(|&selection| (selection & !AGAIN, selection & AGAIN != 0))
     }
 
-    /// The distinct experts, in the order in which they are looked up.
+    /// Distinct experts in the order of their look-ups.
     pub fn look_ups(&self) -> impl Iterator<Item = Key> {
-        let firsts = self.choices().filter(|&(_, again)| !again);
+        let firsts = self.selections().filter(|&(_, again)| !again);
         firsts.map(|(key, _)| key)
     }
 }
 
-/// What the generated tokens of a trace need.
+/// Work of the generated tokens of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Needs {
-    /// Passes: as many as the layer has that routed most often. For one sequence, its tokens.
+    /// Number of passes: that of the layer with the most. For a single sequence, the number of tokens.
     pub tokens: u64,
-    /// Look-ups.
+    /// Number of look-ups.
     pub look_ups: u64,
-    /// Bytes of all look-ups.
+    /// Bytes of all looked-up experts.
     pub bytes: u64,
 }
 
 impl Batches {
-    /// Of keys of `experts`, cut at `ends`; a prompt after generated tokens begins a request.
+    /// Batches of keys of `experts` that end at `ends`. A prompt after generated tokens starts a new request.
     pub(super) fn new(
         experts: Arc<Experts>,
-        mut choices: Vec<u32>,
+        mut selections: Vec<u32>,
         ends: Vec<u32>,
         mut flags: Vec<u8>,
         facts: TraceFacts,
     ) -> Batches {
         let mut look_ups = 0;
-        // Number of the batch that looked an expert up last, from 1.
+        // `[n_keys]`: number of the batch with the expert's last look-up, from 1.
         let mut last = vec![0u32; experts.len()];
         let mut start = 0;
         for (batch, &end) in (1..).zip(&ends) {
-            for choice in &mut choices[start..end as usize] {
-                let last = &mut last[*choice as usize];
+            for selection in &mut selections[start..end as usize] {
+                let last = &mut last[*selection as usize];
                 if std::mem::replace(last, batch) == batch {
-                    *choice |= AGAIN;
+                    *selection |= AGAIN;
                 } else {
                     look_ups += 1;
                 }
@@ -111,7 +111,7 @@ impl Batches {
         }
         Batches {
             experts,
-            choices,
+            selections,
             ends,
             flags,
             look_ups,
@@ -119,12 +119,11 @@ impl Batches {
         }
     }
 
-    /// How long each layer works until the next one routes (`[n_layer]`, seconds), on average over generated tokens; `None`
-    /// where the trace tells no times.
+    /// Time window of each layer (`[n_layer]`) in seconds: the mean time from its routing to the next routing, for generated
+    /// tokens. `None` if the trace has no times.
     ///
-    /// A layer's window is the time from its routing to the routing that follows: its experts, the next layer's attention,
-    /// and after the last layer the output, the sampling and the next token's way to its first routing. What the recorded
-    /// program waited for is in it.
+    /// The window contains the layer's experts and the next layer's attention. After the last layer it contains the output,
+    /// sampling, and the next token's layers up to its first routing. Waiting times of the recorded program are included.
     pub fn windows_s(&self) -> Option<&[f64]> {
         self.facts.windows_s.as_deref()
     }
@@ -141,14 +140,14 @@ impl Batches {
         ranges
             .zip(&self.flags)
             .map(|((start, &end), &flags)| Batch {
-                choices: &self.choices[start as usize..end as usize],
+                selections: &self.selections[start as usize..end as usize],
                 flags,
             })
     }
 
-    /// Number of choices: each expert of each token.
-    pub fn n_choices(&self) -> u64 {
-        self.choices.len() as u64
+    /// Number of selections: one per expert and token.
+    pub fn n_selections(&self) -> u64 {
+        self.selections.len() as u64
     }
 
     /// Number of batches.
@@ -156,12 +155,12 @@ impl Batches {
         self.ends.len()
     }
 
-    /// Number of look-ups: each distinct expert of each batch.
+    /// Number of look-ups: one per distinct expert of each batch.
     pub fn n_look_ups(&self) -> u64 {
         self.look_ups
     }
 
-    /// How often each expert is looked up (`[n_keys]`).
+    /// Number of look-ups of each expert (`[n_keys]`).
     pub fn counts(&self) -> Vec<u64> {
         let mut counts = vec![0; self.experts.len()];
         for key in self.look_ups() {
@@ -170,18 +169,18 @@ impl Batches {
         counts
     }
 
-    /// The share of its layer's tokens that chose each expert (`[n_keys]`), prompts included.
+    /// Fraction of the layer's tokens that select each expert (`[n_keys]`), including prompt tokens.
     pub fn shares(&self) -> Vec<f64> {
         let mut counts = vec![0u64; self.experts.len()];
-        for &choice in &self.choices {
-            counts[(choice & !AGAIN) as usize] += 1;
+        for &selection in &self.selections {
+            counts[(selection & !AGAIN) as usize] += 1;
         }
         let mut shares = vec![0.0; counts.len()];
         for layer in 0..self.experts.n_layer() {
             let keys = self.experts.keys_of(layer);
             let keys = keys.start as usize..keys.end as usize;
-            let choices: u64 = counts[keys.clone()].iter().sum();
-            let tokens = choices as f64 / f64::from(self.facts.n_expert_used);
+            let selections: u64 = counts[keys.clone()].iter().sum();
+            let tokens = selections as f64 / f64::from(self.facts.n_expert_used);
             for (share, &count) in shares[keys.clone()].iter_mut().zip(&counts[keys]) {
                 *share = (count as f64 / tokens.max(1.0)).min(1.0);
             }
@@ -189,12 +188,12 @@ impl Batches {
         shares
     }
 
-    /// When each expert is looked up next.
+    /// Next look-up of each expert, the input of Belady's algorithm; `None` if the trace is too long.
     pub fn future(&self) -> Option<Future> {
         Future::new(self.experts.len(), self.look_ups())
     }
 
-    /// Bytes of the experts of the batch that has most.
+    /// Bytes of the distinct experts of the largest batch.
     pub fn largest_batch_bytes(&self) -> u64 {
         self.iter()
             .map(|batch| self.bytes(&batch))
@@ -207,20 +206,20 @@ impl Batches {
         bytes.fold(0, u64::saturating_add)
     }
 
-    /// Bytes that one pass of a generated token needs in all layers, at most: a cache that goes by the last use and holds
-    /// less has forgotten an expert before its layer comes again. 0 without generated tokens.
+    /// Upper bound of the bytes that a pass of a generated token needs in all layers. An LRU cache with a smaller budget
+    /// evicts the experts of a layer before the layer runs again. 0 without generated tokens.
     pub fn cycle_bytes(&self) -> u64 {
         let mut layers = vec![0u64; self.experts.n_layer()];
         for batch in self.generated() {
             if let Some(key) = batch.look_ups().next() {
-                let most = &mut layers[self.experts.layer_index(key)];
-                *most = self.bytes(&batch).max(*most);
+                let max = &mut layers[self.experts.layer_index(key)];
+                *max = self.bytes(&batch).max(*max);
             }
         }
         layers.into_iter().fold(0, u64::saturating_add)
     }
 
-    /// What generated tokens need, whatever is cached.
+    /// Look-ups and bytes of generated tokens, independent of the cache.
     pub fn needs(&self) -> Needs {
         let mut layers = vec![0u64; self.experts.n_layer()];
         let (mut look_ups, mut bytes) = (0, 0u64);
@@ -238,7 +237,7 @@ impl Batches {
         }
     }
 
-    /// The trace as predictions: what it says a layer chooses in a pass is what is predicted for that pass.
+    /// The trace as predictions: the selections of a layer in a pass are the prediction for that pass.
     pub fn as_predictions(&self) -> Given {
         let mut given = Given::new(self.experts.n_layer());
         for batch in self.generated() {
@@ -255,7 +254,7 @@ impl Batches {
     }
 
     fn look_ups(&self) -> impl Iterator<Item = Key> {
-        let firsts = self.choices.iter().copied();
-        firsts.filter(|choice| choice & AGAIN == 0)
+        let firsts = self.selections.iter().copied();
+        firsts.filter(|selection| selection & AGAIN == 0)
     }
 }

@@ -1,7 +1,7 @@
-//! Rows of a trace, put into batches.
+//! Grouping of the rows of a trace into batches.
 //!
-//! Where a trace has times, a batch is an operation: what has the same layer and time. Where it has none, a prompt is one
-//! batch for each layer, in whatever order its rows come, and any other token is a batch of its own.
+//! If the trace has timestamps, rows with equal layer and timestamp form a batch (an operation). Otherwise the prompt of a
+//! sequence forms one batch per layer, independent of the order of its rows, and every other token is its own batch.
 
 use std::sync::Arc;
 
@@ -15,69 +15,70 @@ use super::batches::TraceFacts;
 use super::windows::Windows;
 use super::{Batches, Error};
 
-/// Bits of an expert id in a raw choice, the layer is above.
+/// Number of bits of the expert id in a raw selection; the layer is in the higher bits.
 const EXPERT_BITS: u32 = MAX_ID.trailing_zeros();
 
-/// Index of tokens of which it is not told whether they are of the prompt.
+/// Phase of tokens whose phase is unknown.
 const UNKNOWN_PHASE: u8 = 2;
 
-/// Takes rows of routing and refuses counts. Blocks of an MTP head, which no cache of the model's layers has, are left out.
+/// Collects rows of routing into batches. Rejects counts. Omits blocks of an MTP head, which no cache of the model's layers
+/// holds.
 #[derive(Debug, Default)]
 pub struct Collector {
-    /// Layer and expert of each choice.
-    choices: Vec<u32>,
+    /// Layer and expert of each selection.
+    selections: Vec<u32>,
     ends: Vec<u32>,
     phases: Vec<u8>,
     open: Option<Group>,
     tokens: TokenStarts,
     prompt: Prompt,
     n_expert: u32,
-    /// One more than the highest slot.
+    /// Highest slot plus 1.
     n_expert_used: u32,
     facts: Facts,
-    /// Selections in blocks of the MTP head.
+    /// Number of selections in blocks of the MTP head.
     n_of_mtp_head: u64,
     windows: Windows,
 }
 
-/// What the rows of a batch have in common.
+/// Common property of the rows of a batch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Group {
     Operation(LayerId, u64),
-    /// One token without a time; there is another group for each token.
+    /// One token without a timestamp.
     Token,
-    /// A prompt without times, of a sequence.
+    /// Prompt of a sequence, without timestamps.
     Prompt(Option<u32>),
 }
 
-/// A prompt without times, until it ends.
+/// A prompt without timestamps, until it ends.
 #[derive(Debug, Default)]
 struct Prompt {
-    /// Choices of each layer, in the order in which layers are first met.
+    /// Selections of each layer, in the order of the first occurrence of the layers.
     layers: Vec<(LayerId, Vec<u32>)>,
 }
 
 impl Prompt {
-    fn push(&mut self, layer_id: LayerId, choice: u32) {
-        // Rows of a layer come together, or layers ascend: it is the last one or near it.
+    fn push(&mut self, layer_id: LayerId, selection: u32) {
+        // Searches from the end: rows of a layer are contiguous, or layers ascend.
         let place = self
             .layers
             .iter()
             .rposition(|(layer, _)| *layer == layer_id);
         match place {
-            Some(place) => self.layers[place].1.push(choice),
-            None => self.layers.push((layer_id, vec![choice])),
+            Some(place) => self.layers[place].1.push(selection),
+            None => self.layers.push((layer_id, vec![selection])),
         }
     }
 }
 
 impl Collector {
-    /// No rows yet.
+    /// A collector without rows.
     pub fn new() -> Collector {
         Collector::default()
     }
 
-    /// Selections that were left out, as they are in blocks of the MTP head.
+    /// Number of selections that were omitted because they are in blocks of the MTP head.
     pub fn n_of_mtp_head(&self) -> u64 {
         self.n_of_mtp_head
     }
@@ -87,7 +88,7 @@ impl Collector {
         blocks.is_some_and(|blocks| blocks.contains(&layer_id.0.into()))
     }
 
-    /// Sizes of all experts by what the trace tells of its layers; none where it does not tell.
+    /// Sizes of all experts according to the trace; empty if it does not contain them.
     pub fn stated_sizes(&self) -> ExpertSizes {
         let n_expert = self.facts.n_expert.unwrap_or(0).max(self.n_expert);
         let layers = self.facts.expert_bytes.iter();
@@ -97,18 +98,18 @@ impl Collector {
             .collect()
     }
 
-    /// The batches of a model whose experts have these sizes.
+    /// Batches of a model whose experts have these sizes.
     ///
     /// # Errors
-    /// [`Error::NoSize`] if an expert was chosen that has none.
+    /// [`Error::NoSize`] if a selected expert has no size. [`Error::TooLong`] if the trace has too many selections.
     pub fn finish(mut self, sizes: &ExpertSizes) -> Result<Batches, Error> {
         self.close().map_err(|_| Error::TooLong)?;
         let experts = Experts::new(sizes);
-        for choice in &mut self.choices {
-            let layer = LayerId((*choice >> EXPERT_BITS) as u16); // below MAX_ID, as in every row
-            let expert = ExpertId(*choice & (MAX_ID - 1));
+        for selection in &mut self.selections {
+            let layer = LayerId((*selection >> EXPERT_BITS) as u16); // below MAX_ID, as in every row
+            let expert = ExpertId(*selection & (MAX_ID - 1));
             let key = experts.key(layer, expert);
-            *choice = key.ok_or(Error::NoSize { layer, expert })?;
+            *selection = key.ok_or(Error::NoSize { layer, expert })?;
         }
         let facts = TraceFacts {
             windows_s: self.windows.seconds(&experts),
@@ -116,33 +117,35 @@ impl Collector {
         };
         Ok(Batches::new(
             Arc::new(experts),
-            self.choices,
+            self.selections,
             self.ends,
             self.phases,
             facts,
         ))
     }
 
-    /// Ends the open batch.
+    /// Ends the current batch.
     fn close(&mut self) -> Result<(), SinkError> {
         match self.open.take() {
             None => {}
             Some(Group::Prompt(_)) => {
-                for (_, choices) in self.prompt.layers.drain(..) {
-                    self.choices.extend(choices);
-                    self.ends.push(end(&self.choices)?);
+                for (_, selections) in self.prompt.layers.drain(..) {
+                    self.selections.extend(selections);
+                    self.ends.push(end(&self.selections)?);
                     self.phases.push(0);
                 }
             }
-            Some(_) => self.ends.push(end(&self.choices)?),
+            Some(_) => self.ends.push(end(&self.selections)?),
         }
         Ok(())
     }
 }
 
-fn end(choices: &[u32]) -> Result<u32, SinkError> {
-    u32::try_from(choices.len()).map_err(|_| {
-        SinkError::Refused("more choices than can be simulated at once; cut the trace".into())
+fn end(selections: &[u32]) -> Result<u32, SinkError> {
+    u32::try_from(selections.len()).map_err(|_| {
+        SinkError::Refused(
+            "the trace has more than 2^32 - 1 selections; split it into parts".into(),
+        )
     })
 }
 
@@ -165,7 +168,7 @@ impl Sink for Collector {
         };
         self.n_expert = self.n_expert.max(row.expert_id.0.saturating_add(1));
         self.n_expert_used = self.n_expert_used.max(u32::from(row.slot) + 1);
-        let choice = u32::from(row.layer_id.0) << EXPERT_BITS | row.expert_id.0;
+        let selection = u32::from(row.layer_id.0) << EXPERT_BITS | row.expert_id.0;
         let is_token_start = self.tokens.is_start(row.token(), row.slot.into());
         if self.open != Some(group) || group == Group::Token && is_token_start {
             self.close()?;
@@ -175,11 +178,11 @@ impl Sink for Collector {
             }
             let is_generated = row.phase == Some(Phase::Generate);
             let time_ns = row.timestamp_ns.filter(|_| is_generated);
-            self.windows.note(row.layer_id, time_ns);
+            self.windows.add(row.layer_id, time_ns);
         }
         match group {
-            Group::Prompt(_) => self.prompt.push(row.layer_id, choice),
-            _ => self.choices.push(choice),
+            Group::Prompt(_) => self.prompt.push(row.layer_id, selection),
+            _ => self.selections.push(selection),
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Policies × budgets, side by side.
+//! Simulation of all combinations of policies and budgets.
 
 use std::sync::Arc;
 
@@ -8,48 +8,48 @@ use rayon::prelude::*;
 
 use super::{Batches, Error, LruCurve, Outcome, replay};
 
-/// What policies are made from beside the trace.
+/// Inputs of policies in addition to the trace.
 #[derive(Debug, Clone)]
 pub struct SimulateOptions {
     /// Observations of a learn file, for the policies that start from one.
     pub learn: Option<Arc<[LayerObservation]>>,
-    /// Share of the look-ups that `static` learns from.
+    /// Fraction of the look-ups that the policy `static` counts before it loads experts (0.0 to 1.0).
     pub first: f64,
-    /// Share of the hot cache that may be exchanged after a request.
+    /// Fraction of the hot cache that may be exchanged after a request (0.0 to 1.0).
     pub update_rate: f64,
-    /// Of random choices.
+    /// Seed of random evictions.
     pub seed: u64,
 }
 
-/// One cache.
+/// Result of one policy and budget.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Row {
-    /// Bytes that it may hold.
+    /// Budget in bytes.
     pub budget: u64,
-    /// Its policy.
+    /// The policy.
     pub policy: PolicyName,
-    /// What it did.
+    /// The result.
     pub outcome: Outcome,
 }
 
-/// What policies of a trace are made from.
+/// Inputs of `policies` for a trace.
 ///
 /// # Errors
-/// [`Error::TooLong`] if a policy must know the future of a trace that is too long.
+/// [`Error::TooLong`] if a policy needs the future of a trace that is too long.
 pub fn setting(
     batches: &Batches,
     policies: &[PolicyName],
     options: &SimulateOptions,
 ) -> Result<Setting, Error> {
-    let wants = |wanted: &[PolicyName]| policies.iter().any(|policy| wanted.contains(policy));
-    let future = if wants(&[PolicyName::Belady, PolicyName::BeladySize]) {
+    let needs = |names: &[PolicyName]| policies.iter().any(|policy| names.contains(policy));
+    let future = if needs(&[PolicyName::Belady, PolicyName::BeladySize]) {
         Some(Arc::new(batches.future().ok_or(Error::TooLong)?))
     } else {
         None
     };
     Ok(Setting {
         future,
-        counts: wants(&[PolicyName::StaticOracle]).then(|| batches.counts().into()),
+        counts: needs(&[PolicyName::StaticOracle]).then(|| batches.counts().into()),
         learn: options.learn.clone(),
         first_look_ups: (batches.n_look_ups() as f64 * options.first.clamp(0.0, 1.0)) as u64,
         update_rate: options.update_rate,
@@ -57,11 +57,11 @@ pub fn setting(
     })
 }
 
-/// Simulates all policies at all budgets: a row for each budget and policy, in the order given, budgets outside. `on_row` is
-/// called after each, on any thread.
+/// Simulates all policies with all budgets. Rows are in the given order, with budgets as the outer loop. `on_row` is called
+/// after each row, on any thread.
 ///
 /// # Errors
-/// [`Error::TooLong`] or [`Error::Policy`] if a policy cannot be made.
+/// [`Error::TooLong`] or [`Error::Policy`] if a policy cannot be built.
 pub fn simulate(
     batches: &Batches,
     budgets: &[u64],
@@ -70,7 +70,7 @@ pub fn simulate(
     on_row: impl Fn() + Sync,
 ) -> Result<Vec<Row>, Error> {
     let setting = setting(batches, policies, options)?;
-    let lru = PolicyName::Whole(Online::Lru);
+    let lru = PolicyName::Shared(Online::Lru);
     let curve = policies.contains(&lru).then(|| LruCurve::new(batches));
     let curve = curve.flatten();
     let pairs = budgets

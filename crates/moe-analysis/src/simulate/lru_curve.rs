@@ -1,26 +1,29 @@
-//! LRU at all budgets in one pass, where all experts have the same size (Mattson et al., "Evaluation techniques for storage
-//! hierarchies", 1970).
+//! LRU for all budgets in one pass over the trace, if all experts have the same size.
 //!
-//! Between batches an LRU cache holds the most recent experts: as many as fit, or the whole batch that just ended, if that
-//! is more. So a look-up hits if its expert's depth among the recent ones, before its batch, is no more than that.
+//! Between batches an LRU cache contains the most recently used experts: as many as fit, or the entire last batch if it is
+//! larger. A look-up is a hit if the stack distance of its expert before the batch is within this number.
+//!
+//! Source: Mattson et al., "Evaluation techniques for storage hierarchies" (1970).
 
 use super::{Batches, Outcome};
 use crate::stack::LruStack;
 
-/// Look-ups by the number of experts that a cache must hold to hit them.
+/// Hits of LRU caches of all sizes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LruCurve {
     bytes: u64,
-    /// `[n_keys + 1]`, by phase; index 0: hit by every cache.
+    /// `[n_keys + 1][phase]`: look-ups by the number of experts that a cache must hold for a hit. Index 0: hits in every
+    /// cache.
     depths: Vec<[u64; 3]>,
     look_ups: [u64; 3],
-    /// Distinct experts, and those of the last batch.
+    /// Number of distinct experts in the trace.
     distinct: u64,
+    /// Number of distinct experts in the last batch.
     last_batch: u64,
 }
 
 impl LruCurve {
-    /// `None` where sizes differ.
+    /// Simulates a trace; `None` if the sizes of the experts differ.
     pub fn new(batches: &Batches) -> Option<LruCurve> {
         let experts = batches.experts();
         let n_keys = experts.len();
@@ -40,15 +43,15 @@ impl LruCurve {
                 match stack.distance(key as usize) {
                     Some(distance) => {
                         let depth = distance + 1;
-                        let is_sure = depth <= curve.last_batch;
-                        let index = if is_sure { 0 } else { depth as usize };
+                        let is_certain = depth <= curve.last_batch;
+                        let index = if is_certain { 0 } else { depth as usize };
                         curve.depths[index][phase] += 1;
                     }
                     None => curve.distinct += 1,
                 }
             }
             curve.look_ups[phase] += size;
-            for (key, _) in batch.choices() {
+            for (key, _) in batch.selections() {
                 stack.touch(key as usize);
             }
             curve.last_batch = size;
@@ -56,7 +59,7 @@ impl LruCurve {
         Some(curve)
     }
 
-    /// What a cache of a budget does.
+    /// Result for a budget in bytes.
     pub fn outcome(&self, budget: u64) -> Outcome {
         let slots = budget / self.bytes.max(1);
         let fitting = usize::try_from(slots).unwrap_or(usize::MAX);

@@ -1,7 +1,7 @@
-//! Simulated caches of experts: what a cache of so many bytes would have hit on a trace, under which policy.
+//! Cache simulation: hits, misses and bytes of a cache with a given policy and budget on a trace.
 //!
-//! [`Collector`] takes the rows of a trace and makes [`Batches`] of them, [`simulate`] replays those under policies and
-//! budgets. What a batch is and how it is looked up, [`moe_placement::cache`] tells.
+//! [`Collector`] collects the rows of a trace into [`Batches`]. [`simulate()`] replays them with policies and budgets. The
+//! rules of batches and look-ups are those of [`moe_placement::cache`].
 
 mod batches;
 mod collect;
@@ -28,33 +28,33 @@ pub use replay::{Outcome, replay};
 pub use sampled_lru::{Estimate, sampled_lru};
 pub use speed::{ExpertTime, Machine, Speed};
 
-/// Why there is no simulation.
+/// Reason why a trace cannot be simulated.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Nobody knows how large an expert is.
-    #[error("the size of expert {expert} of layer {layer} is not known")]
+    /// The size of an expert is unknown.
+    #[error("the size of expert {expert} of layer {layer} is unknown")]
     NoSize {
         /// The layer.
         layer: LayerId,
         /// The expert.
         expert: ExpertId,
     },
-    /// More look-ups than can be numbered.
-    #[error("the trace has more than {} look-ups; cut it into parts", u32::MAX - 1)]
+    /// The trace has too many look-ups.
+    #[error("the trace has more than {} look-ups; split it into parts", u32::MAX - 1)]
     TooLong,
-    /// Too few experts are followed.
+    /// The sample contains too few experts.
     #[error(
-        "a sample of {} is too small to tell its error, {least} are needed; give a higher rate",
+        "a sample of {} is too small to estimate the error; at least {min} are needed, so increase the sampling rate",
         counted(*.n, "expert")
     )]
     Sample {
-        /// Experts in it.
+        /// Number of experts in the sample.
         n: usize,
-        /// Experts that are needed.
-        least: usize,
+        /// Minimum number of experts.
+        min: usize,
     },
-    /// A policy cannot be made.
+    /// A policy cannot be built.
     #[error(transparent)]
     Policy(#[from] BuildError),
 }

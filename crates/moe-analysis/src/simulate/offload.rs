@@ -1,75 +1,76 @@
-//! From which batch on it is faster to copy experts to the device than to compute them on the CPU.
+//! Break-even batch size of offloading: from which batch size on copying experts to the device is faster than computing them
+//! on the CPU.
 //!
-//! Stock llama.cpp leaves experts in the CPU's memory on the CPU for small batches, and from 32 tokens on
-//! (`GGML_OP_OFFLOAD_MIN_BATCH`) copies those that a batch uses. What is right depends on the link, on the CPU, and on how many
-//! experts the tokens of a batch share.
+//! For experts in CPU memory, llama.cpp computes small batches on the CPU. From 32 tokens on (`GGML_OP_OFFLOAD_MIN_BATCH`)
+//! it copies the used experts to the device. The best threshold depends on the interconnect, the CPU, and the number of
+//! experts that the tokens of a batch share.
 
 use super::{Batches, ExpertTime, Machine};
 
-/// The largest batch that is looked at.
+/// Maximum batch size in tokens.
 pub const MAX_BATCH: u64 = 1 << 16;
 
-/// What the experts of all layers take for a batch.
+/// Time that the experts of all layers take for a batch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BatchTime {
-    /// Tokens of the batch.
+    /// Batch size in tokens.
     pub n_tokens: u64,
-    /// Expected distinct experts, all layers together.
+    /// Expected number of distinct experts in all layers.
     pub distinct: f64,
-    /// Time on the CPU.
+    /// Time on the CPU, in s.
     pub cpu_s: f64,
-    /// Time to copy the distinct experts.
+    /// Time to copy the distinct experts, in s.
     pub load_s: f64,
-    /// Time on the device once they are there.
+    /// Time on the device after the copy, in s.
     pub device_s: f64,
 }
 
 impl BatchTime {
-    /// Time of copying and computing, if copies are hidden as well as can be.
+    /// Time of copies and computation with perfect overlap: the maximum of both.
     pub fn offload_min_s(&self) -> f64 {
         self.load_s.max(self.device_s)
     }
 
-    /// Time of copying and computing one after the other.
+    /// Time of copies and computation without overlap: the sum of both.
     pub fn offload_max_s(&self) -> f64 {
         self.load_s + self.device_s
     }
 }
 
-/// What batches take on a machine, by the experts that a trace's tokens choose.
+/// Times of batches on a machine, for the selection frequencies of a trace.
 ///
-/// A batch of B tokens needs an expert with the probability 1 − (1 − p)^B, p being the share of the layer's tokens that
-/// chose it, as for unrelated tokens ([`distinct_if_independent`](crate::measures::distinct_if_independent)). An expert that
-/// is used takes its time for a first token, each further choice of it that for a next token.
+/// A batch of B tokens uses an expert with probability 1 − (1 − p)^B. p is the fraction of the layer's tokens that select
+/// it, and tokens are independent ([`distinct_if_independent`](crate::measures::distinct_if_independent)). A used expert
+/// takes [`ExpertTime::first_s`] for its first token and [`ExpertTime::next_s`] for each further token.
 #[derive(Debug, Clone)]
 pub struct Offload {
-    /// Of each expert that was chosen: share of tokens, bytes.
+    /// For each selected expert: fraction of the tokens that select it, and bytes.
     experts: Vec<(f64, f64)>,
-    /// Experts that a token chooses, all layers together.
-    choices: f64,
+    /// Experts per token in all layers.
+    n_selected: f64,
     machine: Machine,
     cpu: ExpertTime,
 }
 
 impl Offload {
-    /// `None` where the CPU's time is not told, or nothing was chosen.
+    /// `None` if the CPU time of an expert is unknown, or the trace has no selections.
     pub fn new(batches: &Batches, machine: &Machine) -> Option<Offload> {
         let cpu = machine.cpu?;
         let shares = batches.shares();
         let experts = batches.experts();
-        let chosen = (0..).zip(&shares).filter(|&(_, &share)| share > 0.0);
-        let chosen: Vec<(f64, f64)> = chosen
+        let selected = (0..).zip(&shares).filter(|&(_, &share)| share > 0.0);
+        let selected: Vec<(f64, f64)> = selected
             .map(|(key, &share)| (share, experts.bytes(key) as f64))
             .collect();
-        (!chosen.is_empty()).then(|| Offload {
-            experts: chosen,
-            choices: shares.iter().sum(),
+        (!selected.is_empty()).then(|| Offload {
+            experts: selected,
+            n_selected: shares.iter().sum(),
             machine: *machine,
             cpu,
         })
     }
 
-    /// What a batch takes.
+    /// Times for a batch of `n_tokens` tokens.
     pub fn time(&self, n_tokens: u64) -> BatchTime {
         let (mut distinct, mut bytes) = (0.0, 0.0);
         for &(share, size) in &self.experts {
@@ -77,7 +78,7 @@ impl Offload {
             distinct += used;
             bytes += used * size;
         }
-        let further = (n_tokens as f64 * self.choices - distinct).max(0.0);
+        let further = (n_tokens as f64 * self.n_selected - distinct).max(0.0);
         let time = |expert: ExpertTime| distinct * expert.first_s + further * expert.next_s;
         let machine = &self.machine;
         let reading = machine
@@ -92,10 +93,11 @@ impl Offload {
         }
     }
 
-    /// The smallest batch for which `offload` takes no longer than the CPU; `None`: none up to [`MAX_BATCH`].
+    /// Smallest batch size for which `offload` returns at most the CPU time; `None` if it exceeds [`MAX_BATCH`].
     ///
-    /// Distinct experts grow slower than a batch: what is faster for one batch stays so for larger ones, unless the device is
-    /// slower than the CPU for a further token. Then it is never told to be faster.
+    /// The number of distinct experts grows more slowly than the batch. If offloading is faster for one batch size, it is
+    /// faster for all larger ones, unless the device is slower than the CPU for further tokens. In that case the result is
+    /// `None`.
     pub fn crossover(&self, offload: fn(&BatchTime) -> f64) -> Option<u64> {
         let is_faster = |n_tokens: u64| {
             let time = self.time(n_tokens);

@@ -1,74 +1,74 @@
-//! Prefetching: experts are loaded before they are chosen, because a predictor named them.
+//! Prefetching: a predictor names experts, which are loaded before they are selected.
 //!
-//! Time stands still within a layer until its experts are there, then the layer works for its window. When a layer's choice
-//! is known, what it misses is loaded, and behind that the experts that are predicted for the layer `depth` layers on, into
-//! a buffer of its own: the cache changes only by look-ups. The link carries one expert after the other, in the order in
-//! which they were asked for. What is not used when its layer comes is dropped.
+//! Model of time: a layer waits until its experts are loaded, then computes for its time window. When a layer has routed,
+//! its missing experts are queued for loading, followed by the experts predicted for the layer `depth` layers later.
+//! Predicted experts go to a separate buffer; only look-ups change the cache. The interconnect transfers one expert at a
+//! time, in the order of the requests. Prefetched experts that their layer does not use are dropped.
 
 use moe_placement::cache::{Access, Changes, Key, Policy};
 use moe_placement::predict::Predictor;
 
 use super::Batches;
 
-/// How fast experts come, and how much time there is.
+/// Parameters of prefetching.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prefetch {
-    /// Bytes in a second over the link.
+    /// Bandwidth of the interconnect, in bytes/s.
     pub link_bytes_per_s: f64,
-    /// Time that each expert takes beside its bytes.
+    /// Latency per expert in addition to its bytes, in s.
     pub link_latency_s: f64,
-    /// Time that each layer works once its experts are there (`[n_layer]`).
+    /// `[n_layer]`: time that each layer computes after its experts are loaded, in s.
     pub windows_s: Vec<f64>,
-    /// Layers ahead, at least 1 and fewer than the model has.
+    /// Number of layers to predict ahead: at least 1, less than the number of layers.
     pub depth: usize,
-    /// Experts to predict; `None`: as many as the layer before chose.
+    /// Number of experts to predict; `None`: the number that the predicting layer has selected.
     pub n_predict: Option<usize>,
 }
 
-/// What became of look-ups and predictions for generated tokens.
+/// Look-ups and predictions of generated tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Prefetched {
-    /// Passes of a layer.
+    /// Passes of layers.
     pub passes: u64,
-    /// Look-ups.
+    /// Number of look-ups.
     pub look_ups: u64,
-    /// The cache had it.
+    /// Look-ups served from the cache.
     pub hits: u64,
-    /// Predicted, and there in time.
+    /// Misses that were prefetched in time.
     pub timely: u64,
-    /// Predicted, but still on its way.
+    /// Misses whose prefetch was still in flight.
     pub late: u64,
-    /// Neither.
+    /// Misses that were not prefetched.
     pub missed: u64,
-    /// Loaded and not used.
+    /// Prefetched experts that were not used.
     pub wasted: u64,
-    /// Predictions, whether or not the cache had the expert.
+    /// Predicted experts, whether or not they were in the cache.
     pub predicted: u64,
-    /// Those that were chosen.
+    /// Predicted experts that were selected.
     pub correct: u64,
-    /// Bytes over the link.
+    /// Bytes transferred.
     pub moved_bytes: u64,
-    /// Time that layers waited for experts.
+    /// Time that layers waited for experts, in s.
     pub stall_s: f64,
-    /// Time that layers worked.
+    /// Time that layers computed, in s.
     pub work_s: f64,
 }
 
-/// The state of a replay.
+/// State of a replay.
 struct Replay<'a> {
     batches: &'a Batches,
     prefetch: &'a Prefetch,
     now: f64,
-    /// The link is busy until then.
+    /// Time at which the interconnect becomes idle.
     link_free: f64,
-    /// `[n_layer]`: predictions for the layer's next pass.
+    /// `[n_layer]`: predictions for the next pass of the layer.
     predicted: Vec<Vec<Key>>,
-    /// `[n_layer]`: what was asked for, and when it is there.
-    coming: Vec<Vec<(Key, f64)>>,
+    /// `[n_layer]`: prefetched experts and the time at which each is loaded.
+    in_flight: Vec<Vec<(Key, f64)>>,
     result: Prefetched,
 }
 
-/// Replays a trace with a cache and a predictor. Prompts fill the cache, without time.
+/// Replays a trace with a cache and a predictor. Prompts fill the cache and take no time.
 pub fn prefetch(
     batches: &Batches,
     policy: &mut dyn Policy,
@@ -82,20 +82,20 @@ pub fn prefetch(
         now: 0.0,
         link_free: 0.0,
         predicted: vec![Vec::new(); n_layer],
-        coming: vec![Vec::new(); n_layer],
+        in_flight: vec![Vec::new(); n_layer],
         result: Prefetched::default(),
     };
     let mut changes = Changes::default();
     policy.start(&mut changes);
     for batch in batches.iter() {
-        let chosen: Vec<Key> = batch.look_ups().collect();
-        let Some(&first) = chosen.first() else {
+        let selected: Vec<Key> = batch.look_ups().collect();
+        let Some(&first) = selected.first() else {
             continue;
         };
         let layer = batches.experts().layer_index(first);
         let is_generated = batch.phase() == 1;
         let mut ready = replay.now;
-        for (key, again) in batch.choices() {
+        for (key, again) in batch.selections() {
             if again {
                 policy.look_up_again(key);
                 continue;
@@ -111,19 +111,19 @@ pub fn prefetch(
         }
         changes.clear();
         if is_generated {
-            replay.end_pass(layer, &chosen);
-            predictor.observe(layer, &chosen);
-            replay.ask(layer, &chosen, policy, predictor);
+            replay.end_pass(layer, &selected);
+            predictor.observe(layer, &selected);
+            replay.request_predicted(layer, &selected, policy, predictor);
             replay.result.stall_s += ready - replay.now;
             replay.result.work_s += prefetch.windows_s[layer];
             replay.now = ready + prefetch.windows_s[layer];
         } else {
-            let all: Vec<Key> = batch.choices().map(|(key, _)| key).collect();
+            let all: Vec<Key> = batch.selections().map(|(key, _)| key).collect();
             predictor.prompt(layer, &all);
         }
     }
     replay.result.wasted += replay
-        .coming
+        .in_flight
         .iter()
         .map(|keys| keys.len() as u64)
         .sum::<u64>();
@@ -131,66 +131,68 @@ pub fn prefetch(
 }
 
 impl Replay<'_> {
-    /// Tells when an expert of the running pass is there.
+    /// Looks up an expert of the current pass; returns the time at which it is loaded.
     fn look_up(&mut self, layer: usize, key: Key, access: Access) -> f64 {
         self.result.look_ups += 1;
         if access == Access::Hit {
             self.result.hits += 1;
             return self.now;
         }
-        let coming = &mut self.coming[layer];
-        let Some(place) = coming.iter().position(|&(other, _)| other == key) else {
+        let in_flight = &mut self.in_flight[layer];
+        let Some(index) = in_flight.iter().position(|&(other, _)| other == key) else {
             self.result.missed += 1;
             return self.load(key);
         };
-        let (_, there) = coming.swap_remove(place);
-        if there <= self.now {
+        let (_, loaded) = in_flight.swap_remove(index);
+        if loaded <= self.now {
             self.result.timely += 1;
         } else {
             self.result.late += 1;
         }
-        there
+        loaded
     }
 
-    /// Drops what was not used, and counts what was predicted.
-    fn end_pass(&mut self, layer: usize, chosen: &[Key]) {
+    /// Drops unused experts and counts correct predictions.
+    fn end_pass(&mut self, layer: usize, selected: &[Key]) {
         self.result.passes += 1;
-        self.result.wasted += self.coming[layer].len() as u64;
-        self.coming[layer].clear();
+        self.result.wasted += self.in_flight[layer].len() as u64;
+        self.in_flight[layer].clear();
         let predicted = std::mem::take(&mut self.predicted[layer]);
-        let correct = predicted.iter().filter(|key| chosen.contains(key));
+        let correct = predicted.iter().filter(|key| selected.contains(key));
         self.result.predicted += predicted.len() as u64;
         self.result.correct += correct.count() as u64;
     }
 
-    /// Asks for what is predicted from a layer's choice.
-    fn ask(
+    /// Requests the experts that are predicted after a layer has routed.
+    fn request_predicted(
         &mut self,
         layer: usize,
-        chosen: &[Key],
+        selected: &[Key],
         policy: &dyn Policy,
         predictor: &dyn Predictor,
     ) {
-        let target = (layer + self.prefetch.depth) % self.coming.len();
-        let n = self.prefetch.n_predict.unwrap_or(chosen.len());
+        let target = (layer + self.prefetch.depth) % self.in_flight.len();
+        let n = self.prefetch.n_predict.unwrap_or(selected.len());
         let mut predicted = Vec::new();
         predictor.predict(target, n, &mut predicted);
         for &key in &predicted {
-            let is_asked = self.coming[target].iter().any(|&(other, _)| other == key);
-            if !policy.holds(key) && !is_asked {
-                let there = self.load(key);
-                self.coming[target].push((key, there));
+            let is_in_flight = self.in_flight[target]
+                .iter()
+                .any(|&(other, _)| other == key);
+            if !policy.holds(key) && !is_in_flight {
+                let loaded = self.load(key);
+                self.in_flight[target].push((key, loaded));
             }
         }
         self.predicted[target] = predicted;
     }
 
-    /// Asks for an expert; tells when it is there.
+    /// Queues an expert for loading; returns the time at which it is loaded.
     fn load(&mut self, key: Key) -> f64 {
         let bytes = self.batches.experts().bytes(key);
         self.result.moved_bytes = self.result.moved_bytes.saturating_add(bytes);
-        let takes = self.prefetch.link_latency_s + bytes as f64 / self.prefetch.link_bytes_per_s;
-        self.link_free = self.link_free.max(self.now) + takes;
+        let duration = self.prefetch.link_latency_s + bytes as f64 / self.prefetch.link_bytes_per_s;
+        self.link_free = self.link_free.max(self.now) + duration;
         self.link_free
     }
 }

@@ -1,18 +1,18 @@
-//! LRU at many budgets from a sample of the experts, for traces that are too long to follow them all.
+//! LRU for many budgets from a sample of the experts, for very long traces.
 //!
-//! A hash decides which experts are followed (SHARDS: Waldspurger et al., "Efficient MRC construction with SHARDS", FAST 2015):
-//! of those every look-up is seen, of the others none, and what is counted between two look-ups of an expert is scaled up.
-//! Here every layer gives the same share of its experts, those with the lowest hashes, since a pass goes through all layers;
-//! and what is scaled up are misses, while all look-ups are known, which is the paper's adjustment for hot experts that are in
-//! the sample or not.
+//! A hash selects the sampled experts (SHARDS: Waldspurger et al., "Efficient MRC construction with SHARDS", FAST 2015).
+//! Every look-up of a sampled expert is replayed, and stack distances are scaled up. Unlike SHARDS, each layer contributes
+//! the same fraction of its experts, those with the lowest hashes, because every pass visits all layers. The misses are
+//! scaled up, while all look-ups are counted. This corresponds to the adjustment of the paper (SHARDS-adj), which corrects
+//! for hot experts in or outside the sample.
 //!
-//! An LRU cache holds between batches the most recent experts whose bytes fit, and the whole batch that just ended. So a
-//! look-up hits if its expert was in the batch before, or if it and the experts used since its last use fit, whether sizes
-//! are equal or not.
+//! Between batches an LRU cache contains the most recently used experts that fit, and the entire last batch. A look-up is a
+//! hit if its expert was in the previous batch, or if the expert and all experts used since its last use fit. Sizes may
+//! differ.
 //!
-//! The error is told by random groups (Wolter, "Introduction to Variance Estimation", chapter 2): the sample is dealt into
-//! [`N_GROUPS`] groups that each give a curve as if there were no others, and their spread tells how far a sample's curve
-//! lies from the truth.
+//! The error is estimated with random groups (Wolter, *Introduction to Variance Estimation*, chapter 2): the sample is
+//! divided into [`N_GROUPS`] groups, each group yields its own curve, and the spread of the curves estimates the error of
+//! the sample.
 
 use moe_placement::cache::{Experts, Key};
 use moe_placement::random::SplitMix64;
@@ -20,30 +20,30 @@ use moe_placement::random::SplitMix64;
 use super::{Batches, Error, Outcome};
 use crate::stack::LruStack;
 
-/// Groups of the sample.
+/// Number of groups of the sample.
 const N_GROUPS: usize = 8;
 
-/// Student's t for an interval of 95 % and N_GROUPS - 1 degrees of freedom.
+/// Quantile of Student's t distribution for a 95 % interval with `N_GROUPS` - 1 degrees of freedom.
 const T_95: f64 = 2.365;
 
-/// What an LRU cache of a budget does, estimated.
+/// Estimated result of an LRU cache.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Estimate {
-    /// Bytes that it may hold.
+    /// Budget in bytes.
     pub budget: u64,
-    /// Look-ups are counted, everything else is estimated.
+    /// The result. Look-ups are exact, all other values are estimates.
     pub outcome: Outcome,
-    /// Half of the 95 % interval of [`Outcome::hit_pct_cum`], points.
+    /// Half-width of the 95 % interval of [`Outcome::hit_pct_cum`], in percentage points.
     pub error_pct_cum: f64,
-    /// Half of the 95 % interval of [`Outcome::hit_pct_decode`], points.
+    /// Half-width of the 95 % interval of [`Outcome::hit_pct_decode`], in percentage points.
     pub error_pct_decode: f64,
 }
 
-/// LRU at all budgets, from the share `rate` of each layer's experts, at least one; `seed` chooses which. Memory and time go
-/// with the share; a rate of 1 follows all and has no error.
+/// Simulates LRU with all budgets (bytes) on the fraction `rate` of each layer's experts, at least one per layer. `seed`
+/// determines the sample. Memory and time are proportional to the rate. A rate of 1.0 is exact, with an error of 0.
 ///
 /// # Errors
-/// [`Error::Sample`] if the sample is too small to tell its error.
+/// [`Error::Sample`] if the sample is too small to estimate the error.
 pub fn sampled_lru(
     batches: &Batches,
     budgets: &[u64],
@@ -55,7 +55,7 @@ pub fn sampled_lru(
     if sample.keys.len() < 2 * N_GROUPS {
         return Err(Error::Sample {
             n: sample.keys.len(),
-            least: 2 * N_GROUPS,
+            min: 2 * N_GROUPS,
         });
     }
     let mut sorted = budgets.to_vec();
@@ -64,10 +64,10 @@ pub fn sampled_lru(
     curves
         .extend((0..N_GROUPS).map(|group| Curve::new(experts, &sample, &sorted, group, N_GROUPS)));
     let look_ups = follow(batches, &sample, &mut curves);
-    let [whole, groups @ ..] = &curves[..] else {
+    let [full, groups @ ..] = &curves[..] else {
         return Ok(Vec::new());
     };
-    let left_out = 1.0 - sample.keys.len() as f64 / experts.len() as f64;
+    let unsampled = 1.0 - sample.keys.len() as f64 / experts.len() as f64;
     let error = |phases: &[usize], budget| {
         let all: u64 = phases.iter().map(|&phase| look_ups[phase]).sum();
         let missed = groups.iter().map(|group| {
@@ -75,33 +75,33 @@ pub fn sampled_lru(
             let missed: f64 = phases.iter().map(|&phase| missed.look_ups[phase]).sum();
             100.0 * missed / all.max(1) as f64
         });
-        T_95 * standard_error(&missed.collect::<Vec<_>>()) * left_out.sqrt()
+        T_95 * standard_error(&missed.collect::<Vec<_>>()) * unsampled.sqrt()
     };
     let estimates = budgets.iter().map(|&budget| Estimate {
         budget,
-        outcome: whole.outcome(budget, look_ups),
+        outcome: full.outcome(budget, look_ups),
         error_pct_cum: error(&[0, 1, 2], budget),
         error_pct_decode: error(&[1], budget),
     });
     Ok(estimates.collect())
 }
 
-/// Shows the sampled experts' look-ups to the curves; gives the number of all look-ups by phase.
+/// Replays the look-ups of sampled experts in all curves. Returns the number of all look-ups by phase.
 fn follow(batches: &Batches, sample: &Sample, curves: &mut [Curve]) -> [u64; 3] {
     let mut look_ups = [0; 3];
-    // `[n_sampled]`: the batch of the last look-up, counted from 1.
+    // `[n_sampled]`: number of the batch with the last look-up, from 1.
     let mut last_batch = vec![0u32; sample.keys.len()];
-    let mut chosen: Vec<(usize, bool)> = Vec::new();
+    let mut selected: Vec<(usize, bool)> = Vec::new();
     for (number, batch) in (1u32..).zip(batches.iter()) {
         let phase = batch.phase();
-        chosen.clear();
-        for (key, again) in batch.choices() {
+        selected.clear();
+        for (key, again) in batch.selections() {
             look_ups[phase] += u64::from(!again);
-            if let Some(at) = sample.place(key) {
-                chosen.push((at, again));
+            if let Some(at) = sample.index(key) {
+                selected.push((at, again));
             }
         }
-        for &(at, again) in &chosen {
+        for &(at, again) in &selected {
             if !again {
                 let last = std::mem::replace(&mut last_batch[at], number);
                 let is_kept = last > 0 && last + 1 == number;
@@ -110,7 +110,7 @@ fn follow(batches: &Batches, sample: &Sample, curves: &mut [Curve]) -> [u64; 3] 
                 }
             }
         }
-        for &(at, _) in &chosen {
+        for &(at, _) in &selected {
             for curve in curves_of(at) {
                 curves[curve].touch(at);
             }
@@ -125,18 +125,18 @@ fn follow(batches: &Batches, sample: &Sample, curves: &mut [Curve]) -> [u64; 3] 
     look_ups
 }
 
-/// The curve of all, and that of the group of the expert at this place.
+/// Indices of the two curves that contain the sampled expert: the full curve, and that of its group.
 fn curves_of(at: usize) -> [usize; 2] {
     [0, 1 + at % N_GROUPS]
 }
 
-/// The experts that are followed.
+/// The sampled experts.
 struct Sample {
     keys: Vec<Key>,
-    /// `[n_sampled]`: experts of its layer that each stands for.
+    /// `[n_sampled]`: number of experts of its layer that each sampled expert represents.
     weights: Vec<f64>,
-    /// `[n_keys]`: place in `keys`, or [`NOT_SAMPLED`].
-    places: Vec<u32>,
+    /// `[n_keys]`: index in `keys`, or [`NOT_SAMPLED`].
+    indices: Vec<u32>,
 }
 
 const NOT_SAMPLED: u32 = u32::MAX;
@@ -146,7 +146,7 @@ impl Sample {
         let mut sample = Sample {
             keys: Vec::new(),
             weights: Vec::new(),
-            places: vec![NOT_SAMPLED; experts.len()],
+            indices: vec![NOT_SAMPLED; experts.len()],
         };
         let hash = |key: Key| {
             let state = SplitMix64::new(seed).next_u64().wrapping_add(key.into());
@@ -155,50 +155,51 @@ impl Sample {
         for layer in 0..experts.n_layer() {
             let mut keys: Vec<Key> = experts.keys_of(layer).collect();
             keys.sort_by_key(|&key| hash(key));
-            let wanted = (rate * keys.len() as f64).ceil() as usize;
-            let wanted = wanted.clamp(1, keys.len());
-            for &key in &keys[..wanted] {
-                sample.places[key as usize] = sample.keys.len() as u32;
+            let n_sampled = (rate * keys.len() as f64).ceil() as usize;
+            let n_sampled = n_sampled.clamp(1, keys.len());
+            for &key in &keys[..n_sampled] {
+                sample.indices[key as usize] = sample.keys.len() as u32;
                 sample.keys.push(key);
-                sample.weights.push(keys.len() as f64 / wanted as f64);
+                sample.weights.push(keys.len() as f64 / n_sampled as f64);
             }
         }
         sample
     }
 
-    fn place(&self, key: Key) -> Option<usize> {
-        let place = self.places[key as usize];
-        (place != NOT_SAMPLED).then_some(place as usize)
+    fn index(&self, key: Key) -> Option<usize> {
+        let index = self.indices[key as usize];
+        (index != NOT_SAMPLED).then_some(index as usize)
     }
 }
 
-/// Look-ups and their bytes, by phase, each times what its expert stands for.
+/// Weighted look-ups and bytes by phase.
 #[derive(Debug, Clone, Copy, Default)]
-struct Weighed {
+struct WeightedCounts {
     look_ups: [f64; 3],
     bytes: [f64; 3],
-    /// Experts that a cache holds in the end.
+    /// Number of experts in the cache at the end.
     held: f64,
 }
 
-/// What every `step`-th expert of the sample tells.
+/// The LRU curve of every `step`-th expert of the sample.
 struct Curve {
-    /// Ascending.
+    /// Budgets in ascending order.
     budgets: Vec<u64>,
     step: usize,
     stack: LruStack,
-    /// `[n_sampled]`
+    /// `[n_sampled]`: size of each expert in bytes.
     bytes: Vec<u64>,
-    /// `[n_sampled]`: by how much the bytes of the other experts here are too few.
+    /// `[n_sampled]`: factor from the bytes of the other experts in this curve to those of all other experts.
     scales: Vec<f64>,
-    /// `[n_sampled]`: experts that each stands for.
+    /// `[n_sampled]`: number of experts that each represents.
     weights: Vec<f64>,
-    /// `[n_budgets + 1]`: what the budget of this index is the first to hold; the last one: what none does.
-    first_held: Vec<Weighed>,
+    /// `[n_budgets + 1]`: look-ups for which this budget is the smallest with a hit. The last element: misses in all
+    /// budgets.
+    first_held: Vec<WeightedCounts>,
 }
 
 impl Curve {
-    /// From the place `first` on.
+    /// The curve of the experts `first`, `first + step`, … of the sample.
     fn new(
         experts: &Experts,
         sample: &Sample,
@@ -221,11 +222,11 @@ impl Curve {
             scales: bytes.iter().map(scale).collect(),
             weights: sample.weights.iter().map(|weight| weight / share).collect(),
             bytes,
-            first_held: vec![Weighed::default(); budgets.len() + 1],
+            first_held: vec![WeightedCounts::default(); budgets.len() + 1],
         }
     }
 
-    /// The least budget that holds an expert, by what was used since its last use.
+    /// Index of the smallest budget that still holds the expert, given its stack distance.
     fn needed(&self, at: usize, is_kept: bool) -> usize {
         if is_kept {
             return 0;
@@ -249,16 +250,16 @@ impl Curve {
         self.stack.touch(at / self.step);
     }
 
-    /// Notes what is held in the end.
+    /// Records whether the expert is in the cache at the end.
     fn end(&mut self, at: usize, is_kept: bool) {
         let needed = self.needed(at, is_kept);
         self.first_held[needed].held += self.weights[at];
     }
 
-    /// What a cache of a budget of `budgets` does not hold.
-    fn beyond(&self, budget: u64) -> Weighed {
+    /// Misses of a cache with this budget.
+    fn beyond(&self, budget: u64) -> WeightedCounts {
         let first = self.budgets.partition_point(|&other| other <= budget);
-        let mut sum = Weighed::default();
+        let mut sum = WeightedCounts::default();
         for weighed in &self.first_held[first..] {
             for phase in 0..3 {
                 sum.look_ups[phase] += weighed.look_ups[phase];
@@ -291,7 +292,7 @@ impl Curve {
     }
 }
 
-/// Of the mean of values that are independent of each other.
+/// Standard error of the mean of independent values.
 fn standard_error(values: &[f64]) -> f64 {
     let n = values.len() as f64;
     let mean = values.iter().sum::<f64>() / n;

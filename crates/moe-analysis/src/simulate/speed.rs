@@ -1,64 +1,66 @@
-//! What hits are worth: bounds of the tokens per second of one sequence, with a cache and without.
+//! Speed model: bounds of the tokens per second of one sequence, with and without a cache.
 //!
-//! A generated token takes time in several parts of the machine: the SSD and the link that carry missed experts, the CPU
-//! that computes those which stay where they are, the device that computes the others and everything else. If nothing
-//! overlaps, a token takes the sum of these times; however well they overlap, it takes the longest.
+//! A generated token uses several resources: the SSD and the interconnect, which transfer missing experts; the CPU, which
+//! computes experts that stay in CPU memory; and the device, which computes everything else. Without overlap a token takes
+//! the sum of these times, with perfect overlap the maximum.
 
 use moe_placement::cache::PolicyName;
 
 use super::{Needs, Row};
 
-/// Measured or given numbers of a machine.
+/// Properties of a machine, measured or assumed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Machine {
-    /// Bandwidth of the link over which missed experts are copied: PCIe, or an SSD. Where they are computed in place instead,
-    /// as under the static policies, and [`cpu`](Self::cpu) is unknown: bandwidth of the memory that they are in.
+    /// Bandwidth in bytes/s over which missing experts are copied: of PCIe, or of an SSD. If a policy leaves missing experts
+    /// in place (static policies, hot cache) and [`cpu`](Self::cpu) is `None`: bandwidth of the memory that contains them.
     pub link_bytes_per_s: f64,
-    /// Of each missed expert.
+    /// Latency per missing expert, in s.
     pub link_latency_s: f64,
-    /// Of an SSD that missed experts come from before they pass the link; `None`: they are in memory.
+    /// Bandwidth of the SSD in bytes/s that missing experts are read from before they are copied; `None` if they are in
+    /// memory.
     pub ssd_bytes_per_s: Option<f64>,
-    /// Of the memory that holds the cache; `None` leaves reading from it out.
+    /// Bandwidth in bytes/s of the memory that contains the cache; `None` ignores the time of its reads.
     pub memory_bytes_per_s: Option<f64>,
-    /// Time of an expert for a token on the device that has the cache.
+    /// Time per expert and token on the device with the cache.
     pub device: Option<ExpertTime>,
-    /// Time of an expert for a token on the CPU, from memory of its own.
+    /// Time per expert and token on the CPU, with the expert in CPU memory.
     pub cpu: Option<ExpertTime>,
-    /// Bytes that a token reads beside its experts: other weights, keys and values.
+    /// Bytes per token in addition to the experts: dense weights, keys and values.
     pub dense_bytes: u64,
-    /// What else a token takes.
+    /// Additional time per token, in s.
     pub other_s: f64,
 }
 
-/// How long an expert is computed, reading its weights included.
+/// Computation time of an expert, including the reads of its weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ExpertTime {
-    /// For the first token.
+    /// Time of the first token of a batch, in s.
     pub first_s: f64,
-    /// For each further token of a batch.
+    /// Time of each further token of a batch, in s.
     pub next_s: f64,
 }
 
-/// Bounds of a speed.
+/// Bounds of the speed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Speed {
-    /// If nothing overlaps.
+    /// Tokens/s without overlap.
     pub tokens_s_min: f64,
-    /// If everything overlaps as well as can be.
+    /// Tokens/s with perfect overlap.
     pub tokens_s_max: f64,
-    /// Sparse memory-bandwidth utilization of MoE-CAP at these speeds, in percent: bytes of the experts that a token needs
-    /// and of the dense part, over the time and the memory's bandwidth.
+    /// Sparse memory bandwidth utilization (S-MBU of MoE-CAP, <https://arxiv.org/abs/2412.07067>) at these speeds, in
+    /// percent: bytes of a token's experts and of the dense part, over time and memory bandwidth. `None` if the bandwidth is
+    /// unknown.
     pub s_mbu_pct: Option<(f64, f64)>,
 }
 
 impl Speed {
-    /// Whether it is nowhere above another one, neither without overlap nor with the best.
+    /// Whether neither bound exceeds that of another speed.
     pub fn is_no_better_than(&self, other: &Speed) -> bool {
         self.tokens_s_min <= other.tokens_s_min && self.tokens_s_max <= other.tokens_s_max
     }
 }
 
-/// Some of the experts that all tokens need.
+/// A subset of the experts of all generated tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct SomeExperts {
     n: f64,
@@ -66,9 +68,9 @@ struct SomeExperts {
 }
 
 impl Machine {
-    /// The speed of generated tokens with a cache; `None` without generated tokens, or if they take no time.
+    /// Speed of generated tokens with a cache. `None` without generated tokens, or if a token takes no time.
     ///
-    /// Averages over tokens: a token that loads more than others makes the upper bound looser, not wrong.
+    /// The bounds use averages over tokens. If tokens differ, the upper bound is less tight but still valid.
     pub fn speed(&self, needs: &Needs, row: &Row) -> Option<Speed> {
         let outcome = &row.outcome;
         let missed = SomeExperts {
@@ -83,7 +85,7 @@ impl Machine {
         }
     }
 
-    /// The speed without a cache, the CPU computing all experts; `None` where its time is not told.
+    /// Speed without a cache, where the CPU computes all experts. `None` if the CPU time is unknown.
     pub fn speed_without(&self, needs: &Needs) -> Option<Speed> {
         self.cpu?;
         let all = SomeExperts {
@@ -93,7 +95,8 @@ impl Machine {
         self.bounds(needs, SomeExperts::default(), all)
     }
 
-    /// With the experts that are loaded over the link, and those that the CPU computes; the device computes all others.
+    /// Bounds for the experts `loaded` over the interconnect and the experts computed `on_cpu`. The device computes all
+    /// others.
     fn bounds(&self, needs: &Needs, loaded: SomeExperts, on_cpu: SomeExperts) -> Option<Speed> {
         let tokens = Some(needs.tokens).filter(|&n| n > 0)? as f64;
         let reading = |bytes: f64| self.memory_bytes_per_s.map_or(0.0, |memory| bytes / memory);
@@ -108,25 +111,25 @@ impl Machine {
             self.cpu.map_or(0.0, |cpu| on_cpu.n * cpu.first_s) / tokens,
             experts_s / tokens + reading(dense) + self.other_s,
         ];
-        let longest: f64 = parts.iter().sum();
-        let shortest = parts.into_iter().fold(0.0, f64::max);
-        if shortest <= 0.0 {
+        let sum: f64 = parts.iter().sum();
+        let max = parts.into_iter().fold(0.0, f64::max);
+        if max <= 0.0 {
             return None;
         }
         let bytes = needs.bytes as f64 / tokens + dense;
         let s_mbu_pct = |memory: f64| {
             let of = |seconds: f64| 100.0 * bytes / seconds / memory;
-            (of(longest), of(shortest))
+            (of(sum), of(max))
         };
         Some(Speed {
-            tokens_s_min: 1.0 / longest,
-            tokens_s_max: 1.0 / shortest,
+            tokens_s_min: 1.0 / sum,
+            tokens_s_max: 1.0 / max,
             s_mbu_pct: self.memory_bytes_per_s.map(s_mbu_pct),
         })
     }
 }
 
-/// Whether a policy leaves an expert where it is that its cache has not.
+/// Whether a policy leaves missing experts in place instead of loading them.
 fn stay_in_place(policy: PolicyName) -> bool {
     matches!(
         policy,

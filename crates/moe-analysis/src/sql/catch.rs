@@ -1,4 +1,4 @@
-//! Errors and panics of polars as errors of this module.
+//! Conversion of errors and panics of polars to errors of this module.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::Once;
@@ -8,13 +8,13 @@ use polars::prelude::{PolarsError, PolarsResult};
 
 use super::Error;
 
-/// Calls of [`catch`] that have not returned.
+/// Number of calls of [`catch`] in progress.
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
-/// Runs what calls polars. It panics on some queries instead of returning an error; that becomes [`Error::Panicked`].
+/// Calls polars. Some queries cause a panic instead of an error; it becomes [`Error::Panicked`].
 ///
-/// The message of such a panic, which may come from one of polars' threads, is not printed: the first call wraps the panic
-/// hook of the program. Nothing can be caught where panics abort.
+/// The first call wraps the program's panic hook, so that messages of these panics are not printed, not even those from
+/// polars' threads. With `panic = "abort"` the program still aborts.
 pub(super) fn catch<T>(run: impl FnOnce() -> PolarsResult<T>) -> Result<T, Error> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -46,7 +46,7 @@ impl From<PolarsError> for Error {
         if text.starts_with("duplicate: ")
             && let Some(end) = text.find(". ")
         {
-            // What follows is advice for another interface.
+            // The rest is advice for users of the polars API.
             text.truncate(end);
             text.push_str("; give columns different names with AS");
         }
@@ -56,7 +56,7 @@ impl From<PolarsError> for Error {
     }
 }
 
-/// The first paragraph on one line; what follows it is the plan of the query.
+/// The first paragraph on one line. The following paragraphs contain the plan of the query.
 fn first_paragraph(text: &str) -> String {
     let lines = text
         .lines()
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_becomes_an_error() {
+    fn converts_panic_to_error() {
         let error = catch(|| -> PolarsResult<()> { panic!("no {}\n\nplan", "feature") });
         let Err(Error::Panicked { message }) = error else {
             panic!("{error:?}");

@@ -1,4 +1,4 @@
-//! Columns of Arrow, as the reader returns them, as columns of polars.
+//! Conversion of Arrow columns from the reader to polars columns.
 
 use arrow::array::{Array, ArrayRef, AsArray};
 use arrow::datatypes as read;
@@ -15,7 +15,7 @@ pub(super) fn polars_type(data_type: &read::DataType) -> DataType {
     }
 }
 
-/// A column that has one of the types of a [`Table`](super::table::Table).
+/// Converts a column that has one of the types of a [`Table`](super::table::Table).
 pub(super) fn column(name: &str, array: &ArrayRef) -> PolarsResult<Column> {
     let name = PlSmallStr::from_str(name);
     Ok(match array.data_type() {
@@ -43,12 +43,12 @@ where
     }
 }
 
-/// A dictionary as strings, which share the bytes of its values.
+/// Converts a dictionary to strings that share the bytes of its values.
 fn strings(name: PlSmallStr, array: &ArrayRef) -> PolarsResult<Column> {
     let array = array.as_dictionary::<read::Int32Type>();
     let values = array.values().as_string::<i32>().iter();
     let values = StringChunked::from_iter_options(name, values);
-    // The reader has checked the keys, which are not negative.
+    // The reader has checked that the keys are not negative.
     let keys = array.keys().iter().map(|key| key.map(|key| key as IdxSize));
     let keys = IdxCa::from_iter_options(PlSmallStr::EMPTY, keys);
     Ok(values.take(&keys)?.into_column())

@@ -1,4 +1,4 @@
-//! Aggregates over tables that are read in steps: each step is aggregated, then the results of the steps.
+//! Aggregation in steps: aggregates each step of a table, then the results of the steps.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use polars::prelude::*;
 use super::plan::{are_elementwise, has_column, input_list_mut, inputs_mut, schema_of, with_input};
 use super::steps::Stepped;
 
-/// Rows of results that are kept before they are merged.
+/// Number of result rows after which results are merged.
 const MERGE_ROWS: usize = 1 << 20;
 
-/// The plan with results in place of aggregates that can be computed in steps.
+/// The plan with computed results in place of aggregates that can be computed in steps.
 pub(super) fn reduced(plan: DslPlan, step_rows: u64) -> PolarsResult<DslPlan> {
     if let Some(plan) = result_of(&plan, step_rows)? {
         return Ok(plan);
@@ -25,7 +25,7 @@ pub(super) fn reduced(plan: DslPlan, step_rows: u64) -> PolarsResult<DslPlan> {
     Ok(plan)
 }
 
-/// A plan that computes the same as an aggregate from results of the steps; `None` for other nodes.
+/// A plan that computes an aggregate from the results of steps; `None` for other nodes.
 fn result_of(plan: &DslPlan, step_rows: u64) -> PolarsResult<Option<DslPlan>> {
     match plan {
         DslPlan::GroupBy {
@@ -44,7 +44,7 @@ fn result_of(plan: &DslPlan, step_rows: u64) -> PolarsResult<Option<DslPlan>> {
             repeated(input, step_rows, |input| with_input(plan, input))
         }
         DslPlan::Slice { input, offset, len } if *offset >= 0 => {
-            // Of the rows that are sorted the first ones are enough.
+            // Only the first sorted rows of each step are needed.
             let Some((sort, rows)) = sorted(input)? else {
                 return Ok(None);
             };
@@ -62,7 +62,7 @@ fn result_of(plan: &DslPlan, step_rows: u64) -> PolarsResult<Option<DslPlan>> {
     }
 }
 
-/// The sort under projections, and the rows that it sorts.
+/// The sort below projections, and its input.
 fn sorted(plan: &DslPlan) -> PolarsResult<Option<(&DslPlan, &DslPlan)>> {
     match plan {
         DslPlan::Sort { input, .. } => Ok(Some((plan, &**input))),
@@ -75,7 +75,7 @@ fn sorted(plan: &DslPlan) -> PolarsResult<Option<(&DslPlan, &DslPlan)>> {
     }
 }
 
-/// The plan with other rows under the sort that [`sorted`] finds.
+/// The plan with another input of the sort that [`sorted`] finds.
 fn with_sorted(plan: &DslPlan, rows: &DslPlan) -> DslPlan {
     match plan {
         DslPlan::Slice { input, .. } | DslPlan::Select { input, .. } => {
@@ -85,7 +85,7 @@ fn with_sorted(plan: &DslPlan, rows: &DslPlan) -> DslPlan {
     }
 }
 
-/// For a node that can be applied to its own results.
+/// Computes a node that can be applied to its own results.
 fn repeated(
     input: &DslPlan,
     step_rows: u64,
@@ -98,7 +98,7 @@ fn repeated(
     Ok(Some(merged(stepped, apply, apply)?.lazy().logical_plan))
 }
 
-/// Aggregates by `keys`, or of all rows.
+/// Aggregates by `keys`, or over all rows.
 fn aggregate(
     input: &DslPlan,
     keys: Option<&[Expr]>,
@@ -137,7 +137,7 @@ fn aggregate(
     let of_steps: Vec<Expr> = parts.exprs.iter().map(Part::of_steps).collect();
     let step = |frame: LazyFrame| group(frame, keys.unwrap_or_default(), of_step.clone());
     let merge = |frame: LazyFrame| group(frame, &names, of_steps.clone());
-    // Of each group there is one row in the end, from which the aggregates are computed.
+    // Each group has one row, from which the expressions are computed.
     let columns = step(LazyFrame::from(input.clone())).collect_schema()?;
     if !are_elementwise(&exprs, &columns) || !are_elementwise(&filters, &columns) {
         return Ok(None);
@@ -149,7 +149,7 @@ fn aggregate(
     Ok(Some(result.select([names, exprs].concat()).logical_plan))
 }
 
-/// Applies `step` to each step, and `merge` to results of steps until one is left.
+/// Applies `step` to each step, and `merge` to the results until one result remains.
 fn merged(
     stepped: Stepped,
     step: impl Fn(LazyFrame) -> LazyFrame,
@@ -174,7 +174,7 @@ fn merged(
     merge(result.unwrap_or_default().lazy()).collect()
 }
 
-/// How an aggregate of steps is merged.
+/// Function that merges the aggregates of steps.
 #[derive(Clone, Copy)]
 enum Merge {
     Sum,
@@ -210,16 +210,16 @@ impl Part {
     }
 }
 
-/// The aggregates from which expressions are computed.
+/// Aggregates from which expressions are computed.
 struct Parts<'a> {
-    /// Columns that are aggregated.
+    /// Columns to aggregate.
     schema: &'a Schema,
     exprs: Vec<Part>,
 }
 
 impl Parts<'_> {
-    /// The expression with a column in place of each aggregate; `None` if an aggregate cannot be merged, or a column is outside
-    /// of aggregates.
+    /// The expression with a column in place of each aggregate. `None` if an aggregate cannot be merged, or if a column
+    /// occurs outside of aggregates.
     fn split(&mut self, expr: &Expr) -> Option<Expr> {
         let is_elementwise =
             |input: &Expr| are_elementwise(std::slice::from_ref(input), self.schema);
@@ -287,10 +287,10 @@ impl Parts<'_> {
         })
     }
 
-    /// The column of an aggregate.
+    /// Column of an aggregate.
     fn part(&mut self, expr: Expr, merge: Merge) -> Expr {
         let name = format!("aggregate {}", self.exprs.len());
-        // Counts of steps, and sums of truth values, have 32 bits.
+        // Counts of a step, and sums of Booleans, have 32 bits.
         let is_small = expr
             .to_field(self.schema)
             .is_ok_and(|field| *field.dtype() == DataType::UInt32);

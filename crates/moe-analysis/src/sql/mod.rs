@@ -1,11 +1,11 @@
 //! SQL queries over Parquet tables: those of runs, of traces of other tools, and of models.
 //!
-//! polars parses, plans and computes; the tables are read by the reader of [`moe_trace::tables`], which bounds the memory that
-//! a damaged file can claim. A table of more rows than [`QueryOptions::step_rows`] is read in steps wherever the query permits
+//! polars parses, plans and computes. The reader of [`moe_trace::tables`] reads the tables and bounds the memory that a
+//! damaged file can request. Tables with more rows than [`QueryOptions::step_rows`] are read in steps if the query permits
 //! it, see [`Database::query`].
 //!
-//! Integers are signed and have 64 bits, floating-point numbers have 64 bits, so that differences and sums do not wrap or lose
-//! digits. Only `buffer_id`, which may use all 64 bits, stays unsigned.
+//! Integers are signed and have 64 bits, and floating-point numbers have 64 bits, so that differences and sums neither wrap
+//! nor lose digits. Only `buffer_id`, which may use all 64 bits, is unsigned.
 
 mod catch;
 mod columns;
@@ -31,58 +31,58 @@ pub use rows::{Rows, Value};
 use scan::Session;
 use table::Table;
 
-/// Column that names the run of a row, in tables of several runs.
+/// Column with the run of a row, in tables of several runs.
 pub const RUN_COLUMN: &str = "run";
 
-/// Why a query has no result.
+/// Reason why a query has no result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A statement that is not a query.
+    /// The statement is not a query.
     #[error(
-        "{statement} is not supported: tables are only read; write a query that starts with SELECT, WITH, FROM, VALUES, SHOW TABLES or EXPLAIN"
+        "{statement} is not supported because tables are read-only; write a query that starts with SELECT, WITH, FROM, VALUES, SHOW TABLES or EXPLAIN"
     )]
     NotAQuery {
-        /// Its first word.
+        /// First word of the statement.
         statement: String,
     },
-    /// The query has a syntax error, names what does not exist, mixes types, or uses what the SQL dialect does not have.
+    /// The query has a syntax error, unknown names, wrong types, or an unsupported feature.
     #[error("the query is not valid: {source}")]
     Query {
-        /// What polars says.
+        /// The error of polars.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The query engine panicked.
-    #[error("the query engine failed: {message}; write the query in another way")]
+    #[error("the query engine failed: {message}; rewrite the query")]
     Panicked {
-        /// What it said.
+        /// The panic message.
         message: String,
     },
-    /// A table of several files of which one lacks a column.
+    /// A table has several files, one of which lacks a column.
     #[error(
         "{}: no column {column}, which {} has; give tables with the same columns",
         path.display(),
         first.display()
     )]
     Columns {
-        /// The file.
+        /// The file without the column.
         path: PathBuf,
-        /// The column.
+        /// Name of the column.
         column: String,
-        /// The first file of the table.
+        /// First file of the table.
         first: PathBuf,
     },
-    /// A table could not be read.
+    /// A table cannot be read.
     #[error(transparent)]
     Trace(#[from] moe_trace::Error),
 }
 
-/// How a query is run.
+/// Options of a query.
 #[derive(Clone, Debug)]
 pub struct QueryOptions {
-    /// Rows of a table that are read at a time where a query can be run in steps.
+    /// Number of rows of a table that are read at a time, if the query can run in steps.
     pub step_rows: u64,
-    /// Counts the rows that are read.
+    /// Counter of the rows that have been read.
     pub n_read: Arc<AtomicU64>,
 }
 
@@ -102,10 +102,10 @@ pub struct Database {
 }
 
 impl Database {
-    /// Adds the rows of a Parquet file to a table, which is created if need be. `run` is the value of their column
-    /// [`RUN_COLUMN`], which a table has if one of its files has a run.
+    /// Adds a Parquet file to a table, which is created if it does not exist. `run` is the value of the column
+    /// [`RUN_COLUMN`] for its rows. A table has this column if one of its files has a run.
     ///
-    /// Columns of types without an SQL counterpart here, such as lists, are left out.
+    /// Columns of types that are not supported, such as lists, are omitted.
     ///
     /// # Errors
     /// [`Error::Trace`] if the file cannot be read, [`Error::Columns`] if it lacks a column of the table's first file.
@@ -114,27 +114,33 @@ impl Database {
         table.add(path, run)
     }
 
-    /// The tables with their columns.
+    /// Names of the tables and their columns.
     pub fn tables(&self) -> impl Iterator<Item = (&str, Vec<&str>)> {
         let tables = self.tables.iter();
         tables.map(|(name, table)| (name.as_str(), table.column_names()))
     }
 
-    /// Rows of all tables, as their files claim.
+    /// Number of rows of all tables, according to their metadata.
     pub fn n_rows(&self) -> u64 {
         self.tables.values().map(Table::n_rows).sum()
     }
 
     /// Runs a query.
     ///
-    /// A table of more than [`QueryOptions::step_rows`] rows is read in steps, so that it may be larger than memory, where the
-    /// query selects, filters or computes row by row, or aggregates such rows with COUNT, SUM, AVG, MIN or MAX (with or without
-    /// GROUP BY), removes duplicates (DISTINCT), or sorts with a LIMIT. In a join one table is read in steps, the other one
-    /// is held in memory. For everything else (COUNT(DISTINCT …), MEDIAN, window functions, IN (SELECT …), sorting all rows) the columns
-    /// and rows that the query needs are held in memory. So are groups.
+    /// A table with more than [`QueryOptions::step_rows`] rows is read in steps, so that it may be larger than memory, if
+    /// the query
+    ///
+    /// - selects, filters or computes row by row,
+    /// - aggregates such rows with COUNT, SUM, AVG, MIN or MAX, with or without GROUP BY,
+    /// - removes duplicates (DISTINCT),
+    /// - or sorts with a LIMIT.
+    ///
+    /// In a join one table is read in steps, and the other one is held in memory. Other queries (COUNT(DISTINCT …), MEDIAN,
+    /// window functions, IN (SELECT …), sorting of all rows) hold the required columns and rows in memory. Groups are held
+    /// in memory.
     ///
     /// # Errors
-    /// See [`Error`]; errors of the reader may also come from the rows.
+    /// See [`Error`]. The returned rows may also yield errors of the reader.
     pub fn query(&self, sql: &str, options: &QueryOptions) -> Result<Rows, Error> {
         check_statement(sql)?;
         let session = Arc::new(Session::new(options));
@@ -157,7 +163,7 @@ impl Database {
     }
 }
 
-/// The names of the tables that a query reads, and of its common table expressions.
+/// Names of the tables and common table expressions that a query reads.
 ///
 /// # Errors
 /// [`Error::NotAQuery`]; [`Error::Query`] for a syntax error.
@@ -166,7 +172,7 @@ pub fn table_names(sql: &str) -> Result<Vec<String>, Error> {
     catch(|| extract_table_identifiers(sql, false, true))
 }
 
-/// Refuses statements that change tables.
+/// Rejects statements that are not queries.
 fn check_statement(sql: &str) -> Result<(), Error> {
     const QUERIES: [&str; 7] = [
         "SELECT", "WITH", "FROM", "VALUES", "TABLE", "SHOW", "EXPLAIN",
@@ -183,7 +189,7 @@ fn check_statement(sql: &str) -> Result<(), Error> {
     }
 }
 
-/// The first word after comments and opening parentheses.
+/// First word after comments and opening parentheses.
 fn first_word(sql: &str) -> &str {
     let mut rest = sql;
     loop {

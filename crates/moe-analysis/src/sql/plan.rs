@@ -1,11 +1,11 @@
-//! Plans of polars: what their nodes read, and what their expressions do with rows.
+//! polars plans: inputs of nodes, and properties of expressions.
 
 use std::sync::Arc;
 
 use polars::prelude::*;
 use polars_plan::prelude::{Arena, ExprToIRContext, is_elementwise_rec, to_expr_ir};
 
-/// The plan without cached intermediate representations, whose counts are signed: COUNT(a) - COUNT(b) may be negative.
+/// The plan without cached intermediate representations and with signed counts: COUNT(a) - COUNT(b) may be negative.
 pub(super) fn prepared(plan: &DslPlan) -> DslPlan {
     if let DslPlan::IR { dsl, .. } = plan {
         return prepared(dsl);
@@ -45,7 +45,7 @@ fn make_counts_signed(expr: &mut Expr) {
     });
 }
 
-/// The plans that a node reads.
+/// Input plans of a node.
 pub(super) fn inputs_mut(plan: &mut DslPlan) -> Vec<&mut Arc<DslPlan>> {
     match plan {
         DslPlan::Filter { input, .. }
@@ -68,7 +68,7 @@ pub(super) fn inputs_mut(plan: &mut DslPlan) -> Vec<&mut Arc<DslPlan>> {
     }
 }
 
-/// The plans that a node with any number of inputs reads.
+/// Input plans of a node with any number of inputs.
 pub(super) fn input_list_mut(plan: &mut DslPlan) -> &mut [DslPlan] {
     match plan {
         DslPlan::Union { inputs, .. } | DslPlan::HConcat { inputs, .. } => inputs,
@@ -77,7 +77,7 @@ pub(super) fn input_list_mut(plan: &mut DslPlan) -> &mut [DslPlan] {
     }
 }
 
-/// The node with another input.
+/// A copy of the node with another first input.
 pub(super) fn with_input(plan: &DslPlan, input: DslPlan) -> DslPlan {
     let mut plan = plan.clone();
     if let [old, ..] = &mut inputs_mut(&mut plan)[..] {
@@ -86,12 +86,12 @@ pub(super) fn with_input(plan: &DslPlan, input: DslPlan) -> DslPlan {
     plan
 }
 
-/// The columns of a plan.
+/// Columns of a plan.
 pub(super) fn schema_of(plan: &DslPlan) -> PolarsResult<SchemaRef> {
     LazyFrame::from(plan.clone()).collect_schema()
 }
 
-/// Whether expressions compute each row from that row alone.
+/// Whether expressions compute each row from that row only.
 pub(super) fn are_elementwise(exprs: &[Expr], schema: &Schema) -> bool {
     exprs.iter().all(|expr| {
         let mut arena = Arena::new();
@@ -101,7 +101,7 @@ pub(super) fn are_elementwise(exprs: &[Expr], schema: &Schema) -> bool {
     })
 }
 
-/// Whether an expression mentions a column.
+/// Whether an expression refers to a column.
 pub(super) fn has_column(expr: &Expr) -> bool {
     expr.into_iter().any(|expr| matches!(expr, Expr::Column(_)))
 }

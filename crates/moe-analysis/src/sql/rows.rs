@@ -1,4 +1,4 @@
-//! The rows of a result.
+//! Rows of a result.
 
 use std::sync::Arc;
 use std::vec;
@@ -13,9 +13,9 @@ use super::steps::Frames;
 /// A value in a result.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// Unknown, or not a value of the type.
+    /// Null, or a value that is missing.
     Null,
-    /// True or false.
+    /// A Boolean.
     Bool(bool),
     /// A signed integer.
     Int(i64),
@@ -23,15 +23,15 @@ pub enum Value {
     UInt(u64),
     /// A floating-point number.
     Float(f64),
-    /// Text. Also dates and times, in ISO 8601.
+    /// Text. Dates and times are text in ISO 8601 format.
     Text(String),
-    /// Values of an aggregate such as ARRAY_AGG.
+    /// A list, for example from ARRAY_AGG.
     List(Vec<Value>),
-    /// Named values.
+    /// A struct: values with names.
     Struct(Vec<(String, Value)>),
 }
 
-/// Rows of values, one for each column. Those of a query that is run in steps are computed as they are asked for.
+/// Result rows with one value per column. If the query runs in steps, rows are computed on demand.
 pub struct Rows {
     columns: Vec<String>,
     frames: Frames,
@@ -39,7 +39,7 @@ pub struct Rows {
     session: Arc<Session>,
 }
 
-/// Rows that are converted at a time.
+/// Number of rows that are converted at a time.
 const BATCH_ROWS: usize = 8 * 1024;
 
 impl Rows {
@@ -58,7 +58,7 @@ impl Rows {
     }
 }
 
-/// A frame in frames of [`BATCH_ROWS`] rows.
+/// Splits a frame into frames of [`BATCH_ROWS`] rows.
 fn batches(frame: PolarsResult<DataFrame>) -> Frames {
     match frame {
         Ok(frame) => {
@@ -116,7 +116,7 @@ fn value(of: &AnyValue<'_>) -> PolarsResult<Value> {
         &AnyValue::Int32(value) => Value::Int(value.into()),
         &AnyValue::Int64(value) => Value::Int(value),
         &AnyValue::Float64(value) => Value::Float(value),
-        // As many digits as tell the number from its neighbours of 32 bits.
+        // The shortest digits that identify the 32-bit number.
         AnyValue::Float32(value) => Value::Float(value.to_string().parse().unwrap_or(f64::NAN)),
         AnyValue::List(values) => list(values)?,
         AnyValue::Array(values, _) => list(values)?,

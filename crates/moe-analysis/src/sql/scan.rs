@@ -1,4 +1,4 @@
-//! A table as a source of a polars plan, which reads the columns and returns the rows that a query needs.
+//! A table as a polars source, which reads only the columns and rows that a query needs.
 
 use std::any::Any;
 use std::ops::Range;
@@ -12,11 +12,11 @@ use super::columns::{column, polars_type};
 use super::table::{Part, Table};
 use super::{Error, QueryOptions, RUN_COLUMN};
 
-/// What the scans of a query share.
+/// State that all scans of a query share.
 pub(super) struct Session {
-    /// Counts the rows that are read.
+    /// Counter of the rows that have been read.
     n_read: Arc<AtomicU64>,
-    /// The reader's error, of which polars keeps the text alone.
+    /// The reader's error. polars keeps only its text.
     failed: Mutex<Option<moe_trace::Error>>,
 }
 
@@ -28,28 +28,28 @@ impl Session {
         }
     }
 
-    /// Keeps the reader's error and returns one for polars.
+    /// Stores the reader's error and returns a polars error.
     fn fail(&self, error: moe_trace::Error) -> PolarsError {
         let text = error.to_string();
         *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
         PolarsError::ComputeError(text.into())
     }
 
-    /// The reader's error, if that is why the query failed.
+    /// The reader's error if it caused `error`, otherwise `error`.
     pub(super) fn explain(&self, error: Error) -> Error {
         let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
         failed.take().map_or(error, Error::Trace)
     }
 }
 
-/// Some parts of a table.
+/// A scan of some parts (row groups) of a table.
 #[derive(Clone)]
 pub(super) struct Scan {
     table: Arc<Table>,
     schema: SchemaRef,
     parts: Arc<[Part]>,
     session: Arc<Session>,
-    /// Rows that were read before, of a scan that the steps of a query repeat.
+    /// Rows in memory, of a scan that every step of a query repeats.
     memo: Option<Arc<Mutex<Option<Memo>>>>,
 }
 
@@ -78,7 +78,7 @@ pub(super) fn frame(table: &Table, session: &Arc<Session>) -> PolarsResult<LazyF
 }
 
 impl Scan {
-    /// The scan that a node of a plan is.
+    /// The scan that a plan node refers to.
     pub(super) fn of(plan: &DslPlan) -> Option<Arc<Scan>> {
         let DslPlan::Scan { scan_type, .. } = plan else {
             return None;
@@ -90,7 +90,7 @@ impl Scan {
         Some(source.0.clone())
     }
 
-    /// The node of a plan.
+    /// The plan node of the scan.
     pub(super) fn plan(self: &Arc<Self>) -> PolarsResult<DslPlan> {
         let args = ScanArgsAnonymous {
             schema: Some(self.schema.clone()),
@@ -107,7 +107,7 @@ impl Scan {
             .fold(0, |sum, part| sum.saturating_add(part.n_rows))
     }
 
-    /// The same rows, kept after they were read.
+    /// A scan of the same rows that keeps them in memory.
     pub(super) fn memoized(&self) -> Arc<Scan> {
         Arc::new(Scan {
             memo: Some(Arc::default()),
@@ -115,7 +115,7 @@ impl Scan {
         })
     }
 
-    /// Ranges of parts with `step_rows` rows each, if the parts are small enough.
+    /// Ranges of parts with at most `step_rows` rows each, if the parts are small enough.
     pub(super) fn steps(&self, step_rows: u64) -> Vec<Range<usize>> {
         let mut steps = Vec::new();
         let (mut start, mut n_rows) = (0, 0u64);
@@ -132,7 +132,7 @@ impl Scan {
         steps
     }
 
-    /// Some of the parts.
+    /// A scan of some of the parts.
     pub(super) fn step(&self, parts: Range<usize>) -> Arc<Scan> {
         Arc::new(Scan {
             parts: self.parts[parts].into(),
@@ -231,7 +231,7 @@ impl Scan {
     }
 }
 
-/// The rows for which a predicate is true.
+/// Rows for which a predicate is true.
 fn filtered(frame: DataFrame, predicate: Option<&Expr>) -> PolarsResult<DataFrame> {
     match predicate {
         Some(predicate) => frame.lazy().filter(predicate.clone()).collect(),
@@ -247,7 +247,7 @@ fn stack(rows: &mut DataFrame, frames: Vec<DataFrame>) -> PolarsResult<()> {
     Ok(())
 }
 
-/// A scan as polars takes it.
+/// A scan in the interface of polars.
 struct Source(Arc<Scan>);
 
 impl AnonymousScan for Source {
@@ -277,7 +277,7 @@ impl AnonymousScan for Source {
         if let Some(rows) = known {
             return Ok(rows);
         }
-        // Not under the lock, in which another thread could wait that this one needs.
+        // Must not hold the lock: another thread that waits for the lock may be needed to read.
         let rows = self.0.read(&args)?;
         *lock() = Some(Memo {
             columns: args.with_columns,

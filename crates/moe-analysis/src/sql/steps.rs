@@ -1,4 +1,4 @@
-//! Plans that treat each row of a table by itself, run over some parts of the table at a time.
+//! Plans that process rows independently, executed on parts of a table in steps.
 
 use std::sync::Arc;
 
@@ -7,20 +7,20 @@ use polars::prelude::*;
 use super::plan::{are_elementwise, has_column, input_list_mut, inputs_mut, schema_of, with_input};
 use super::scan::Scan;
 
-/// The results of a plan, as they are computed.
+/// Results of a plan, computed on demand.
 pub(super) type Frames = Box<dyn Iterator<Item = PolarsResult<DataFrame>>>;
 
-/// A plan whose result over a table is its results over the parts of the table, one after another.
+/// A plan whose result for a table is the concatenation of its results for the parts of the table.
 pub(super) struct Stepped {
     plan: DslPlan,
-    /// The scan in `plan` that is made in steps.
+    /// The scan in `plan` that is executed in steps.
     scan: Arc<Scan>,
     step_rows: u64,
 }
 
 impl Stepped {
-    /// The plan in steps; `None` for a plan that needs all rows at the same time, or reads no table of more than `step_rows`
-    /// rows.
+    /// The stepped plan. `None` for a plan that needs all rows at the same time, or that reads no table with more than
+    /// `step_rows` rows.
     pub(super) fn of(plan: &DslPlan, step_rows: u64) -> PolarsResult<Option<Self>> {
         let Some((plan, scan)) = row_by_row(plan)? else {
             return Ok(None);
@@ -32,7 +32,7 @@ impl Stepped {
         }))
     }
 
-    /// The plan over each step.
+    /// The plan for each step.
     pub(super) fn plans(self) -> impl Iterator<Item = PolarsResult<LazyFrame>> {
         let steps = self.scan.steps(self.step_rows).into_iter();
         steps.map(move |parts| {
@@ -42,7 +42,7 @@ impl Stepped {
     }
 }
 
-/// The results of a plan: of one that treats each row by itself step by step, else at once.
+/// Results of a plan: step by step if it processes rows independently, otherwise in one frame.
 pub(super) fn frames(plan: DslPlan, step_rows: u64) -> PolarsResult<Frames> {
     if let Some(stepped) = Stepped::of(&plan, step_rows)? {
         return Ok(Box::new(stepped.plans().map(|plan| plan?.collect())));
@@ -57,7 +57,7 @@ pub(super) fn frames(plan: DslPlan, step_rows: u64) -> PolarsResult<Frames> {
     Ok(Box::new(std::iter::once(Ok(frame))))
 }
 
-/// Rows from `offset` on, at most `len`; later steps are not run.
+/// At most `len` rows from `offset` on. Steps after them are not executed.
 fn sliced(
     stepped: Stepped,
     mut offset: usize,
@@ -79,17 +79,17 @@ fn sliced(
     })
 }
 
-/// The plan and the scan in it that can be made in steps, if each row of its result comes from one row of that scan.
+/// The plan and its scan that can be executed in steps, if each result row depends on one row of that scan only.
 fn row_by_row(plan: &DslPlan) -> PolarsResult<Option<(DslPlan, Arc<Scan>)>> {
     if let Some(scan) = Scan::of(plan) {
-        // A scan of its own: the table may be read elsewhere in the plan, too.
+        // Makes a new scan, because the plan may read the table elsewhere too.
         let scan = Arc::new((*scan).clone());
         return Ok(Some((scan.plan()?, scan)));
     }
     let (input, exprs) = match plan {
         DslPlan::Filter { input, predicate } => (input, std::slice::from_ref(predicate)),
         DslPlan::HStack { input, exprs, .. } => (input, &exprs[..]),
-        // Literals alone are one row, whatever the number of rows that are read.
+        // A selection of literals only has one row, independent of the number of input rows.
         DslPlan::Select { input, expr, .. } if expr.iter().any(has_column) => (input, &expr[..]),
         DslPlan::Join {
             input_left,
@@ -109,7 +109,7 @@ fn row_by_row(plan: &DslPlan) -> PolarsResult<Option<(DslPlan, Arc<Scan>)>> {
     Ok(below.map(|(input, scan)| (with_input(plan, input), scan)))
 }
 
-/// A join, of which one side is made in steps. The other side is computed in each step from rows that are read once.
+/// A join with one side in steps. Each step computes the other side from rows that are read once.
 fn join(
     plan: &DslPlan,
     inputs: [&DslPlan; 2],
@@ -141,7 +141,7 @@ fn join(
     Ok(Some((plan, scan)))
 }
 
-/// The plan with scans that keep what they have read.
+/// The plan with scans that keep their rows in memory.
 fn memoized(plan: &DslPlan) -> PolarsResult<DslPlan> {
     if let Some(scan) = Scan::of(plan) {
         return scan.memoized().plan();

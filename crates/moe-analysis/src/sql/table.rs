@@ -8,14 +8,14 @@ use moe_trace::tables::TableMetadata;
 
 use super::{Error, RUN_COLUMN};
 
-/// Columns whose values are names without an order and may use all 64 bits.
+/// Columns with identifiers that may use all 64 bits.
 const UNSIGNED: [&str; 1] = ["buffer_id"];
 
-/// The files of a table, and its columns.
+/// Files and columns of a table.
 #[derive(Clone, Default)]
 pub(super) struct Table {
     files: Vec<TableFile>,
-    /// Columns of all files, with the types to which they are brought; without [`RUN_COLUMN`].
+    /// Common columns of all files, with their SQL types, without [`RUN_COLUMN`].
     columns: Vec<Arc<Field>>,
 }
 
@@ -69,12 +69,12 @@ impl Table {
         &self.files[part.file]
     }
 
-    /// The columns of the files, with the types that they have in SQL.
+    /// Columns of the files, with their SQL types.
     pub(super) fn columns(&self) -> &[Arc<Field>] {
         &self.columns
     }
 
-    /// The columns with these names.
+    /// Columns with these names.
     pub(super) fn projected(&self, names: &[impl AsRef<str>]) -> SchemaRef {
         let is_wanted =
             |column: &&Arc<Field>| names.iter().any(|name| name.as_ref() == column.name());
@@ -106,7 +106,7 @@ impl Table {
     }
 }
 
-/// The type that a column has in SQL, as a type of Arrow; none for types that are not supported.
+/// SQL type of a column as an Arrow type; `None` if the type is not supported.
 fn sql_type(name: &str, data_type: &DataType) -> Option<DataType> {
     use DataType::*;
     Some(match data_type {
@@ -120,7 +120,7 @@ fn sql_type(name: &str, data_type: &DataType) -> Option<DataType> {
     })
 }
 
-/// Strings, of which most tables repeat few.
+/// Dictionary of strings, because most string columns have few distinct values.
 fn names() -> DataType {
     DataType::Dictionary(Box::new(DataType::Int32), Box::new(DataType::Utf8))
 }

@@ -113,7 +113,7 @@ fn text(text: &str) -> Value {
 }
 
 #[test]
-fn columns_have_the_names_of_the_file_and_values_of_64_bits() {
+fn columns_keep_their_names_and_have_64_bit_values() {
     let dir = tempfile::tempdir().unwrap();
     let database = database(dir.path());
     let rows = database
@@ -159,7 +159,7 @@ fn columns_have_the_names_of_the_file_and_values_of_64_bits() {
 }
 
 #[test]
-fn results_have_every_type() {
+fn returns_values_of_every_type() {
     let dir = tempfile::tempdir().unwrap();
     let database = database(dir.path());
     let types = [
@@ -195,13 +195,13 @@ fn results_have_every_type() {
     );
 }
 
-/// Queries that are computed in steps, and their results.
+/// Queries that run in steps, and their results.
 fn stepped() -> Vec<(&'static str, Vec<Vec<Value>>)> {
     vec![
         ("SELECT COUNT(*) FROM t", vec![vec![Int(100)]]),
         (
             "SELECT COUNT(weight) AS n, SUM(weight) AS s, AVG(weight) AS a, MIN(weight) AS b, MAX(id) AS c FROM t",
-            // 80 weights: each of 0, 0.25, 0.5, 0.75 20 times.
+            // 80 weights: 20 times each of 0, 0.25, 0.5 and 0.75.
             vec![vec![
                 Int(80),
                 Float(30.0),
@@ -269,7 +269,7 @@ fn stepped() -> Vec<(&'static str, Vec<Vec<Value>>)> {
 }
 
 #[test]
-fn aggregates_of_steps_are_those_of_the_table() {
+fn aggregates_of_steps_match_those_of_entire_table() {
     let dir = tempfile::tempdir().unwrap();
     let database = database(dir.path());
     for (sql, expected) in stepped() {
@@ -280,7 +280,7 @@ fn aggregates_of_steps_are_those_of_the_table() {
     }
 }
 
-/// After the aggregates are computed, no table is left in the plan.
+/// After the aggregates are computed, the plan reads no table.
 #[test]
 fn aggregates_do_not_hold_the_table_in_memory() {
     let dir = tempfile::tempdir().unwrap();
@@ -326,7 +326,7 @@ fn n_rows_read(plan: &DslPlan) -> u64 {
 }
 
 #[test]
-fn rows_are_computed_as_they_are_asked_for() {
+fn computes_rows_on_demand() {
     let dir = tempfile::tempdir().unwrap();
     let database = database(dir.path());
     let options = in_steps_of(GROUP_ROWS);
@@ -350,7 +350,7 @@ fn rows_are_computed_as_they_are_asked_for() {
 }
 
 #[test]
-fn queries_that_need_all_rows_are_computed_at_once() {
+fn runs_queries_that_need_all_rows_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let database = database(dir.path());
     let queries = [
@@ -388,7 +388,7 @@ fn queries_that_need_all_rows_are_computed_at_once() {
     }
 }
 
-/// Ranks are unsigned.
+/// Converts ranks, which are unsigned.
 fn signed(value: Value) -> Value {
     match value {
         UInt(value) => Int(value as i64),
@@ -397,7 +397,7 @@ fn signed(value: Value) -> Value {
 }
 
 #[test]
-fn tables_of_several_runs_name_the_run() {
+fn tables_of_several_runs_have_run_column() {
     let dir = tempfile::tempdir().unwrap();
     let mut database = Database::default();
     for (run, start) in [("a", 0), ("b", 10)] {
@@ -431,7 +431,7 @@ fn tables_of_several_runs_name_the_run() {
 }
 
 #[test]
-fn queries_that_are_not_valid_are_errors() {
+fn rejects_invalid_queries() {
     let dir = tempfile::tempdir().unwrap();
     let database = database(dir.path());
     let error = |sql: &str| {
@@ -471,12 +471,12 @@ fn queries_that_are_not_valid_are_errors() {
 }
 
 #[test]
-fn errors_of_the_reader_keep_their_kind() {
+fn keeps_kind_of_reader_errors() {
     let dir = tempfile::tempdir().unwrap();
     let database = database(dir.path());
     let path = dir.path().join("t.parquet");
     let mut bytes = std::fs::read(&path).unwrap();
-    // The first pages.
+    // Damages the first pages.
     bytes[4..200].fill(0xff);
     std::fs::write(&path, bytes).unwrap();
     for step_rows in [u64::MAX, GROUP_ROWS] {
@@ -492,7 +492,7 @@ fn errors_of_the_reader_keep_their_kind() {
 }
 
 #[test]
-fn finds_the_first_word_of_a_statement() {
+fn finds_first_word_of_statement() {
     let statements = [
         ("SELECT 1", "SELECT"),
         (" ((select*from a) union (select 1))", "select"),
@@ -510,7 +510,7 @@ fn finds_the_first_word_of_a_statement() {
 }
 
 #[test]
-fn refuses_statements_that_change_tables() {
+fn rejects_statements_that_change_tables() {
     for sql in [
         "CREATE TABLE a AS SELECT 1",
         "drop table ops",

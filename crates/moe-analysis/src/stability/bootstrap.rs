@@ -1,4 +1,4 @@
-//! How far figures would move if the trace had been another one of its kind.
+//! Confidence intervals by block bootstrap.
 
 use std::ops::Range;
 
@@ -10,31 +10,32 @@ use crate::quantile::quantile;
 use crate::stability::HOT_PERCENT;
 use crate::survey::Survey;
 
-/// Blocks of tokens that are drawn, at most.
+/// Maximum number of blocks of tokens.
 const MAX_BLOCKS: usize = 32;
-/// Share of the resamples within an interval.
+/// Confidence level.
 const LEVEL: f64 = 0.95;
 
-/// A figure with its interval.
+/// A measure with its confidence interval.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Interval {
-    /// What it is.
+    /// Name of the measure.
     pub measure: String,
-    /// Of the trace itself, mean of the layers.
+    /// Value for the trace, mean over the layers.
     pub value: f64,
-    /// 2.5 % of the resamples are below.
+    /// Lower end: 2.5 % of the resamples are below.
     pub low: f64,
-    /// 2.5 % of the resamples are above.
+    /// Upper end: 2.5 % of the resamples are above.
     pub high: f64,
 }
 
-/// Percentile intervals (95 %) of the means over the layers, from `n` resamples of a generator that `seed` determines: the same
-/// seed gives the same intervals.
+/// Percentile bootstrap intervals (95 %) of measures, averaged over the layers. `n` is the number of resamples. The same
+/// `seed` yields the same intervals. Returns no intervals for fewer than two blocks or `n` = 0.
 ///
-/// Whole blocks of consecutive tokens are drawn with replacement, the same ones in all layers (the block bootstrap of Carlstein 1986), as
-/// neighbouring tokens are alike and drawing single ones would give intervals that are too narrow. A resample holds fewer
-/// different tokens than the trace, so that figures of concentration lean upwards. The last figure tests what was learned on the first
-/// half on resamples of the second.
+/// A resample draws blocks of consecutive tokens with replacement, the same blocks in all layers (block bootstrap, Carlstein
+/// 1986). Drawing single tokens would yield intervals that are too narrow, because consecutive tokens are correlated. A
+/// resample has fewer distinct tokens than the trace, so measures of concentration are biased upward.
+///
+/// The measure `held_out` is the hit rate of the hottest experts of the first half on resampled blocks of the second half.
 pub fn bootstrap(survey: &Survey, n_expert: u32, n: usize, seed: u64) -> Vec<Interval> {
     let layers = survey.layers();
     let layers = layers
@@ -71,12 +72,12 @@ pub fn bootstrap(survey: &Survey, n_expert: u32, n: usize, seed: u64) -> Vec<Int
     intervals.collect()
 }
 
-/// A layer's counts in blocks.
+/// Counts of a layer by block.
 struct Blocks {
-    /// `[block][n_expert]`
+    /// `[block][n_expert]`: counts.
     counts: Vec<Vec<u64>>,
-    /// Hot experts of the first half of the blocks.
-    learned: Vec<usize>,
+    /// Hottest experts of the first half of the blocks (training split).
+    hot_set: Vec<usize>,
 }
 
 impl Blocks {
@@ -92,14 +93,15 @@ impl Blocks {
         let half = 0..spans[spans.len() / 2].start;
         Blocks {
             counts: spans.iter().map(counts).collect(),
-            learned: hottest(
+            hot_set: hottest(
                 &windows.counts(layer, &half),
                 n_of_percent(n_expert, HOT_PERCENT),
             ),
         }
     }
 
-    /// Sum of the blocks drawn. A layer with fewer blocks than others takes those in the same place of its own time.
+    /// Sum of the drawn blocks. In a layer with fewer than `n_block` blocks, each block maps to the block at the same
+    /// relative position.
     fn sum(&self, draw: impl Iterator<Item = usize>, n_block: usize) -> Vec<u64> {
         let mut sums = vec![0; self.counts.iter().map(Vec::len).max().unwrap_or(0)];
         for block in draw {
@@ -118,17 +120,17 @@ fn names() -> Vec<String> {
     shares.into_iter().chain(others).collect()
 }
 
-/// The figures of [`names`] for the blocks drawn, means over the layers.
+/// The measures of [`names`] for the drawn blocks, averaged over the layers.
 fn figures(layers: &[Blocks], draw: &[usize]) -> Vec<f64> {
     let n_block = draw.len();
     let mut sums = vec![0.0; TOP_PERCENT.len() + 4];
     for layer in layers {
         let spread = Spread::of(&layer.sum(draw.iter().copied(), n_block));
-        // A draw of the first half's blocks is turned into one of the second's.
+        // Maps the drawn blocks to blocks of the second half (held-out split).
         let later = draw.iter().map(|block| n_block / 2 + block / 2);
-        let tested = layer.sum(later.map(|block| block.min(n_block - 1)), n_block);
-        let hits: u64 = layer.learned.iter().filter_map(|&e| tested.get(e)).sum();
-        let held_out = hits as f64 / tested.iter().sum::<u64>().max(1) as f64;
+        let held_out = layer.sum(later.map(|block| block.min(n_block - 1)), n_block);
+        let hits: u64 = layer.hot_set.iter().filter_map(|&e| held_out.get(e)).sum();
+        let held_out = hits as f64 / held_out.iter().sum::<u64>().max(1) as f64;
         let rest = [spread.gini, spread.entropy, spread.effective, held_out];
         let figures = spread.share_top.into_iter().chain(rest);
         for (sum, figure) in sums.iter_mut().zip(figures) {

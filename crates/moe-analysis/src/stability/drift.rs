@@ -1,33 +1,33 @@
-//! How hotness moves with time.
+//! Drift: how the distribution of selections changes over time.
 
-use crate::measures::{hottest, jaccard, n_of_percent, total_variation, total_variation_of_noise};
+use crate::measures::{expected_total_variation, hottest, jaccard, n_of_percent, total_variation};
 use crate::stability::HOT_PERCENT;
 use crate::survey::Survey;
 use moe_trace::LayerId;
 
-/// Spans of time that drift is told between.
+/// Number of time spans between which drift is measured.
 pub const N_SPANS: usize = 8;
 
-/// From one span of a layer's tokens to a later one.
+/// Drift between two spans of a layer's tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Drift {
-    /// Block number; `None` = mean of the layers.
+    /// Block number; `None` for the mean of the layers.
     pub layer: Option<LayerId>,
-    /// The earlier of [`N_SPANS`] spans, from 0.
+    /// Index of the earlier span, 0 to [`N_SPANS`] - 2.
     pub from: usize,
-    /// The later.
+    /// Index of the later span.
     pub to: usize,
     /// Tokens in the earlier span.
     pub rows: u64,
-    /// Total variation between the shares of the experts ([`total_variation`]).
+    /// Total variation distance of the expert distributions ([`total_variation`]).
     pub total_variation: f64,
-    /// What it would be by chance, without drift ([`total_variation_of_noise`]).
+    /// Expected total variation without drift ([`expected_total_variation`]).
     pub noise: f64,
-    /// Jaccard index of the sets of the hottest [`HOT_PERCENT`] % of the experts.
+    /// Jaccard index of the hottest [`HOT_PERCENT`] % of the experts.
     pub jaccard: f64,
 }
 
-/// Drift from each span to the next, and from the first to the last, for each layer; then the means of the layers.
+/// Drift from each span to the next and from the first to the last: for each layer, then the means over the layers.
 pub fn drift(survey: &Survey, n_expert: u32) -> Vec<Drift> {
     let mut rows = Vec::new();
     for layer in survey.layers() {
@@ -80,7 +80,7 @@ fn drift_of_layer(survey: &Survey, layer: LayerId, n_expert: usize) -> Vec<Drift
             to,
             rows: *left_rows,
             total_variation: total_variation(left, right)?,
-            noise: total_variation_of_noise((left, *left_rows), (right, *right_rows))?,
+            noise: expected_total_variation((left, *left_rows), (right, *right_rows))?,
             jaccard: jaccard(left_hot, right_hot),
         })
     });

@@ -1,20 +1,20 @@
-//! Whether hotness will hold: what was learned on a part of a trace, tested on another.
+//! Stability of hotness: whether the hot experts of one part of a trace are hot in another part.
 
 mod bootstrap;
+mod convergence;
 mod curve;
 mod drift;
-mod settle;
 mod split;
-mod trust;
+mod verdict;
 
 pub use bootstrap::{Interval, bootstrap};
+pub use convergence::{Settling, settling};
 pub use curve::{Curve, curves};
 pub use drift::{Drift, N_SPANS, drift};
-pub use settle::{Settling, settling};
 pub use split::{Coverage, Split, split_by_group, split_by_time};
-pub use trust::{Stability, Trust, trust};
+pub use verdict::{Stability, Trust, trust};
 
-/// The share of the experts of a layer that stands for "the hot ones" where one figure is told.
+/// Percentage of a layer's experts that form its hot set.
 pub const HOT_PERCENT: usize = 25;
 
 #[cfg(test)]

@@ -1,17 +1,17 @@
-//! Made-up traces whose figures are known beforehand.
+//! Synthetic traces with known measures.
 
 use super::*;
-use crate::survey::{SelectedExpert, Survey, SurveyOptions};
+use crate::survey::{Error, SelectedExpert, Survey, SurveyOptions};
 use moe_trace::{ExpertId, LayerId, Phase, TokenId};
 
-/// A survey of one layer: the experts of each token, and its sequence.
+/// A survey of one layer. Each token is a sequence number and its experts.
 fn survey(options: SurveyOptions, tokens: impl IntoIterator<Item = (u32, Vec<u32>)>) -> Survey {
     let mut survey = Survey::new(options);
     survey.begin_input();
     survey.begin_run();
     for (token, (sequence, experts)) in (0..).zip(tokens) {
         for (slot, expert) in (0..).zip(experts) {
-            survey.choice(&SelectedExpert {
+            survey.add_selection(&SelectedExpert {
                 layer: LayerId(0),
                 phase: Some(Phase::Generate),
                 timestamp_ns: 0,
@@ -41,17 +41,17 @@ fn folds() -> SurveyOptions {
     }
 }
 
-/// Tokens with two of eight experts: 0 and 1 in turn with 2, 3, 4.
+/// Tokens with two of eight experts: 0 and 1 alternate, and so do 2, 3 and 4.
 fn steady(n: u32) -> impl Iterator<Item = Vec<u32>> {
     (0..n).map(|token| vec![token % 2, 2 + token % 3])
 }
 
 #[test]
-fn what_does_not_change_holds() {
+fn stationary_trace_generalizes() {
     let survey = one_sequence(steady(120));
     let split = split_by_time(&survey, 8, 0.5).unwrap();
     assert_eq!((split.rows_learned, split.rows_tested), (60, 60));
-    // Two of eight experts are 25 %: 0 and 1, half of all choices, in both halves.
+    // Two of eight experts (25 %): 0 and 1, with half of all selections in both splits.
     let hot = split.of_percent(25).unwrap();
     assert_eq!(
         (hot.in_sample, hot.out_of_sample, hot.uniform),
@@ -59,19 +59,19 @@ fn what_does_not_change_holds() {
     );
     let trust = trust(&survey, 8);
     assert_eq!((trust.verdict, trust.unsettled), (Stability::Holds, 0));
-    // Expert 1 comes with the second token, and then 0 and 1 stay the hottest, by number or by id.
+    // Expert 1 appears with the second token. From then on, 0 and 1 are the hottest.
     assert_eq!(settling(&survey, 8)[0].settled, 2);
 }
 
 #[test]
-fn another_half_does_not_hold() {
+fn changed_second_half_does_not_generalize() {
     let later = steady(120).map(|experts| experts.iter().map(|e| e + 8).collect());
     let survey = one_sequence(steady(120).chain(later));
     let split = split_by_time(&survey, 16, 0.5).unwrap();
     for coverage in &split.coverage {
         assert_eq!(coverage.out_of_sample, 0.0);
     }
-    // Four of sixteen: 0, 1 and two of the three others that share a half.
+    // Four of sixteen experts: 0, 1, and two of the three that share the other half of the selections.
     let in_sample = split.of_percent(25).unwrap().in_sample;
     assert!((in_sample - (0.5 + 2.0 / 6.0)).abs() < 1e-12, "{in_sample}");
     assert_eq!(trust(&survey, 16).verdict, Stability::DoesNotHold);
@@ -93,10 +93,11 @@ fn another_half_does_not_hold() {
     assert_eq!(between(0, 1).rows, 30);
 }
 
-/// 60 tokens on 0 and 1, then 60 of which some are on 2 and 3. Two of eight experts are 25 %, so the gain of the first half is ¾.
-/// With every other token elsewhere ½ − ¼ is left of it, a third; with every fourth ¾ − ¼, two thirds.
+/// 60 tokens on experts 0 and 1, then 60 tokens of which some are on 2 and 3. Two of eight experts are 25 %, so the
+/// in-sample gain is ¾. With every second token elsewhere, the out-of-sample gain is ½ − ¼, a third of it. With every fourth
+/// token elsewhere, it is ¾ − ¼, two thirds of it.
 #[test]
-fn verdicts_go_by_the_gain_over_an_even_router() {
+fn verdict_depends_on_gain_over_uniform_router() {
     let survey = one_sequence((0..120).map(|token| {
         if token >= 60 && token % 2 == 1 {
             vec![2, 3]
@@ -140,10 +141,10 @@ fn reports_short_traces_and_uniform_routers() {
     assert_eq!(trust(&one_sequence([]), 8).verdict, Stability::Unordered);
 }
 
-/// Three sequences with one expert each of their own and one that all share: learned on two of them, a set of 1 expert covers the
-/// shared half of the third.
+/// Three sequences, each with one expert of its own and expert 7 in common. Hot sets of two sequences cover the common half
+/// of the third.
 #[test]
-fn sequences_are_tested_on_the_others() {
+fn sequences_are_evaluated_on_hot_sets_of_the_others() {
     let tokens = (0..30u32).map(|token| (token / 10, vec![7, token / 10]));
     let survey = survey(folds(), tokens);
     let splits = split_by_group(survey.folds(), &[LayerId(0)], 8, "sequence").unwrap();
@@ -152,32 +153,32 @@ fn sequences_are_tested_on_the_others() {
     for split in &splits[..3] {
         assert_eq!((split.rows_learned, split.rows_tested), (20, 10));
         let half = split.of_percent(50).unwrap();
-        // 7, and the experts of the two others: everything of theirs, half of the third's.
+        // Expert 7 and those of the two other sequences: all of their selections, and half of the third's.
         assert_eq!((half.in_sample, half.out_of_sample), (1.0, 0.5));
     }
     assert_eq!(splits[3].of_percent(50).unwrap().out_of_sample, 0.5);
 }
 
 #[test]
-fn one_sequence_cannot_be_tested_on_others() {
+fn rejects_split_of_one_sequence() {
     let survey = survey(folds(), [(3, vec![0]), (3, vec![1])]);
     let error = split_by_group(survey.folds(), &[LayerId(0)], 8, "sequence").unwrap_err();
-    assert!(error.to_string().contains("only one sequence"), "{error}");
+    assert!(matches!(error, Error::OnePart { part: "sequence" }));
 }
 
 #[test]
-fn a_set_that_moves_at_the_end_is_unsettled() {
-    // Expert 5 overtakes in the last tokens.
+fn hot_set_that_changes_at_the_end_has_not_converged() {
+    // Expert 5 overtakes expert 0 in the last tokens.
     let tokens = (0..64).map(|token| vec![if token < 31 { 0 } else { 5 }]);
     let survey = one_sequence(tokens);
-    // One of four experts is hot: 0 up to the 62nd token, with which both have 31 and the lower id is before.
+    // One of four experts is hot: expert 0 up to the 62nd token, where both have 31 selections and the lower id wins.
     let settling = settling(&survey, 4)[0];
     assert_eq!((settling.rows, settling.settled), (64, 63));
     assert_eq!(trust(&survey, 4).unsettled, 1);
 }
 
 #[test]
-fn coverage_curves_begin_at_nothing_and_end_at_everything() {
+fn coverage_curves_start_at_0_and_end_at_1() {
     let survey = one_sequence(steady(120));
     let curve = curves(&survey, 8, 0.5).unwrap();
     for shares in [&curve.in_sample, &curve.out_of_sample] {
@@ -189,7 +190,7 @@ fn coverage_curves_begin_at_nothing_and_end_at_everything() {
 }
 
 #[test]
-fn intervals_are_seeded_and_hold_the_value() {
+fn intervals_depend_on_seed_and_contain_value() {
     let survey = one_sequence((0..320).map(|token| vec![token * token % 7, 7 + token % 5]));
     let intervals = bootstrap(&survey, 12, 200, 1);
     assert_eq!(intervals, bootstrap(&survey, 12, 200, 1));
@@ -200,7 +201,7 @@ fn intervals_are_seeded_and_hold_the_value() {
     let gini = intervals.iter().find(|i| i.measure == "gini").unwrap();
     assert!(gini.low < gini.high);
 
-    // Every block is the same: there is nothing to vary.
+    // All blocks are equal, so the intervals have no width.
     let survey = one_sequence((0..64).map(|token| vec![token % 2]));
     for interval in bootstrap(&survey, 4, 50, 3) {
         assert_eq!(

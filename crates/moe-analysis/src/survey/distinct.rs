@@ -1,25 +1,25 @@
-//! How many different experts consecutive tokens of a layer need, for many lengths at once.
+//! Measured numbers of distinct experts in batches of consecutive tokens, for several batch sizes in one pass.
 
 use moe_trace::ExpertId;
 
-/// Lengths: 2⁰ to 2¹⁰ tokens.
+/// Number of batch sizes: 2⁰ to 2¹⁰ tokens.
 const N_LENGTHS: usize = 11;
-/// Tokens in a batch of which distinct experts are counted.
+/// Batch sizes in tokens.
 pub const BATCHES: [u64; N_LENGTHS] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
-/// Bits of a row number; the place behind them is of experts that were never seen.
+/// Index in `Distinct.new` for first uses; lower indices are bits of a row number.
 const NEVER: usize = u64::BITS as usize;
 
-/// Distinct experts of aligned blocks of [`BATCHES`] tokens of a layer, in the order of the trace.
+/// Numbers of distinct experts in aligned blocks of [`BATCHES`] tokens of a layer, in the order of the trace.
 ///
-/// An expert chosen at row n and last at row m is new in the block of 2ʲ rows if n and m differ in bit j or above. So one counter for
-/// each highest bit that differs serves all lengths.
+/// An expert selected at row n and before that at row m is new in the block of 2ʲ rows if n and m differ in a bit ≥ j. One
+/// counter per highest differing bit therefore serves all block sizes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Distinct {
-    /// `[n_expert]`: row of the last choice plus one, 0 = never.
+    /// `[n_expert]`: row of the last selection plus 1; 0 if the expert has not been selected.
     last: Vec<u64>,
-    /// By the highest bit that differs.
+    /// Number of selections by the highest bit in which the row differs from the last selection's row.
     new: [u64; NEVER + 1],
-    /// (whole blocks, distinct experts in them) for each length.
+    /// For each batch size: number of complete blocks, and sum of their distinct experts.
     whole: [(u64, u64); N_LENGTHS],
 }
 
@@ -34,7 +34,7 @@ impl Default for Distinct {
 }
 
 impl Distinct {
-    /// Takes the experts of the next row; rows count from 0.
+    /// Adds the experts of the next row; rows count from 0.
     pub(super) fn add(&mut self, row: u64, experts: &[(ExpertId, f64)]) {
         for &(expert, _) in experts {
             let expert = expert.index();
@@ -55,7 +55,7 @@ impl Distinct {
         }
     }
 
-    /// Mean of the distinct experts in a batch, for each of [`BATCHES`] that the trace fills at least once.
+    /// Batch size and mean number of distinct experts, for each of [`BATCHES`] with at least one complete block.
     pub fn means(&self) -> impl Iterator<Item = (u64, f64)> {
         let batches = BATCHES.into_iter().zip(self.whole);
         let filled = batches.filter(|(_, (blocks, _))| *blocks > 0);
@@ -70,8 +70,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_agree_with_sets() {
-        // A walk over 23 experts, two a token.
+    fn matches_counting_with_sets() {
+        // Two of 23 experts per token.
         let rows: Vec<[(ExpertId, f64); 2]> = (0..150u32)
             .map(|row| [row * row % 23, (row * row + 1 + row % 5) % 23])
             .map(|experts| experts.map(|expert| (ExpertId(expert), 0.0)))
@@ -81,7 +81,7 @@ mod tests {
             distinct.add(row, experts);
         }
         let means: Vec<(u64, f64)> = distinct.means().collect();
-        assert_eq!(means.len(), 8, "128 tokens fit, 256 do not");
+        assert_eq!(means.len(), 8, "128 tokens fit in the trace, 256 do not");
         for (batch, mean) in means {
             let blocks = rows.chunks_exact(batch as usize);
             let n = blocks.len();
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expert_twice_in_a_token_counts_once() {
+    fn repeated_expert_of_a_token_counts_once() {
         let mut distinct = Distinct::default();
         distinct.add(0, &[1, 2].map(|expert| (ExpertId(expert), 0.0)));
         distinct.add(1, &[(ExpertId(3), 0.0); 2]);

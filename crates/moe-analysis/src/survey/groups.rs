@@ -1,22 +1,22 @@
-//! Counts and router mass of several parts of a trace.
+//! Counts and router mass of the groups of a trace, for example of its sequences.
 
 use std::collections::HashMap;
 
 use crate::hotness::ExpertTally;
 use moe_trace::{ExpertId, LayerId};
 
-/// Tallies held, at most: 256 MiB of them.
+/// Maximum number of tallies in memory (256 MiB).
 const MAX_CELLS: usize = 1 << 24;
-/// Names held, at most.
+/// Maximum number of groups.
 const MAX_GROUPS: usize = 1 << 20;
 
-/// Tallies by group, layer and expert; groups in the order in which they came.
+/// Tallies by group, layer and expert. Groups are in the order of their first token.
 #[derive(Debug, Clone, Default)]
 pub struct Groups {
     names: Vec<String>,
     index: HashMap<String, usize>,
     last: usize,
-    /// `[group][n_layer]`
+    /// `[group][n_layer]`: tallies.
     layers: Vec<Vec<GroupLayer>>,
     n_cells: usize,
 }
@@ -25,12 +25,12 @@ pub struct Groups {
 #[derive(Debug, Clone, Default)]
 struct GroupLayer {
     rows: u64,
-    /// `[up to n_expert]`
+    /// `[up to n_expert]`: tally of each expert.
     experts: Vec<ExpertTally>,
 }
 
 impl Groups {
-    /// Adds a token's experts. Gives the number of groups where they are too many.
+    /// Adds the experts of a token. The error is the number of groups when a limit is exceeded.
     pub(super) fn add(
         &mut self,
         name: &str,
@@ -71,7 +71,7 @@ impl Groups {
     }
 
     fn layer(&mut self, name: &str, layer: LayerId) -> Result<&mut GroupLayer, usize> {
-        // Tokens of a group mostly come together.
+        // Most tokens belong to the same group as the previous token.
         if self.names.get(self.last).map(String::as_str) != Some(name) {
             self.last = match self.index.get(name) {
                 Some(&group) => group,
@@ -97,17 +97,17 @@ impl Groups {
         &self.names
     }
 
-    /// Tokens of a group that a layer routed; 0 where counts alone are told.
+    /// Tokens of a group routed in a layer; 0 if the trace contains only counts.
     pub fn rows(&self, group: usize, layer: LayerId) -> u64 {
         self.get(group, layer).map_or(0, |layer| layer.rows)
     }
 
-    /// Count and mass of the experts of a layer in a group, up to the highest that was chosen.
+    /// Tallies of the experts of a layer in a group, up to the highest selected expert id.
     pub fn experts(&self, group: usize, layer: LayerId) -> &[ExpertTally] {
         self.get(group, layer).map_or(&[], |layer| &layer.experts)
     }
 
-    /// Counts of the experts of a layer in a group, up to the highest that was chosen.
+    /// Counts of the experts of a layer in a group, up to the highest selected expert id.
     pub fn counts(&self, group: usize, layer: LayerId) -> Vec<u64> {
         let experts = self.experts(group, layer).iter();
         experts.map(|tally| tally.count).collect()

@@ -1,4 +1,4 @@
-//! Which domain a token is of.
+//! Labels (domains) of inputs and sequences.
 
 use std::collections::HashMap;
 
@@ -6,62 +6,62 @@ use moe_files::csv::{self, Fields, LineReader};
 
 use super::Error;
 
-/// Why a file of labels is refused.
+/// Reason to reject a file of labels.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LabelFault {
-    /// A line that is not CSV.
+    /// The line is not CSV.
     #[error("{0}")]
     Line(#[from] csv::LineFault),
-    /// More fields than columns.
+    /// The line has more fields than the file has columns.
     #[error(
         "{fields} fields instead of {columns}: put double quotes around a label that contains a comma"
     )]
     TooManyFields {
-        /// Fields of the line.
+        /// Number of fields in the line.
         fields: usize,
-        /// Columns of the file.
+        /// Number of columns.
         columns: usize,
     },
-    /// A line without a sequence and a label.
-    #[error("no comma")]
+    /// The line has no second field.
+    #[error("no comma between sequence and label")]
     NoComma,
-    /// A sequence that is not a number.
-    #[error("{found:?} is not the number of a sequence")]
+    /// The sequence is not a number.
+    #[error("{found:?} is not a sequence number")]
     Sequence {
-        /// What stands there instead.
+        /// The text in its place.
         found: String,
     },
-    /// An empty label.
+    /// The label is empty.
     #[error("the label is missing")]
     NoLabel,
-    /// A sequence with two labels.
-    #[error("sequence {sequence} was {before:?} before")]
+    /// The sequence has two labels.
+    #[error("sequence {sequence} has the label {before:?} in an earlier line")]
     Repeated {
         /// The sequence.
         sequence: u32,
-        /// Its label in an earlier line.
+        /// Label in the earlier line.
         before: String,
     },
-    /// A file without labels.
-    #[error("the file has no label")]
+    /// The file contains no labels.
+    #[error("the file contains no labels")]
     Empty,
 }
 
-/// What tokens without a label are called.
+/// Label of tokens without a label.
 const NONE: &str = "(none)";
 
-/// Domains of inputs, or of the sequences of one input.
+/// Labels of inputs, or of the sequences of an input.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Labels {
-    /// One for each input, in their order.
+    /// Label of each input, in order.
     inputs: Vec<String>,
-    /// Each label, and whether a token was of the sequence.
+    /// Label of each sequence, and whether the sequence has tokens.
     sequences: HashMap<u32, (String, bool)>,
 }
 
 impl Labels {
-    /// A label for each input, in their order.
+    /// One label per input, in order.
     pub fn of_inputs(labels: Vec<String>) -> Labels {
         Labels {
             inputs: labels,
@@ -69,12 +69,12 @@ impl Labels {
         }
     }
 
-    /// Labels of sequences from CSV lines `sequence,label`. A first line may name the columns, which may then come in any
-    /// order; other columns are ignored. A label that contains a comma or a quote is quoted as in RFC 4180. Empty lines
-    /// are ignored.
+    /// Parses labels of sequences from CSV lines `sequence,label`. The first line may be a header; then the columns may be
+    /// in any order, and other columns are ignored. Labels that contain commas or quotes are quoted as in RFC 4180. Empty
+    /// lines are ignored.
     ///
     /// # Errors
-    /// [`Error::Labels`] for a line without both, or a sequence that is named twice with two labels.
+    /// [`Error::Labels`] with the line number and the [`LabelFault`].
     pub fn parse(text: &str) -> Result<Labels, Error> {
         let mut sequences = HashMap::new();
         let mut columns = Columns::default();
@@ -109,12 +109,12 @@ impl Labels {
         })
     }
 
-    /// Whether no label is given.
+    /// Whether there are no labels.
     pub fn is_empty(&self) -> bool {
         self.inputs.is_empty() && self.sequences.is_empty()
     }
 
-    /// The label of a sequence of the `n_input`th input, counted from 1.
+    /// Label of a sequence of an input; inputs are numbered from 1.
     pub(super) fn of(&mut self, n_input: usize, sequence: Option<u32>) -> &str {
         let of_input = n_input.checked_sub(1).and_then(|n| self.inputs.get(n));
         let label = of_input.or_else(|| {
@@ -125,7 +125,7 @@ impl Labels {
         label.map_or(NONE, String::as_str)
     }
 
-    /// Sequences that have a label and no token, ascending.
+    /// Labeled sequences without tokens, in ascending order.
     pub(super) fn unused(&self) -> Vec<u32> {
         let unused = self.sequences.iter().filter(|(_, (_, is_used))| !is_used);
         let mut unused: Vec<u32> = unused.map(|(&sequence, _)| sequence).collect();
@@ -134,7 +134,7 @@ impl Labels {
     }
 }
 
-/// Where the fields of a line are.
+/// Indices of the columns.
 struct Columns {
     sequence: usize,
     label: usize,
@@ -152,11 +152,11 @@ impl Default for Columns {
 }
 
 impl Columns {
-    /// The columns that a header names; `None` if the line is not a header. Without a column `label`, the labels are in the
-    /// column after that of the sequences.
+    /// Columns named in a header; `None` if the line is not a header. Without a column `label`, labels are in the column
+    /// after the sequence.
     ///
     /// # Errors
-    /// The header names a column twice.
+    /// [`csv::LineFault`] if the header names a column twice.
     fn of_header(fields: Fields<'_>) -> Result<Option<Columns>, csv::LineFault> {
         let name = fields.iter().find(|name| name.starts_with("sequence"));
         let place = name.map(|name| fields.place_of(name)).transpose()?;
@@ -170,7 +170,7 @@ impl Columns {
         }))
     }
 
-    /// Sequence and label of a line.
+    /// Sequence and label in a line.
     fn label<'a>(&self, fields: Fields<'a>) -> Result<(u32, &'a str), LabelFault> {
         if fields.len() > self.n {
             return Err(LabelFault::TooManyFields {
@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_sequences() {
+    fn parses_sequences_and_labels() {
         let mut labels = Labels::parse("sequence,label\n0,code\n\n 7 , law \n9,\"a,b\"\n").unwrap();
         assert_eq!(labels.of(1, Some(0)), "code");
         assert_eq!(labels.unused(), [7, 9]);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn quotes_and_columns_are_those_of_csv() {
+    fn accepts_quotes_and_columns_in_any_order() {
         let mut labels =
             Labels::parse("\u{feff}id,label,sequence\nx,\"a \"\"b\"\", c\",0\ny, plain ,1\n")
                 .unwrap();
@@ -218,31 +218,41 @@ mod tests {
     }
 
     #[test]
-    fn faults_name_their_line() {
-        for (csv, expected) in [
-            ("0,a\n1", "line 2: no comma"),
-            ("0,a\nx,b", "line 2: \"x\" is not"),
-            ("0,a\n1, ", "line 2: the label is missing"),
-            ("0,a,b", "line 1: 3 fields instead of 2"),
-            ("0,\"a", "line 1: a quoted field has no closing quote"),
-            ("0,a\n0,b", "line 2: sequence 0 was \"a\""),
-            ("sequence,label\n", "line 1: the file has no label"),
+    fn rejects_invalid_lines() {
+        use csv::LineFault::RepeatedColumn;
+        let too_many = LabelFault::TooManyFields {
+            fields: 3,
+            columns: 2,
+        };
+        let before = "a".to_owned();
+        let found = "x".to_owned();
+        for (csv, expected_line, expected) in [
+            ("0,a\n1", 2, LabelFault::NoComma),
+            ("0,a\nx,b", 2, LabelFault::Sequence { found }),
+            ("0,a\n1, ", 2, LabelFault::NoLabel),
+            ("0,a,b", 1, too_many),
+            ("0,\"a", 1, csv::LineFault::OpenQuote.into()),
             (
-                "sequence,label,label\n0,a,b",
-                "line 1: two columns of the header have the same name",
+                "0,a\n0,b",
+                2,
+                LabelFault::Repeated {
+                    sequence: 0,
+                    before,
+                },
             ),
-            (
-                "sequence,sequence,label\n0,1,a",
-                "line 1: two columns of the header have the same name",
-            ),
+            ("sequence,label\n", 1, LabelFault::Empty),
+            ("sequence,label,label\n0,a,b", 1, RepeatedColumn.into()),
+            ("sequence,sequence,label\n0,1,a", 1, RepeatedColumn.into()),
         ] {
-            let error = Labels::parse(csv).unwrap_err().to_string();
-            assert!(error.starts_with(expected), "{error}");
+            let Err(Error::Labels { line, fault }) = Labels::parse(csv) else {
+                panic!("{csv:?}");
+            };
+            assert_eq!((line, fault), (expected_line, expected), "{csv:?}");
         }
     }
 
     #[test]
-    fn inputs_in_their_order() {
+    fn labels_inputs_in_order() {
         let mut labels = Labels::of_inputs(vec!["a".into(), "b".into()]);
         assert_eq!(labels.of(1, Some(3)), "a");
         assert_eq!(labels.of(2, None), "b");

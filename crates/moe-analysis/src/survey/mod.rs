@@ -1,7 +1,7 @@
-//! What a trace contains beyond its sums: the order of its tokens, their sequences and domains.
+//! Surveys: properties of a trace that depend on the order, sequences and domains of its tokens.
 //!
-//! A [`Survey`] is fed by the readers of [`crate::hotness`], choice by choice, in one pass. Its memory does not grow with the
-//! trace: time is cut into windows that become longer as the trace does.
+//! The readers of [`crate::hotness`] feed a [`Survey`] with each selected expert in one pass. Its memory does not grow with
+//! the trace: it divides time into windows, whose length doubles as the trace grows.
 
 mod distinct;
 mod groups;
@@ -21,71 +21,69 @@ pub use labels::{LabelFault, Labels};
 pub use order::TokenPairs;
 pub use windows::Windows;
 
-/// Sequences are dealt into so many folds to learn on the others of, at most.
+/// Maximum number of folds into which sequences are divided for cross-validation.
 pub const MAX_FOLDS: usize = 16;
 
-/// Why a survey has no result.
+/// Reason why a survey has no result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// More parts than fit in memory.
+    /// The groups do not fit in memory.
     #[error(
-        "{n} parts (split by {by}) of the matrix so far are too many to hold; choose longer windows, or split by label"
+        "grouping by {} exceeds the limit after {n} groups; use longer windows, or group by label", by.name()
     )]
     TooManyParts {
-        /// `sequence`, `window` or the like.
-        by: &'static str,
-        /// Parts that were there.
+        /// Kind of group.
+        by: GroupBy,
+        /// Number of groups before the limit was exceeded.
         n: usize,
     },
-    /// The input holds sums alone.
-    #[error("{what} needs the order of the tokens, and the input holds counts alone; give a trace")]
+    /// The input contains only counts.
+    #[error("grouping by {} needs the order of the tokens, but the input contains only counts; use a trace of tokens", by.name())]
     NoOrder {
-        /// What was asked for.
-        what: &'static str,
+        /// Kind of group.
+        by: GroupBy,
     },
-    /// Nothing to learn on or to test on.
-    #[error("{what}: there is only one {part}, and at least two are needed")]
+    /// There is only one group, so that no training split or no held-out split exists.
+    #[error("the input contains only one {part}; a split needs at least two")]
     OnePart {
-        /// What was asked for.
-        what: &'static str,
-        /// `sequence`, `label` or the like.
+        /// Kind of group: `sequence` or `label`.
         part: &'static str,
     },
-    /// A file of labels that makes no sense.
-    #[error("line {line}: {fault}; write lines `sequence,label`")]
+    /// A file of labels is invalid.
+    #[error("line {line}: {fault}; each line must be `sequence,label`")]
     Labels {
         /// Line, from 1.
         line: usize,
-        /// What is wrong.
+        /// The fault in the line.
         #[source]
         fault: LabelFault,
     },
 }
 
-/// One expert of one token in one layer.
+/// A selected expert: one expert of one token in one layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SelectedExpert {
     /// Block number.
     pub layer: LayerId,
     /// Phase, if it is known.
     pub phase: Option<Phase>,
-    /// Distinguishes the passes of a layer; 0 = unknown, then they are not counted.
+    /// Timestamp of the pass; distinguishes the passes of a layer. 0 if unknown; then passes are not counted.
     pub timestamp_ns: u64,
     /// Position of the token in its sequence.
     pub token_id: TokenId,
-    /// Sequence of the token, where it is known.
+    /// Sequence of the token, if it is known.
     pub sequence_id: Option<u32>,
-    /// Rank in the token's top-k.
+    /// Rank in the token's top-k, from 0.
     pub slot: u32,
-    /// Expert in the layer.
+    /// Expert id within the layer.
     pub expert: ExpertId,
-    /// Router weight as applied, where it is known.
+    /// Router weight as applied, if it is known.
     pub weight: Option<f64>,
 }
 
 impl SelectedExpert {
-    /// The token in its layer.
+    /// Key of the token in its layer.
     pub fn token(&self) -> TokenKey {
         TokenKey {
             layer_id: self.layer,
@@ -97,21 +95,21 @@ impl SelectedExpert {
     }
 }
 
-/// By what a matrix is split.
+/// Grouping of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GroupBy {
     /// Prompt and generated tokens.
     Phase,
     /// Sequences (requests).
     Sequence,
-    /// So many tokens of a layer, in the order of the trace.
+    /// Windows of N tokens of a layer, in the order of the trace.
     Window(u64),
-    /// Domains, as the user labels them.
+    /// Labels from the user, for example domains.
     Label,
 }
 
 impl GroupBy {
-    /// What a part is called.
+    /// Name of the grouping.
     pub fn name(self) -> &'static str {
         match self {
             GroupBy::Phase => "phase",
@@ -122,34 +120,34 @@ impl GroupBy {
     }
 }
 
-/// What to look at.
+/// Options of a survey.
 #[derive(Debug, Clone, Default)]
 pub struct SurveyOptions {
-    /// Tokens that count; all by default.
+    /// Phases to include; all by default.
     pub phases: Phases,
-    /// Split the matrix.
+    /// Grouping of the matrix.
     pub group_by: Option<GroupBy>,
-    /// Deal sequences into folds.
+    /// Whether to divide sequences into folds.
     pub folds: bool,
-    /// Domains of inputs and sequences.
+    /// Labels of inputs and sequences.
     pub labels: Labels,
 }
 
-/// A token in a layer, while its choices come in.
+/// A token in a layer, while its experts are being collected.
 #[derive(Debug, Default)]
 struct Token {
     layer: LayerId,
     phase: Option<Phase>,
-    /// Run, and sequence in it; tokens of no known sequence are of none of the others.
+    /// Run, and sequence in it. An unknown sequence differs from all known ones.
     sequence: (usize, Option<u32>),
     token_id: TokenId,
-    /// (expert, weight), best first
+    /// (expert, weight) in the order of the slots.
     experts: Vec<(ExpertId, f64)>,
-    /// Experts of slots 0 and 1; a trace may lack them, for example the dump of one expert-parallel rank.
+    /// Experts of slots 0 and 1. A trace may lack them, for example the dump of one expert-parallel rank.
     top_two: [Option<ExpertId>; 2],
 }
 
-/// What is known of a layer from the order of its tokens.
+/// Survey of the ordered tokens of a layer.
 #[derive(Debug, Clone, Default)]
 struct LayerSurvey {
     rows: u64,
@@ -157,19 +155,19 @@ struct LayerSurvey {
     distinct: Distinct,
 }
 
-/// The survey of one or several inputs of one model.
+/// Survey of one or several inputs of one model.
 #[derive(Debug, Default)]
 pub struct Survey {
     options: SurveyOptions,
-    /// Inputs begun.
+    /// Number of inputs started.
     n_inputs: usize,
-    /// Runs begun: a dataset holds several.
+    /// Number of runs started. A dataset contains several runs.
     n_runs: usize,
     token: Token,
     starts: TokenStarts,
     layers: Vec<LayerSurvey>,
     windows: Windows,
-    /// (run, sequence) → in the order of their coming
+    /// Index of each (run, sequence) in the order of first occurrence.
     sequences: HashMap<(usize, Option<u32>), usize>,
     last_sequence: Option<((usize, Option<u32>), usize)>,
     by_group: Groups,
@@ -180,7 +178,7 @@ pub struct Survey {
 }
 
 impl Survey {
-    /// A survey of nothing yet.
+    /// An empty survey.
     pub fn new(options: SurveyOptions) -> Survey {
         Survey {
             options,
@@ -188,40 +186,41 @@ impl Survey {
         }
     }
 
-    /// The next choices are of another input.
+    /// Starts the next input.
     pub fn begin_input(&mut self) {
         self.flush();
         self.n_inputs += 1;
     }
 
-    /// The next choices are of another run: its sequences are others, whatever their numbers.
+    /// Starts the next run. Its sequences differ from those of other runs even if their numbers are equal.
     pub(crate) fn begin_run(&mut self) {
         self.flush();
         self.n_runs += 1;
     }
 
-    /// Takes a choice whose ids are in range. A layer's tokens come in the order of the trace, a token's experts by slot.
-    pub(crate) fn choice(&mut self, choice: &SelectedExpert) {
-        if !self.options.phases.has(choice.phase) {
+    /// Adds a selected expert, whose ids must be in range. Add the tokens of a layer in the order of the trace, and the
+    /// experts of a token in the order of their slots.
+    pub(crate) fn add_selection(&mut self, selected: &SelectedExpert) {
+        if !self.options.phases.contains(selected.phase) {
             return;
         }
-        let is_start = self.starts.is_start(choice.token(), choice.slot);
+        let is_start = self.starts.is_start(selected.token(), selected.slot);
         if is_start || self.token.experts.is_empty() {
             self.flush();
-            self.token.layer = choice.layer;
-            self.token.phase = choice.phase;
-            self.token.sequence = (self.n_runs, choice.sequence_id);
-            self.token.token_id = choice.token_id;
+            self.token.layer = selected.layer;
+            self.token.phase = selected.phase;
+            self.token.sequence = (self.n_runs, selected.sequence_id);
+            self.token.token_id = selected.token_id;
             self.token.top_two = [None; 2];
         }
-        let weight = choice.weight.unwrap_or(0.0);
-        self.token.experts.push((choice.expert, weight));
-        if let Some(expert) = self.token.top_two.get_mut(choice.slot as usize) {
-            *expert = Some(choice.expert);
+        let weight = selected.weight.unwrap_or(0.0);
+        self.token.experts.push((selected.expert, weight));
+        if let Some(expert) = self.token.top_two.get_mut(selected.slot as usize) {
+            *expert = Some(selected.expert);
         }
     }
 
-    /// Takes a count of a trace without order, whose ids are in range.
+    /// Adds a count from a trace without token order. The ids must be in range.
     pub(crate) fn count(
         &mut self,
         layer: LayerId,
@@ -229,7 +228,7 @@ impl Survey {
         expert: ExpertId,
         tally: ExpertTally,
     ) {
-        if !self.options.phases.has(phase) {
+        if !self.options.phases.contains(phase) {
             return;
         }
         self.has_counts = true;
@@ -244,23 +243,18 @@ impl Survey {
                 self.note(added, GroupBy::Phase);
             }
             Some(GroupBy::Label) | None => {}
-            Some(by) => self.fail(Error::NoOrder {
-                what: match by {
-                    GroupBy::Window(_) => "a matrix for each window of time",
-                    _ => "a matrix for each sequence",
-                },
-            }),
+            Some(by) => self.fail(Error::NoOrder { by }),
         }
     }
 
-    /// Takes the token that was being put together.
+    /// Adds the collected token.
     fn flush(&mut self) {
         if self.token.experts.is_empty() {
             return;
         }
         let mut token = std::mem::take(&mut self.token);
         self.take(&token);
-        // Its vector is used again.
+        // Keeps the memory of the vector.
         token.experts.clear();
         self.token = token;
     }
@@ -315,7 +309,7 @@ impl Survey {
         self.note(added, by);
     }
 
-    /// Number of a sequence in the order of their coming.
+    /// Index of a sequence in the order of first occurrence.
     fn ordinal(&mut self, sequence: (usize, Option<u32>)) -> usize {
         if let Some((last, ordinal)) = self.last_sequence
             && last == sequence
@@ -330,31 +324,30 @@ impl Survey {
 
     fn note(&mut self, added: Result<(), usize>, by: GroupBy) {
         if let Err(n) = added {
-            let by = by.name();
             self.fail(Error::TooManyParts { by, n });
         }
     }
 
-    /// Keeps the first failure, which is returned when its result is asked for.
+    /// Keeps the first error, which [`finish`](Self::finish) returns.
     fn fail(&mut self, error: Error) {
         self.failure.get_or_insert(error);
     }
 
-    /// Takes what is left at the end of the last input.
+    /// Completes the survey after the last input.
     ///
     /// # Errors
-    /// A matrix that was asked for is too large, or cannot be had without order.
+    /// [`Error::TooManyParts`] if the groups do not fit in memory, [`Error::NoOrder`] if the grouping needs the token order.
     pub fn finish(&mut self) -> Result<(), Error> {
         self.flush();
         self.failure.take().map_or(Ok(()), Err)
     }
 
-    /// Whether there are tokens in order: not counts alone.
+    /// Whether the input contains tokens in order, not only counts.
     pub fn is_ordered(&self) -> bool {
         !self.has_counts && self.tokens() > 0
     }
 
-    /// Tokens of the layer that routed most.
+    /// Number of tokens of the layer with the most tokens.
     pub fn tokens(&self) -> u64 {
         self.layers
             .iter()
@@ -363,44 +356,44 @@ impl Survey {
             .unwrap_or(0)
     }
 
-    /// Sequences that the user labelled and that no token was of, ascending.
+    /// Labeled sequences without tokens, in ascending order.
     pub fn unused_labels(&self) -> Vec<u32> {
         self.options.labels.unused()
     }
 
-    /// Sequences, as far as folds were asked for.
+    /// Number of sequences, if folds are enabled.
     pub fn n_sequences(&self) -> usize {
         self.sequences.len()
     }
 
-    /// Layers that routed something, ascending.
+    /// Layers with routed tokens, in ascending order.
     pub fn layers(&self) -> Vec<LayerId> {
         let layers = (0..).map(LayerId).zip(&self.layers);
         let used = layers.filter(|(_, layer)| layer.rows > 0);
         used.map(|(number, _)| number).collect()
     }
 
-    /// Tokens that a layer routed.
+    /// Number of tokens routed in a layer.
     pub fn rows(&self, layer: LayerId) -> u64 {
         self.layer(layer).map_or(0, |layer| layer.rows)
     }
 
-    /// Consecutive tokens of a layer.
+    /// Statistics of pairs of consecutive tokens in a layer.
     pub fn order(&self, layer: LayerId) -> Option<&TokenPairs> {
         self.layer(layer).map(|layer| &layer.order)
     }
 
-    /// Distinct experts of batches of a layer.
+    /// Numbers of distinct experts in batches of a layer.
     pub fn distinct(&self, layer: LayerId) -> Option<&Distinct> {
         self.layer(layer).map(|layer| &layer.distinct)
     }
 
-    /// Counts in windows of time.
+    /// Counts in windows of tokens.
     pub fn windows(&self) -> &Windows {
         &self.windows
     }
 
-    /// The parts that [`SurveyOptions::group_by`] asked for.
+    /// Groups by [`SurveyOptions::group_by`].
     pub fn groups(&self) -> &Groups {
         match self.options.group_by {
             Some(GroupBy::Label) => &self.by_label,
@@ -408,12 +401,12 @@ impl Survey {
         }
     }
 
-    /// Folds of sequences, if they were asked for.
+    /// Folds of sequences, if they are enabled.
     pub fn folds(&self) -> &Groups {
         &self.by_fold
     }
 
-    /// Domains, if there are labels.
+    /// Groups by label, if there are labels.
     pub fn labels(&self) -> &Groups {
         &self.by_label
     }
@@ -423,14 +416,14 @@ impl Survey {
     }
 }
 
-/// Name of the tokens of [`GroupBy::Sequence`] whose sequence is not known.
+/// Name of the group of tokens whose sequence or phase is unknown.
 const UNKNOWN: &str = "unknown";
 
-/// Name of a part of [`GroupBy::Phase`].
+/// Name of a group of [`GroupBy::Phase`].
 fn phase_name(phase: Option<Phase>) -> &'static str {
     match phase {
         Some(Phase::Prompt) => "prompt",
         Some(Phase::Generate) => "generate",
-        None => "untold",
+        None => UNKNOWN,
     }
 }

@@ -1,31 +1,31 @@
-//! What consecutive tokens of a sequence have in common, in one layer.
+//! Similarity of consecutive tokens of a sequence in one layer.
 
 use moe_trace::{ExpertId, TokenId};
 
-/// Sequences whose last token is remembered in a layer, at most: so many requests may be interleaved.
+/// Maximum number of interleaved sequences per layer whose last token is kept.
 const MAX_OPEN: usize = 64;
 
-/// Consecutive tokens of a layer: positions p and p + 1 of one sequence.
+/// Statistics of consecutive tokens in a layer: positions p and p + 1 of one sequence.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TokenPairs {
-    /// Pairs of consecutive tokens.
+    /// Number of pairs.
     pub pairs: u64,
-    /// Experts that the second tokens of the pairs chose.
-    pub chosen: u64,
-    /// Those that the first token of the pair had chosen as well.
+    /// Experts of the second tokens.
+    pub selected: u64,
+    /// Of these, experts that the first token of the pair selected too.
     pub shared: u64,
-    /// Pairs in which the first choice of both tokens is known.
+    /// Pairs whose top-1 experts (slot 0) are known.
     pub known_first: u64,
-    /// Of them, those with the same first choice.
+    /// Of these, pairs with equal top-1 experts.
     pub same_first: u64,
-    /// Pairs in which the first two choices of both tokens are known.
+    /// Pairs whose top-2 experts (slots 0 and 1) are known.
     pub known_first_two: u64,
-    /// Of them, those that share an expert among these choices.
+    /// Of these, pairs with a common expert among their top-2 experts.
     pub same_first_two: u64,
     open: Vec<Last>,
 }
 
-/// The last token of a sequence.
+/// Last token of a sequence.
 #[derive(Debug, Clone, PartialEq)]
 struct Last {
     sequence: (usize, Option<u32>),
@@ -35,7 +35,8 @@ struct Last {
 }
 
 impl TokenPairs {
-    /// Takes a token's experts, best first; `top_two` are those of slots 0 and 1, `None` if the trace lacks the slot.
+    /// Adds a token. `experts` are in the order of the slots. `top_two` are the experts of slots 0 and 1; `None` if the
+    /// trace lacks the slot.
     pub(super) fn add(
         &mut self,
         sequence: (usize, Option<u32>),
@@ -60,13 +61,13 @@ impl TokenPairs {
         if last.token_id.0.checked_add(1) == Some(token_id.0) {
             let is_shared = |&&(expert, _): &&(ExpertId, f64)| last.experts.contains(&expert);
             self.pairs += 1;
-            self.chosen += experts.len() as u64;
+            self.selected += experts.len() as u64;
             self.shared += experts.iter().filter(is_shared).count() as u64;
             if let ([Some(first), _], [Some(last_first), _]) = (top_two, last.top_two) {
                 self.known_first += 1;
                 self.same_first += u64::from(first == last_first);
             }
-            // Of a token that has one expert, it is the first two choices.
+            // A token with one expert has one top-2 expert.
             let is_known = |top_two: [Option<ExpertId>; 2], n: usize| {
                 top_two[0].is_some() && (top_two[1].is_some() || n == 1)
             };
@@ -81,16 +82,16 @@ impl TokenPairs {
         last.experts.clear();
         last.experts
             .extend(experts.iter().map(|&(expert, _)| expert));
-        // The sequences that were seen last stand last.
+        // Moves the sequence to the end: the list is ordered by last use.
         if at + 1 < self.open.len() {
             self.open[at..].rotate_left(1);
         }
     }
 
-    /// Adds the pairs of another layer.
+    /// Adds the statistics of another layer.
     pub fn merge(&mut self, other: &TokenPairs) {
         self.pairs += other.pairs;
-        self.chosen += other.chosen;
+        self.selected += other.selected;
         self.shared += other.shared;
         self.known_first += other.known_first;
         self.same_first += other.same_first;
@@ -98,20 +99,25 @@ impl TokenPairs {
         self.same_first_two += other.same_first_two;
     }
 
-    /// Share of a token's experts that the token before had chosen as well (k / N if tokens chose evenly and independently):
-    /// what a cache of one token's experts hits (the "previous token" predictor of BigMoeOnEdge).
+    /// Fraction of a token's experts that the previous token selected too; k / N for a uniform router. It is the hit rate of
+    /// a cache that holds the experts of one token.
+    ///
+    /// Source: the "previous token" predictor of BigMoeOnEdge.
     pub fn overlap(&self) -> Option<f64> {
-        ratio(self.shared, self.chosen)
+        ratio(self.shared, self.selected)
     }
 
-    /// Share of the pairs with the same first choice (1 / N if even): "First choice" of table 5 of the Mixtral paper
-    /// (Jiang et al. 2024, arXiv 2401.04088).
+    /// Fraction of pairs with the same top-1 expert; 1 / N for a uniform router.
+    ///
+    /// Source: "First choice" in table 5 of the Mixtral paper (Jiang et al. 2024, <https://arxiv.org/abs/2401.04088>).
     pub fn repeat_first(&self) -> Option<f64> {
         ratio(self.same_first, self.known_first)
     }
 
-    /// Share of the pairs in which an expert is first or second choice of both tokens (1 − C(N−2, 2) / C(N, 2) if even, 46 % of
-    /// eight): "First or second choice" of that table.
+    /// Fraction of pairs with a common expert among their top-2 experts; 1 − C(N−2, 2) / C(N, 2) for a uniform router, which
+    /// is 46 % for N = 8.
+    ///
+    /// Source: "First or second choice" in the same table.
     pub fn repeat_first_two(&self) -> Option<f64> {
         ratio(self.same_first_two, self.known_first_two)
     }
@@ -140,9 +146,9 @@ mod tests {
         order
     }
 
-    /// Pairs: 123→145 (1 shared, first the same), 145→514 (3 shared, first two shared), then a gap in the positions.
+    /// Pairs: 1 2 3 → 1 4 5 (1 shared, same top-1), 1 4 5 → 5 1 4 (3 shared, common top-2), then a gap in the positions.
     #[test]
-    fn pairs_by_hand() {
+    fn counts_pairs() {
         let tokens = [
             (0, 0, [1, 2, 3]),
             (0, 1, [1, 4, 5]),
@@ -150,7 +156,7 @@ mod tests {
             (0, 9, [5, 1, 4]),
         ];
         let order = order(&tokens);
-        assert_eq!((order.pairs, order.chosen, order.shared), (2, 6, 4));
+        assert_eq!((order.pairs, order.selected, order.shared), (2, 6, 4));
         assert_eq!(order.repeat_first(), Some(0.5));
         assert_eq!(order.repeat_first_two(), Some(1.0));
         assert_eq!(order.overlap(), Some(4.0 / 6.0));
@@ -168,7 +174,7 @@ mod tests {
         assert_eq!((order.pairs, order.shared, order.same_first), (2, 6, 1));
     }
 
-    /// Position 1 of no known sequence does not follow position 0 of sequence 0.
+    /// Position 1 of an unknown sequence does not follow position 0 of sequence 0.
     #[test]
     fn unknown_sequence_is_not_sequence_0() {
         let mut order = TokenPairs::default();
@@ -183,9 +189,9 @@ mod tests {
         assert_eq!((order.pairs, order.shared), (1, 1));
     }
 
-    /// Tokens of a rank that lacks the first choice of the second token and the second choice of the fourth.
+    /// Tokens of a rank that lacks slot 0 of the second token and slot 1 of the fourth.
     #[test]
-    fn missing_slots_are_not_first_choices() {
+    fn missing_slots_are_not_top_experts() {
         let mut order = TokenPairs::default();
         let tokens = [
             ([1, 2], [Some(1), Some(2)]),
@@ -205,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_nothing_without_pairs() {
+    fn ratios_are_none_without_pairs() {
         assert_eq!(order(&[(0, 0, [1, 2, 3])]).overlap(), None);
     }
 

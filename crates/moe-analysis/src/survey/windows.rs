@@ -1,22 +1,22 @@
-//! Counts of each layer in windows of its tokens.
+//! Counts of each layer in windows of tokens.
 
 use moe_trace::{ExpertId, LayerId};
 
 use std::ops::Range;
 
-/// Windows of a layer, at most: then two and two become one.
+/// Maximum number of windows of a layer. If it is exceeded, pairs of windows are merged.
 const MAX_WINDOWS: usize = 128;
-/// Counts held, at most.
+/// Maximum number of counts in memory.
 const MAX_CELLS: usize = 1 << 24;
 
-/// Counts by layer, window and expert. All windows have the same number of a layer's rows, a power of two that doubles when
-/// there would be too many of them; only a layer's last window may be shorter.
+/// Counts by layer, window and expert. All windows contain the same number of a layer's tokens, a power of two that doubles
+/// when there would be too many windows. Only the last window of a layer may be shorter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Windows {
     size: u64,
-    /// `[n_layer][window][up to n_expert]`
+    /// `[n_layer][window][up to n_expert]`: counts.
     counts: Vec<Vec<Vec<u32>>>,
-    /// `[n_layer]`: rows taken.
+    /// `[n_layer]`: number of tokens.
     rows: Vec<u64>,
     n_cells: usize,
 }
@@ -33,7 +33,7 @@ impl Default for Windows {
 }
 
 impl Windows {
-    /// Takes the experts of a layer's next row; rows count from 0.
+    /// Adds the experts of the next token of a layer. `row` counts the tokens of the layer from 0.
     pub(super) fn add(&mut self, layer: usize, row: u64, experts: &[(ExpertId, f64)]) {
         if self.counts.len() <= layer {
             self.counts.resize(layer + 1, Vec::new());
@@ -62,7 +62,7 @@ impl Windows {
         }
     }
 
-    /// Makes windows twice as long.
+    /// Doubles the window length.
     fn double(&mut self) {
         self.size *= 2;
         self.n_cells = 0;
@@ -77,36 +77,36 @@ impl Windows {
         }
     }
 
-    /// Rows of a window.
+    /// Window length in tokens.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Windows of a layer.
+    /// Number of windows of a layer.
     pub fn len(&self, layer: LayerId) -> usize {
         self.counts.get(layer.index()).map_or(0, Vec::len)
     }
 
-    /// Whether a layer has no window.
+    /// Whether a layer has no windows.
     pub fn is_empty(&self, layer: LayerId) -> bool {
         self.len(layer) == 0
     }
 
-    /// Rows of a layer in some of its windows.
+    /// Number of tokens of a layer in a range of windows.
     pub fn rows(&self, layer: LayerId, windows: &Range<usize>) -> u64 {
         let rows = self.rows.get(layer.index()).copied().unwrap_or(0);
         let until = |window: usize| (window as u64 * self.size).min(rows);
         until(windows.end).saturating_sub(until(windows.start))
     }
 
-    /// Counts of each expert of a layer in some of its windows, up to the highest that was chosen in them.
+    /// Counts of the experts of a layer in a range of windows, up to the highest selected expert id.
     pub fn counts(&self, layer: LayerId, windows: &Range<usize>) -> Vec<u64> {
         let mut sums = Vec::new();
         self.add_counts(layer, windows, &mut sums);
         sums
     }
 
-    /// Adds the counts of each expert of a layer in some of its windows to `sums`.
+    /// Adds the counts of a range of windows to `sums` (`[up to n_expert]`).
     pub(crate) fn add_counts(&self, layer: LayerId, windows: &Range<usize>, sums: &mut Vec<u64>) {
         let all = self.counts.get(layer.index());
         let windows = all.and_then(|all| all.get(windows.clone()));
@@ -120,7 +120,7 @@ impl Windows {
         }
     }
 
-    /// A layer's windows in at most `n` spans of about the same length, each one window or more.
+    /// Divides the windows of a layer into at most `n` spans of similar length, each with at least one window.
     pub fn spans(&self, layer: LayerId, n: usize) -> Vec<Range<usize>> {
         let len = self.len(layer);
         let n = n.min(len).max(1);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_double_and_lose_nothing() {
+    fn doubling_keeps_all_counts() {
         let few = windows(7);
         assert_eq!(
             (few.size(), few.len(LayerId(2)), few.len(LayerId(0))),
@@ -168,7 +168,11 @@ mod tests {
         let many = windows(129);
         assert_eq!((many.size(), many.len(LayerId(2))), (2, 65));
         assert_eq!(many.counts(LayerId(2), &(0..65)), [43, 43, 43, 0, 0, 129]);
-        assert_eq!(many.rows(LayerId(2), &(64..65)), 1, "the last is half full");
+        assert_eq!(
+            many.rows(LayerId(2), &(64..65)),
+            1,
+            "the last window is half full"
+        );
         assert_eq!(many.rows(LayerId(2), &(0..65)), 129);
         assert_eq!(many.counts(LayerId(2), &(64..65)), [0, 0, 1, 0, 0, 1]);
 

@@ -1,4 +1,4 @@
-//! The access report on small made-up runs, whose figures were worked out by hand.
+//! Access reports of small synthetic runs, compared with manually computed figures.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use moe_trace::{
 use proptest::prelude::*;
 use zerocopy::IntoBytes;
 
-/// `random-gpt-oss-F16.gguf`: 16 experts a layer.
+/// `random-gpt-oss-F16.gguf`: 16 experts per layer.
 fn gguf() -> Gguf {
     Gguf::open(moe_testkit::fixture("random-gpt-oss-F16.gguf")).unwrap()
 }
@@ -35,7 +35,7 @@ fn report_on(records: &[TensorAccessLog], windows: &[u64]) -> AccessReport {
     report(&run_of(tmp.path(), records), windows).unwrap()
 }
 
-/// An operation that reads one tensor: when, for how long, in which layer, of which phase and token.
+/// Time, layer, phase and token of an operation that reads one tensor.
 struct At {
     start: u64,
     duration: u64,
@@ -68,7 +68,7 @@ fn read(gguf: &Gguf, at: &At, op: u8, tensor: &str, n_tokens: u32) -> TensorAcce
     record
 }
 
-/// The records of an expert product: one for each token with its experts.
+/// Records of an expert product: one per token.
 fn experts(gguf: &Gguf, at: &At, tensor: &str, tokens: &[&[i32]]) -> Vec<TensorAccessLog> {
     let head = read(gguf, at, MUL_MAT_ID, tensor, tokens.len() as u32);
     let records = (at.token..).zip(tokens).map(|(token, ids)| {
@@ -83,11 +83,11 @@ fn experts(gguf: &Gguf, at: &At, tensor: &str, tokens: &[&[i32]]) -> Vec<TensorA
     records.collect()
 }
 
-/// The experts of each token of a batch in a layer.
+/// Selected experts of each token of a batch in a layer.
 type Tokens<'a> = &'a [&'a [i32]];
 
-/// Passes over two layers: embedding, then in each layer the queries and the three expert products with the experts of
-/// each token. Operations start 10 apart and take 4; passes start 1000 apart.
+/// Passes over two layers: the embedding, then in each layer the query projection and the three expert products with the
+/// experts of each token. Operations start every 10 ns and take 4 ns; passes start every 1000 ns.
 fn passes(passes: &[(u8, u32, [Tokens; 2])]) -> Vec<TensorAccessLog> {
     let gguf = gguf();
     let mut records = Vec::new();
@@ -116,7 +116,7 @@ fn passes(passes: &[(u8, u32, [Tokens; 2])]) -> Vec<TensorAccessLog> {
     records
 }
 
-/// A prompt of two tokens, then three generated ones.
+/// A prompt of two tokens and three generated tokens.
 fn known() -> Vec<TensorAccessLog> {
     passes(&[
         (PHASE_PROMPT, 0, [&[&[0, 1], &[1, 2]], &[&[5, 6], &[5, 6]]]),
@@ -126,7 +126,7 @@ fn known() -> Vec<TensorAccessLog> {
     ])
 }
 
-/// Bytes of an expert (of one projection; all three together; all with biases) and of the queries.
+/// Sizes of an expert in one projection, in all three, in all with biases, and of the query projection.
 struct Sizes {
     part: u64,
     parts: u64,
@@ -145,7 +145,7 @@ fn sizes() -> Sizes {
             .sum()
     };
     let part = size("blk.0.ffn_up_exps.weight") / 16;
-    // n_embd 64 and n_ff 32: all three are as large.
+    // n_embd 64 and n_ff 32: all three projections have the same size.
     assert_eq!(of("weight"), 3 * part);
     Sizes {
         part,
@@ -156,16 +156,16 @@ fn sizes() -> Sizes {
 }
 
 #[test]
-fn layers_are_read_in_order() {
+fn counts_steps_between_layers() {
     let order = report_on(&known(), &[]).order;
-    // In each of four passes one step, from layer 0 to layer 1.
+    // One step from layer 0 to layer 1 in each of four passes.
     assert_eq!((order.passes, order.passes_in_order), (4, 4));
     assert_eq!(
         (order.steps, order.steps_to_next, order.steps_back),
         (4, 4, 0)
     );
 
-    // A layer that reads what is another's.
+    // An operation of one layer that reads a tensor of another layer.
     let mut records = known();
     let gguf = gguf();
     let at = At {
@@ -187,7 +187,7 @@ fn layers_are_read_in_order() {
 }
 
 #[test]
-fn bytes_are_those_of_the_experts_chosen_once() {
+fn counts_distinct_experts_of_each_operation() {
     let (report, sizes) = (report_on(&known(), &[]), sizes());
     let [prompt, generated] = report.phases;
     assert_eq!(
@@ -199,7 +199,7 @@ fn bytes_are_those_of_the_experts_chosen_once() {
         ),
         (1, 2, 3, 3)
     );
-    // Three distinct experts in layer 0, two in layer 1; two in each for a generated token.
+    // The prompt reads three distinct experts in layer 0 and two in layer 1, each generated token two in each layer.
     assert_eq!(prompt.expert_bytes, 5 * sizes.parts);
     assert_eq!(prompt.bytes, 5 * sizes.parts + 2 * sizes.q);
     assert_eq!(prompt.accesses, 5 * 3 + 2);
@@ -233,7 +233,7 @@ fn bytes_are_those_of_the_experts_chosen_once() {
         Some((21, 6 * sizes.parts + 3 * sizes.q, 6 * sizes.parts))
     );
     assert_eq!((layer(None, Phase::Prompt), report.layers.len()), (None, 4));
-    // Two rows of the prompt's embeddings and one of each generated token, of 32 F16 each.
+    // Two embedding rows of the prompt and one of each generated token, with 32 F16 elements each.
     let lookups = report.lookups;
     assert_eq!(
         (lookups.operations, lookups.rows, lookups.bytes),
@@ -253,7 +253,7 @@ fn classifies_seeks_by_direction_and_distance() {
     };
     let up = "blk.0.ffn_up_exps.weight";
     let mut records = Vec::new();
-    // Experts 0 and 1 lie side by side; then over two of them to 4; then back to 3, whose end is where 4 begins.
+    // Experts 0 and 1 are adjacent. Then forward over two experts to 4, and backward to 3, which ends where 4 starts.
     for (i, expert) in (1..).zip([0, 1, 4, 3]) {
         let mut record = experts(&gguf, &at(i), up, &[&[expert]]);
         set_name(&mut record[0].dst_name, &format!("x{i}"));
@@ -262,7 +262,7 @@ fn classifies_seeks_by_direction_and_distance() {
     let (seeks, part) = (report_on(&records, &[]).seeks, sizes().part);
     assert_eq!((seeks.accesses, seeks.bytes), (3, 3 * part));
     assert_eq!((seeks.sequential, seeks.sequential_bytes), (1, part));
-    // Over experts 2 and 3; back from the end of 4 to the beginning of 3.
+    // Forward over experts 2 and 3. Backward from the end of 4 to the start of 3.
     assert_eq!(seeks.distance, 2 * part + 2 * part);
     let mut distances: Vec<_> = seeks
         .buckets
@@ -285,7 +285,7 @@ fn classifies_seeks_by_direction_and_distance() {
 }
 
 #[test]
-fn working_sets_count_what_is_read_twice_once() {
+fn working_sets_count_repeated_reads_once() {
     let sizes = sizes();
     let sets = report_on(&known(), &[1, 2, 3, 4]).working_sets;
     let (x, q) = (sizes.expert, 2 * sizes.q);
@@ -306,9 +306,9 @@ fn working_sets_count_what_is_read_twice_once() {
         found,
         [
             (1, 3, 3 * (4 * x + q), 4 * x + q, 4 * x + q, 12),
-            // Experts 1 3 4 and 5 7 8 9; the third token is left over.
+            // Experts 1 3 4 and 5 7 8 9. The third token does not fill a window.
             (2, 1, 7 * x + q, 7 * x + q, 7 * x + q, 7),
-            // And 0 comes.
+            // Additionally expert 0.
             (3, 1, 8 * x + q, 8 * x + q, 8 * x + q, 8),
             (4, 0, 0, 0, 0, 0),
         ]
@@ -320,7 +320,7 @@ fn working_sets_count_what_is_read_twice_once() {
 }
 
 #[test]
-fn experts_touched_are_counted_by_phase() {
+fn coverage_counts_experts_by_phase() {
     let coverage = report_on(&known(), &[]).coverage;
     let layer = |layer, prompt, generate, either| LayerCoverage {
         layer: LayerId(layer),
@@ -329,7 +329,7 @@ fn experts_touched_are_counted_by_phase() {
         generate,
         either,
     };
-    // Prompt 0 1 2, then 1 3 4 0; prompt 5 6, then 5 7 8 9. Two more layers are never read.
+    // Layer 0: prompt 0 1 2, then 1 3 4 0. Layer 1: prompt 5 6, then 5 7 8 9. Two more layers are never read.
     let expected = [
         layer(0, 3, 4, 5),
         layer(1, 2, 4, 5),
@@ -340,10 +340,10 @@ fn experts_touched_are_counted_by_phase() {
 }
 
 #[test]
-fn reuse_distances_count_tokens_and_the_bytes_between() {
+fn reuse_distances_are_in_tokens_and_bytes() {
     let reuse = report_on(&known(), &[]).reuse;
     let sizes = sizes();
-    // 5 in the prompt, 4 for each token. Again come: 1 and 5; 3; 0, 1, 5 and 9.
+    // 5 uses in the prompt, 4 per generated token. Reuses: 1 and 5; 3; 0, 1, 5 and 9.
     assert_eq!((reuse.uses, reuse.reuses), (17, 7));
     let expert = |layer, id| {
         let is_it = |e: &&moe_analysis::accesses::ExpertReuse| {
@@ -351,15 +351,15 @@ fn reuse_distances_count_tokens_and_the_bytes_between() {
         };
         *reuse.experts.iter().find(is_it).unwrap()
     };
-    // Expert 1 of layer 0: prompt (2 tokens), token 2, token 4.
+    // Expert 1 of layer 0 is used in the prompt (2 tokens), and by tokens 2 and 4.
     let one = expert(0, 1);
     assert_eq!((one.uses, one.size_bytes), (3, sizes.expert));
     assert_eq!(
         (one.tokens.n, one.tokens.sum, one.tokens.min, one.tokens.max),
         (2, 4, 2, 2)
     );
-    // After it in the prompt: 2, then layer 1's q, 5 and 6; in the next pass layer 0's q. After it in that pass: 3, q of
-    // layer 1, 5, 7; then q of layer 0, 3 again, 4, q of layer 1 again, 8, 9; then q of layer 0 again, and 0.
+    // After its use in the prompt: expert 2, then q, 5 and 6 of layer 1, then q of layer 0. After its second use: 3, then q,
+    // 5 and 7 of layer 1, q and 3 and 4 of layer 0, q and 8 and 9 of layer 1, q and 0 of layer 0; repeated units count once.
     let first = 3 * sizes.expert + 2 * sizes.q;
     let second = 7 * sizes.expert + 2 * sizes.q;
     assert_eq!(
@@ -367,29 +367,29 @@ fn reuse_distances_count_tokens_and_the_bytes_between() {
         (first, second, first + second)
     );
     let nine = expert(1, 9);
-    // Used for tokens 3 and 4. Between: q, 0, 1, q of layer 1, 5.
+    // Used by tokens 3 and 4. In between: q, 0 and 1 of layer 0, q and 5 of layer 1.
     assert_eq!(
         (nine.tokens.sum, nine.bytes.sum),
         (1, 3 * sizes.expert + 2 * sizes.q)
     );
     let three = expert(0, 3);
-    // q 5 7 of layer 1, q of layer 0.
+    // q, 5 and 7 of layer 1, q of layer 0.
     assert_eq!(
         (three.tokens.sum, three.bytes.sum),
         (1, 2 * sizes.expert + 2 * sizes.q)
     );
     let once = expert(1, 6);
     assert_eq!((once.uses, once.tokens.n, once.tokens.mean()), (1, 0, None));
-    // Tokens: 1 for 3 and 9; 2 for 1, 1, 5, 5; 4 for 0.
+    // Distances in tokens: 1 for 3 and 9; 2 for 1, 1, 5 and 5; 4 for 0.
     let tokens: Vec<_> = reuse.tokens.buckets().collect();
     assert_eq!(tokens, [(1, Some(2), 2), (2, Some(4), 4), (4, Some(8), 1)]);
     assert_eq!(reuse.bytes.buckets().map(|(.., n)| n).sum::<u64>(), 7);
 }
 
 #[test]
-fn a_layers_span_is_from_its_first_access_to_the_end_of_its_last() {
+fn span_is_from_first_access_to_end_of_last() {
     let spans = report_on(&known(), &[]).spans;
-    // Queries at 10 and three products behind them, the last from 40 to 44.
+    // The query projection starts at 10, followed by three products, the last from 40 to 44.
     let found: Vec<_> = spans
         .iter()
         .map(|s| {
@@ -415,7 +415,7 @@ fn a_layers_span_is_from_its_first_access_to_the_end_of_its_last() {
 }
 
 #[test]
-fn what_is_not_in_the_map_is_listed_and_counts_nowhere() {
+fn lists_tensors_outside_the_map_and_does_not_count_them() {
     let mut records = known();
     let expected = report_on(&records, &[2]);
     let gguf = gguf();
@@ -445,7 +445,7 @@ fn what_is_not_in_the_map_is_listed_and_counts_nowhere() {
 }
 
 #[test]
-fn refuses_runs_without_accesses() {
+fn rejects_runs_without_accesses() {
     let tmp = tempfile::tempdir().unwrap();
     let run = run_of(&tmp.path().join("empty"), &[]);
     assert!(matches!(report(&run, &[]), Err(Error::NoRecords { .. })));
@@ -461,19 +461,16 @@ fn refuses_runs_without_accesses() {
         .unwrap();
     of_experts.expert_ids[1].set(99);
     let run = run_of(&tmp.path().join("damaged"), &records);
-    let error = report(&run, &[]).unwrap_err().to_string();
-    assert!(
-        error.contains("record 2 at byte 2048") && error.contains("expert 99"),
-        "{error}"
-    );
+    let error = report(&run, &[]).unwrap_err();
+    assert!(matches!(error, Error::Record { record: 2, .. }), "{error}");
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever bytes a trace has, there is a report of it or an error on one line.
+    /// Any bytes yield a report, or an error on one line.
     #[test]
-    fn changed_bytes(changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..60)) {
+    fn damaged_trace_never_panics(changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..60)) {
         let tmp = tempfile::tempdir().unwrap();
         run_of(tmp.path(), &[]);
         let mut bytes = known().as_bytes().to_vec();

@@ -1,4 +1,4 @@
-//! What holds for every cache, on traces that are made up.
+//! Invariants of all caches on synthetic traces.
 
 use std::collections::HashSet;
 
@@ -10,9 +10,9 @@ use moe_placement::predict::PredictorName;
 use moe_trace::{ExpertId, LayerId, Phase, RoutingRow, Sink, TokenId};
 use proptest::prelude::*;
 
-use crate::made::{Made, N_EXPERT, N_LAYER, batches_of, traces};
+use crate::synthetic::{N_EXPERT, N_LAYER, SyntheticBatch, batches_of, traces};
 
-fn batches(made: &[Made], bytes: impl Fn(u16, u32) -> u64) -> Batches {
+fn batches(made: &[SyntheticBatch], bytes: impl Fn(u16, u32) -> u64) -> Batches {
     batches_of(made, N_LAYER, N_EXPERT, bytes)
 }
 
@@ -25,7 +25,7 @@ fn options() -> SimulateOptions {
     }
 }
 
-/// Every policy that needs no learn file, the layered ones too.
+/// All policies that need no learn file, including the layered ones.
 fn policies() -> Vec<PolicyName> {
     let mut all = PolicyName::all();
     all.retain(|policy| !policy.needs_learn_file());
@@ -44,7 +44,8 @@ fn hits(batches: &Batches, policy: PolicyName, budget: u64) -> u64 {
     rows[0].outcome.hits.iter().sum()
 }
 
-/// Drives a policy as slots would be: what it says is loaded and evicted must be what it holds, within its budget.
+/// Drives a policy like real slots: reported loads and evictions must match the resident experts, and the budget must be
+/// met.
 fn check_slots(batches: &Batches, name: PolicyName, budget: u64) {
     let experts = batches.experts();
     let setting = Setting {
@@ -58,10 +59,13 @@ fn check_slots(batches: &Batches, name: PolicyName, budget: u64) {
     let mut changes = Changes::default();
     let apply = |held: &mut HashSet<Key>, changes: &mut Changes| {
         for key in changes.loaded.drain(..) {
-            assert!(held.insert(key), "{name}: loaded twice");
+            assert!(held.insert(key), "{name}: loads a resident expert");
         }
         for key in changes.evicted.drain(..) {
-            assert!(held.remove(&key), "{name}: evicted what was not there");
+            assert!(
+                held.remove(&key),
+                "{name}: evicts an expert that is not resident"
+            );
         }
     };
     policy.start(&mut changes);
@@ -69,7 +73,7 @@ fn check_slots(batches: &Batches, name: PolicyName, budget: u64) {
     let is_layered = matches!(name, PolicyName::Layered(_));
     let (mut hits, mut misses, mut misses_bytes) = (0, 0, 0);
     for batch in batches.iter() {
-        for (key, again) in batch.choices() {
+        for (key, again) in batch.selections() {
             if again {
                 policy.look_up_again(key);
                 continue;
@@ -77,14 +81,17 @@ fn check_slots(batches: &Batches, name: PolicyName, budget: u64) {
             match policy.look_up(key) {
                 Access::Hit => {
                     hits += 1;
-                    assert!(held.contains(&key), "{name}: a hit of what is not there");
+                    assert!(
+                        held.contains(&key),
+                        "{name}: hit of an expert that is not resident"
+                    );
                 }
                 Access::Loaded => {
                     misses += 1;
                     misses_bytes += experts.bytes(key);
-                    assert!(held.insert(key), "{name}: a miss of what is there");
+                    assert!(held.insert(key), "{name}: miss of a resident expert");
                 }
-                Access::Passed => {
+                Access::Bypassed => {
                     misses += 1;
                     misses_bytes += experts.bytes(key);
                     assert!(!held.contains(&key), "{name}");
@@ -143,52 +150,52 @@ proptest! {
         }
     }
 
-    /// Where sizes are equal and no batch exceeds the budget. Static policies load without a look-up, and layered ones may
-    /// hold more than the budget.
+    /// Requires equal sizes and batches within the budget. Static policies are excluded because they load without a look-up,
+    /// layered ones because they may exceed the budget.
     #[test]
-    fn nobody_beats_belady(made in traces(4), slots in 4u64..20) {
+    fn no_policy_beats_belady(made in traces(4), slots in 4u64..20) {
         let batches = batches(&made, |_, _| 5);
         let best = hits(&batches, PolicyName::Belady, 5 * slots);
         for online in Online::ALL {
-            let online = PolicyName::Whole(online);
+            let online = PolicyName::Shared(online);
             prop_assert!(hits(&batches, online, 5 * slots) <= best, "{}", online);
         }
         prop_assert_eq!(hits(&batches, PolicyName::BeladySize, 5 * slots), best);
     }
 
-    /// The curve of one pass is what the caches do, batches larger than the budget and all.
+    /// Including batches larger than the budget.
     #[test]
-    fn the_lru_curve_is_lru(made in traces(7)) {
+    fn lru_curve_equals_replay(made in traces(7)) {
         let batches = batches(&made, |_, _| 5);
         let curve = LruCurve::new(&batches).unwrap();
         let experts = batches.experts();
         for budget in 0..=5 * u64::from(N_EXPERT) * u64::from(N_LAYER) + 6 {
-            let lru = PolicyName::Whole(Online::Lru);
+            let lru = PolicyName::Shared(Online::Lru);
             let mut policy = Setting::default().policy(lru, experts, budget).unwrap();
             prop_assert_eq!(curve.outcome(budget), replay(&batches, policy.as_mut()));
         }
     }
 
-    /// Stack policies: with single look-ups a larger cache never hits less.
+    /// Stack policies: with one look-up per batch, a larger cache never has fewer hits.
     #[test]
-    fn more_room_hits_more(made in traces(1)) {
+    fn larger_budget_never_has_fewer_hits(made in traces(1)) {
         let batches = batches(&made, |_, _| 1);
-        for policy in [PolicyName::Belady, PolicyName::Whole(Online::Lru), PolicyName::StaticOracle] {
+        for policy in [PolicyName::Belady, PolicyName::Shared(Online::Lru), PolicyName::StaticOracle] {
             let hits: Vec<u64> = (0..26).map(|budget| hits(&batches, policy, budget)).collect();
             prop_assert!(hits.is_sorted(), "{} {:?}", policy, hits);
         }
     }
 }
 
-/// Two tokens in two layers, never an expert twice; an expert takes a second.
+/// Two tokens in two layers without repeated experts. Loading an expert takes a second.
 fn two_tokens() -> Batches {
-    let made: Vec<Made> = [(0, 0), (1, 0), (0, 1), (1, 1)]
+    let made: Vec<SyntheticBatch> = [(0, 0), (1, 0), (0, 1), (1, 1)]
         .map(|(layer, expert)| (layer, Phase::Generate, vec![expert]))
         .into();
     batches_of(&made, 2, 2, |_, _| 10)
 }
 
-/// A link that takes a second for ten bytes, and layers that work for so long.
+/// An interconnect of 10 bytes/s, and layers with these windows.
 fn link(windows_s: &[f64]) -> Prefetch {
     Prefetch {
         link_bytes_per_s: 10.0,
@@ -199,9 +206,9 @@ fn link(windows_s: &[f64]) -> Prefetch {
     }
 }
 
-/// A cache without room, so that every look-up needs the link.
+/// Prefetching with a cache of 0 bytes, so that every look-up needs the interconnect.
 fn prefetched(batches: &Batches, name: Option<PredictorName>, windows_s: [f64; 2]) -> Prefetched {
-    let lru = PolicyName::Whole(Online::Lru);
+    let lru = PolicyName::Shared(Online::Lru);
     let experts = batches.experts();
     let mut policy = Setting::default().policy(lru, experts, 0).unwrap();
     let how = link(&windows_s);
@@ -219,10 +226,10 @@ fn prefetched(batches: &Batches, name: Option<PredictorName>, windows_s: [f64; 2
     }
 }
 
-/// Worked by hand: the first expert comes after a second; each further one is asked for when the layer before begins and
-/// comes a second later, which is within a window of two seconds and half a second late for one of half a second.
+/// The first expert takes one second. Each further expert is requested when the previous layer starts and takes one second:
+/// it is timely in a window of two seconds, and half a second late in a window of half a second.
 #[test]
-fn predictions_that_are_right_are_timely_or_late() {
+fn correct_predictions_are_timely_or_late() {
     let batches = two_tokens();
     let right = Prefetched {
         passes: 4,
@@ -247,7 +254,7 @@ fn predictions_that_are_right_are_timely_or_late() {
         ..right
     };
     assert_eq!(prefetched(&batches, None, [0.5, 0.5]), late);
-    // What is asked for while the long layer works is timely, what the short one asks for is late.
+    // Requests during the long window are timely, those during the short window are late.
     let mixed = Prefetched {
         timely: 2,
         late: 1,
@@ -258,9 +265,9 @@ fn predictions_that_are_right_are_timely_or_late() {
     assert_eq!(prefetched(&batches, None, [2.0, 0.5]), mixed);
 }
 
-/// The experts of the token before are wrong each time; the last of them are asked for a token that never comes.
+/// The experts of the previous token are always wrong. The last requests are for a token that does not exist.
 #[test]
-fn predictions_that_are_wrong_are_wasted() {
+fn wrong_predictions_are_wasted() {
     let result = prefetched(&two_tokens(), Some(PredictorName::Previous), [2.0, 2.0]);
     let wrong = Prefetched {
         passes: 4,
@@ -276,10 +283,10 @@ fn predictions_that_are_wrong_are_wasted() {
     assert_eq!(result, wrong);
 }
 
-/// A model that goes through the same experts in turn: after a round, what follows what is known.
+/// A model that selects the same experts in a cycle. After one cycle all transitions are known.
 #[test]
-fn markov_learns_what_follows() {
-    let made: Vec<Made> = (0..40)
+fn markov_learns_transitions() {
+    let made: Vec<SyntheticBatch> = (0..40)
         .map(|i| {
             let token = i / 2;
             (i as u16 % 2, Phase::Generate, vec![token % 4 + (i % 2) * 4])
@@ -287,7 +294,8 @@ fn markov_learns_what_follows() {
         .collect();
     let batches = batches_of(&made, 2, 8, |_, _| 1);
     let result = prefetched(&batches, Some(PredictorName::Markov), [2.0, 2.0]);
-    // Layer 1 follows layer 0 of its token, layer 0 follows layer 1 of the token before: known from the second round on.
+    // Layer 1 follows layer 0 of the same token, layer 0 follows layer 1 of the previous token. Known from the second cycle
+    // on.
     assert_eq!(result.look_ups, 40);
     assert_eq!(result.correct, 4 * 4 + 4 * 4 - 1);
     assert_eq!(result.missed, 40 - result.correct);
@@ -296,13 +304,13 @@ fn markov_learns_what_follows() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// The cache changes by look-ups alone, so prefetching hits what it hits without.
+    /// Only look-ups change the cache, so prefetching does not change the number of hits.
     #[test]
-    fn every_look_up_is_one_of_four(made in traces(4), budget in 0u64..70, depth in 1usize..3) {
+    fn every_look_up_has_exactly_one_outcome(made in traces(4), budget in 0u64..70, depth in 1usize..3) {
         let batches = batches(&made, |_, _| 3);
         let experts = batches.experts();
         let lru = || {
-            Setting::default().policy(PolicyName::Whole(Online::Lru), experts, budget).unwrap()
+            Setting::default().policy(PolicyName::Shared(Online::Lru), experts, budget).unwrap()
         };
         let plain = replay(&batches, lru().as_mut());
         for name in PredictorName::ALL {
@@ -320,12 +328,12 @@ proptest! {
     }
 }
 
-/// Independent uniform choices of one expert of N: whatever a cache of c holds, it hits c / N.
+/// Independent, uniformly distributed look-ups of N experts: every cache of c experts has the hit rate c / N.
 #[test]
-fn uniform_routing_hits_what_fits() {
+fn uniform_look_ups_hit_in_proportion_to_size() {
     const N: u32 = 64;
     let mut state = 1u64;
-    let made: Vec<Made> = (0..60_000)
+    let made: Vec<SyntheticBatch> = (0..60_000)
         .map(|_| {
             state = state
                 .wrapping_mul(6_364_136_223_846_793_005)
@@ -336,7 +344,7 @@ fn uniform_routing_hits_what_fits() {
     let batches = batches_of(&made, 1, N, |_, _| 1);
     for slots in [8u64, 16, 48] {
         for online in Online::ALL {
-            let hits = hits(&batches, PolicyName::Whole(online), slots) as f64;
+            let hits = hits(&batches, PolicyName::Shared(online), slots) as f64;
             let share = hits / made.len() as f64;
             let expected = slots as f64 / f64::from(N);
             // Four standard deviations of the mean are at most 0.0082.
@@ -348,14 +356,14 @@ fn uniform_routing_hits_what_fits() {
     }
 }
 
-/// A cycle of experts that is longer than the cache by one: LRU forgets each just before it comes again, Belady does not.
+/// A cycle that is one expert longer than the cache: LRU evicts each expert just before its next look-up.
 #[test]
-fn lru_hits_nothing_on_a_long_cycle() {
-    let made: Vec<Made> = (0..24 * 10)
+fn lru_has_no_hits_on_long_cycle() {
+    let made: Vec<SyntheticBatch> = (0..24 * 10)
         .map(|i| ((i / 8 % 3) as u16, Phase::Generate, vec![i % 8]))
         .collect();
     let batches = batches(&made, |_, _| 1);
-    let lru = PolicyName::Whole(Online::Lru);
+    let lru = PolicyName::Shared(Online::Lru);
     assert_eq!(hits(&batches, lru, 23), 0);
     assert_eq!(hits(&batches, lru, 24), 24 * 9);
     assert!(hits(&batches, PolicyName::Belady, 23) > 24 * 8);
@@ -366,9 +374,9 @@ fn lru_hits_nothing_on_a_long_cycle() {
     );
 }
 
-/// Without times a prompt is one batch for each layer, whichever way its rows come.
+/// Without timestamps, a prompt is one batch per layer, independent of the order of its rows.
 #[test]
-fn a_prompt_is_a_batch_for_each_layer() {
+fn prompt_without_timestamps_is_one_batch_per_layer() {
     let rows = |layer_major: bool| {
         let mut rows: Vec<RoutingRow> = (0..6u32)
             .flat_map(|token| {
@@ -398,14 +406,14 @@ fn a_prompt_is_a_batch_for_each_layer() {
         });
         let batches = collector.finish(&sizes.collect()).unwrap();
         let cut = batches.iter().map(|batch| {
-            let choices: Vec<(Key, bool)> = batch.choices().collect();
+            let choices: Vec<(Key, bool)> = batch.selections().collect();
             (batch.phase(), batch.ends_request(), choices)
         });
         cut.collect::<Vec<_>>()
     };
     let by_token = rows(false);
     assert_eq!(by_token, rows(true));
-    // Two batches of eight choices, then two tokens in two layers.
+    // Two batches of eight selections, then two tokens in two layers.
     let sizes: Vec<usize> = by_token
         .iter()
         .map(|(_, _, choices)| choices.len())

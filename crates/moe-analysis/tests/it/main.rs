@@ -6,7 +6,7 @@ mod accesses;
 mod caches;
 mod diff;
 mod hotness;
-mod made;
 mod overlap;
 mod sampled;
 mod speed;
+mod synthetic;

@@ -1,14 +1,14 @@
-//! LRU's curve from a sample of the experts, against caches that see every look-up.
+//! LRU estimates from a sample of the experts, compared with complete replays.
 
 use moe_analysis::simulate::{Batches, Error, Estimate, replay, sampled_lru};
 use moe_placement::cache::{Online, PolicyName, Setting};
 use moe_trace::Phase;
 use proptest::prelude::*;
 
-use crate::made::{batches_of, traces};
+use crate::synthetic::{batches_of, traces};
 
 fn lru(batches: &Batches, budget: u64) -> moe_analysis::simulate::Outcome {
-    let name = PolicyName::Whole(Online::Lru);
+    let name = PolicyName::Shared(Online::Lru);
     let policy = Setting::default().policy(name, batches.experts(), budget);
     replay(batches, policy.unwrap().as_mut())
 }
@@ -16,9 +16,9 @@ fn lru(batches: &Batches, budget: u64) -> moe_analysis::simulate::Outcome {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
-    /// Whatever the sizes, and batches larger than the budget and all.
+    /// For any sizes, including batches larger than the budget.
     #[test]
-    fn a_sample_of_all_is_lru(made in traces(7), mixed: bool) {
+    fn full_sample_equals_lru(made in traces(7), mixed: bool) {
         let batches = batches_of(&made, 3, 8, |layer, expert| {
             if mixed { u64::from(1 + u32::from(layer) * 2 + expert % 3) } else { 5 }
         });
@@ -33,7 +33,8 @@ proptest! {
 const N_LAYER: u16 = 12;
 const N_EXPERT: u32 = 64;
 
-/// Tokens of four experts in each layer: some stay from the token before, the others are skewed, in each layer otherwise.
+/// Tokens with four experts per layer. Some are those of the previous token, the others have a skewed distribution per
+/// layer.
 fn tokens(n_token: usize) -> Batches {
     let mut state = 1u64;
     let mut below = |n: u64| {
@@ -66,7 +67,7 @@ fn tokens(n_token: usize) -> Batches {
     })
 }
 
-/// Estimates of samples of different seeds, each with the rate that a cache really hits.
+/// Estimates of samples with different seeds, each with the exact hit rate.
 fn against_exact(batches: &Batches, rate: f64) -> Vec<(Estimate, f64)> {
     let total = batches.experts().total_bytes();
     let budgets: Vec<u64> = (1..8).map(|part| total * part / 8).collect();
@@ -81,9 +82,9 @@ fn against_exact(batches: &Batches, rate: f64) -> Vec<(Estimate, f64)> {
     estimates.collect()
 }
 
-/// Of intervals of 95 % nine in ten hold the truth, at the least: those of neighbouring budgets go together.
+/// At least nine of ten 95 % intervals must contain the exact value; neighboring budgets are correlated.
 #[test]
-fn the_printed_error_bounds_the_exact_value() {
+fn confidence_interval_contains_exact_value() {
     let batches = tokens(1500);
     let mut widths = Vec::new();
     for rate in [0.25, 0.5] {
@@ -97,17 +98,17 @@ fn the_printed_error_bounds_the_exact_value() {
         let mean =
             |of: &dyn Fn(&(Estimate, f64)) -> f64| estimates.iter().map(of).sum::<f64>() / n as f64;
         let (width, off) = (mean(&|it| it.0.error_pct_cum), mean(&off));
-        assert!(off < 1.5, "{rate}: {off} points off");
-        // 95 % is about two and a half times the mean deviation; not much more is told.
-        assert!(width < 8.0 * off, "{rate}: told {width}, off {off}");
+        assert!(off < 1.5, "{rate}: mean error of {off} points");
+        // A 95 % interval is about 2.5 times the mean error; the estimate must not be much wider.
+        assert!(width < 8.0 * off, "{rate}: width {width}, mean error {off}");
         widths.push(width);
     }
     assert!(widths[1] < widths[0], "{widths:?}");
 }
 
 #[test]
-fn too_small_a_sample_is_refused() {
+fn rejects_too_small_sample() {
     let batches = batches_of(&[(0, Phase::Generate, vec![0])], 3, 5, |_, _| 1);
-    let refused = sampled_lru(&batches, &[1], 1.0, 0);
-    assert!(matches!(refused, Err(Error::Sample { n: 15, .. })));
+    let result = sampled_lru(&batches, &[1], 1.0, 0);
+    assert!(matches!(result, Err(Error::Sample { n: 15, .. })));
 }

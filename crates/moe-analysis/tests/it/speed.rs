@@ -1,4 +1,4 @@
-//! Windows, speeds and the offload crossover, worked by hand.
+//! Windows, speeds and break-even batch sizes, compared with manually computed values.
 
 use moe_analysis::simulate::{
     BatchTime, Batches, Collector, ExpertTime, MAX_BATCH, Machine, Offload, Outcome, Row,
@@ -6,10 +6,10 @@ use moe_analysis::simulate::{
 use moe_placement::cache::{Online, PolicyName};
 use moe_trace::{ExpertId, LayerId, Phase, RoutingRow, Sink, TokenId};
 
-/// A token that a layer routes: time, layer, phase, experts.
+/// A token routed in a layer: time, layer, phase, experts.
 type Routed = (Option<u64>, u16, Phase, [u32; 2]);
 
-/// Of a model with experts of 5 bytes.
+/// Batches of a model with experts of 5 bytes.
 fn batches(routed: &[Routed], n_layer: u16, n_expert: u32) -> Batches {
     let mut collector = Collector::new();
     for (&(timestamp_ns, layer_id, phase, experts), token) in routed.iter().zip(0..) {
@@ -51,7 +51,7 @@ fn row(policy: PolicyName) -> Row {
     }
 }
 
-const LRU: PolicyName = PolicyName::Whole(Online::Lru);
+const LRU: PolicyName = PolicyName::Shared(Online::Lru);
 
 const MACHINE: Machine = Machine {
     link_bytes_per_s: 100.0,
@@ -71,7 +71,7 @@ fn same_for_all(seconds: f64) -> Option<ExpertTime> {
     })
 }
 
-/// The times of a token with a machine and a policy, without and with overlap.
+/// Times of a token with a machine and a policy: `(without overlap, with perfect overlap)`.
 fn times(machine: &Machine, policy: PolicyName) -> (f64, f64) {
     let speed = machine.speed(&ten_tokens().needs(), &row(policy)).unwrap();
     (1.0 / speed.tokens_s_min, 1.0 / speed.tokens_s_max)
@@ -83,14 +83,14 @@ fn close(got: (f64, f64), expected: (f64, f64)) {
     assert!(is_close, "{got:?}, not {expected:?}");
 }
 
-/// Ten tokens that need 30 bytes of experts each, of which 100 bytes in 20 misses are read over the link.
+/// Ten tokens that need 30 bytes of experts each. 100 bytes in 20 misses are read over the interconnect.
 #[test]
-fn a_token_takes_its_loads_and_its_work() {
-    // Loads: 10 bytes at 100 / s and two latencies, 0.2 s. Work: 40 bytes at 200 / s and 0.1 s, 0.3 s.
+fn token_time_contains_loads_and_computation() {
+    // Loads: 10 bytes at 100 bytes/s and two latencies, 0.2 s. Computation: 40 bytes at 200 bytes/s and 0.1 s, 0.3 s.
     close(times(&MACHINE, LRU), (0.5, 0.3));
     let speed = MACHINE.speed(&ten_tokens().needs(), &row(LRU)).unwrap();
     let (min, max) = speed.s_mbu_pct.unwrap();
-    // 40 bytes in 0.5 s and in 0.3 s of the 100 and 60 bytes that the memory reads in the time.
+    // 40 bytes in 0.5 s and in 0.3 s, of the 100 and 60 bytes that the memory can read in these times.
     close((min, max), (40.0, 200.0 / 3.0));
 
     let prompt = batches(&[(None, 0, Phase::Prompt, [1, 2])], 1, 8);
@@ -98,7 +98,7 @@ fn a_token_takes_its_loads_and_its_work() {
 }
 
 #[test]
-fn what_comes_from_an_ssd_passes_the_link_as_well() {
+fn reads_from_ssd_also_use_the_interconnect() {
     let machine = Machine {
         ssd_bytes_per_s: Some(20.0),
         ..MACHINE
@@ -107,25 +107,25 @@ fn what_comes_from_an_ssd_passes_the_link_as_well() {
 }
 
 #[test]
-fn seconds_of_an_expert_take_the_place_of_its_bytes() {
+fn expert_time_replaces_expert_bytes() {
     let machine = Machine {
         device: same_for_all(0.1),
         ..MACHINE
     };
-    // Six experts of 0.1 s, the dense part 0.05 s, 0.1 s of other things, and the loads.
+    // Six experts of 0.1 s, 0.05 s for the dense part, 0.1 s of other time, and the loads.
     close(times(&machine, LRU), (0.95, 0.75));
 }
 
-/// Static policies compute on the CPU what they miss: two experts a token; the device has four, 20 bytes.
+/// With static policies, the CPU computes the two missing experts of a token, and the device the other four (20 bytes).
 #[test]
-fn experts_that_stay_are_computed_in_place() {
+fn static_policies_compute_missing_experts_on_cpu() {
     let machine = Machine {
         cpu: same_for_all(0.2),
         ..MACHINE
     };
     close(times(&machine, LRU), (0.5, 0.3));
     close(times(&machine, PolicyName::HotCache), (0.65, 0.4));
-    // Without its time, the link is the memory that they are read from.
+    // Without the CPU time, the missing experts are read at the bandwidth of the interconnect.
     close(times(&MACHINE, PolicyName::HotCache), (0.5, 0.3));
     let needs = ten_tokens().needs();
     let without = machine.speed_without(&needs).unwrap();
@@ -138,7 +138,7 @@ fn experts_that_stay_are_computed_in_place() {
     assert_eq!(MACHINE.speed_without(&needs), None);
 }
 
-/// Two layers, of which each token chooses experts 0 and 1, or 0 and 2.
+/// Two layers, in which each token selects experts 0 and 1, or 0 and 2.
 fn shared() -> Batches {
     let routed: Vec<Routed> = (0..40u64)
         .map(|i| {
@@ -154,7 +154,7 @@ fn shared() -> Batches {
 }
 
 #[test]
-fn a_batch_takes_what_its_distinct_experts_take() {
+fn batch_time_depends_on_distinct_experts() {
     let machine = Machine {
         link_latency_s: 0.0,
         cpu: Some(ExpertTime {
@@ -168,7 +168,7 @@ fn a_batch_takes_what_its_distinct_experts_take() {
         ..MACHINE
     };
     let offload = Offload::new(&shared(), &machine).unwrap();
-    // Of three tokens expert 0 is sure, the two others are used with 7 / 8 each: 2.75 in each layer, 12 choices in all.
+    // Three tokens use expert 0 with certainty and the others with probability 7 / 8: 2.75 per layer, 12 selections in all.
     let time = offload.time(3);
     assert!((time.distinct - 5.5).abs() < 1e-9);
     close(
@@ -176,7 +176,8 @@ fn a_batch_takes_what_its_distinct_experts_take() {
         (5.5 * 0.03 + 6.5 * 0.02, 27.5 / 100.0),
     );
     close((time.device_s, time.offload_max_s()), (0.055, 0.33));
-    // Loads of 0.05 s an expert: the CPU takes 0.01 D + 0.08 B, copying 0.05 D, with computing 0.06 D; D is 5.5 at 3, 4 at 1.
+    // Loads take 0.05 s per expert. CPU: 0.01 D + 0.08 B. Copies: 0.05 D, with computation 0.06 D. D is 5.5 for B = 3, 4 for
+    // B = 1.
     assert_eq!(offload.crossover(BatchTime::offload_min_s), Some(3));
     assert_eq!(offload.crossover(BatchTime::offload_max_s), Some(4));
 
@@ -195,9 +196,9 @@ fn a_batch_takes_what_its_distinct_experts_take() {
     assert!(Offload::new(&shared(), &MACHINE).is_none());
 }
 
-/// Bisection finds what trying every batch finds.
+/// The bisection must find the same batch size as a linear search.
 #[test]
-fn the_crossover_is_the_first_that_is_faster() {
+fn crossover_is_smallest_faster_batch() {
     for link_bytes_per_s in [1.0, 5.0, 20.0, 50.0, 90.0, 300.0, 2000.0] {
         let machine = Machine {
             link_bytes_per_s,
@@ -215,9 +216,9 @@ fn the_crossover_is_the_first_that_is_faster() {
     }
 }
 
-/// Two tokens in three layers; a prompt between them and the third ends what is measured.
+/// Two tokens in three layers. A prompt between them and the third token interrupts the measurement.
 #[test]
-fn a_window_is_the_time_to_the_next_routing() {
+fn window_is_time_to_next_routing() {
     const S: u64 = 1_000_000_000;
     let at = |time: u64, layer: u16| (Some(time * S), layer, Phase::Generate, [0, 1]);
     let routed = [
@@ -232,7 +233,7 @@ fn a_window_is_the_time_to_the_next_routing() {
     ];
     let batched = batches(&routed, 3, 2);
     assert_eq!(batched.windows_s(), Some(&[2.0, 3.0, 7.0][..]));
-    // Nothing follows layer 2 here: it has the mean of the others.
+    // No routing follows layer 2, so it has the mean of the others.
     let batched = batches(&routed[..3], 3, 2);
     assert_eq!(batched.windows_s(), Some(&[1.0, 2.0, 1.5][..]));
     let untimed = routed.map(|(_, layer, phase, experts)| (None, layer, phase, experts));

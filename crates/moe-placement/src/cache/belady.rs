@@ -1,30 +1,30 @@
-//! Belady's policy ("A study of replacement algorithms for a virtual-storage computer", 1966): what is looked up again
-//! latest, or never, goes first.
+//! Belady's algorithm: evict the expert whose next look-up is furthest in the future.
 //!
-//! It is the optimum where all experts have the same size and no batch exceeds the budget: then no policy hits more. With
-//! unequal sizes the optimum is hard to compute (it is NP-hard), and neither [`Belady`] nor [`BeladySize`], which weighs the
-//! time until the next look-up with the bytes that are freed, is a bound; the better of the two is a good guess.
+//! The policy is optimal if all experts have the same size and no batch exceeds the budget. With unequal sizes the optimal
+//! policy is NP-hard to compute. [`Belady`] and [`BeladySize`] are then heuristics, not bounds.
+//!
+//! Source: L. A. Belady, "A study of replacement algorithms for a virtual-storage computer" (IBM Systems Journal, 1966).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
+use super::contents::Contents;
 use super::demand::EvictionOrder;
 use super::future::{Future, NEVER};
 use super::ranked::Ranked;
-use super::room::Room;
 use super::{Experts, Key};
 
-/// By the next look-up alone.
+/// Evicts the expert with the furthest next look-up.
 pub struct Belady {
     future: Arc<Future>,
-    /// Look-ups so far.
+    /// Number of look-ups so far.
     now: u32,
     ranked: Ranked,
 }
 
 impl Belady {
-    /// Of a model with `n_keys` experts.
+    /// Eviction order for `n_keys` experts.
     pub fn new(n_keys: usize, future: Arc<Future>) -> Belady {
         Belady {
             future,
@@ -35,7 +35,7 @@ impl Belady {
 
     fn look_up(&mut self, key: Key) {
         let rank = match self.future.next(self.now) {
-            // Before all others, the least recently used first.
+            // Experts that are never looked up again go first, the least recently used of them before the others.
             NEVER => self.now.into(),
             next => u64::MAX - u64::from(next),
         };
@@ -45,42 +45,46 @@ impl Belady {
 }
 
 impl EvictionOrder for Belady {
-    fn hit(&mut self, key: Key, _room: &Room) {
+    fn hit(&mut self, key: Key, _contents: &Contents) {
         self.look_up(key);
     }
 
-    fn insert(&mut self, key: Key, _room: &Room) {
+    fn insert(&mut self, key: Key, _contents: &Contents) {
         self.look_up(key);
     }
 
-    fn again(&mut self, _key: Key, _room: &Room) {}
+    fn touch(&mut self, _key: Key, _contents: &Contents) {}
 
-    fn evict(&mut self, room: &Room) -> Option<Key> {
-        self.ranked.pop(room).map(|(key, _)| key)
+    fn evict(&mut self, contents: &Contents) -> Option<Key> {
+        self.ranked.pop(contents).map(|(key, _)| key)
     }
 }
 
-/// By the time until the next look-up times bytes. Relations change as time passes, but among experts of one size the furthest
-/// stays the furthest: each size has a heap of its own, and an eviction compares the first of each.
+/// Evicts the expert with the largest product of look-ups until its next one and bytes. Experts that are never looked up
+/// again go first.
+///
+/// The products change with every look-up. Among experts of one size the order by next look-up does not change, so each size
+/// has its own heap, and an eviction compares only the tops of the heaps.
 pub struct BeladySize {
     future: Arc<Future>,
     now: u32,
-    /// `[n_keys]`: next look-up.
+    /// `[n_keys]`: number of the next look-up.
     next: Vec<u32>,
     /// `[n_keys]`: index in `sizes`.
     size_of: Vec<u32>,
     sizes: Vec<OfSize>,
 }
 
-/// The experts of one size.
+/// Experts of one size.
 struct OfSize {
     bytes: u64,
-    /// (next look-up, key), the furthest first, of those the lowest key. What was looked up or went since leaves its entry.
+    /// (next look-up, key): the furthest look-up on top, then the lowest key. Entries of experts that were looked up or
+    /// evicted since are stale and stay in the heap.
     heap: BinaryHeap<(u32, Reverse<Key>)>,
 }
 
 impl BeladySize {
-    /// Of a model with these experts.
+    /// Eviction order for these experts.
     pub fn new(experts: &Experts, future: Arc<Future>) -> BeladySize {
         let keys = experts.keys();
         let mut sizes: Vec<u64> = keys.clone().map(|key| experts.bytes(key)).collect();
@@ -118,48 +122,48 @@ impl BeladySize {
 }
 
 impl OfSize {
-    /// The entry of the expert that would go first, if any may go.
-    fn first(&mut self, next: &[u32], room: &Room) -> Option<(u32, Key)> {
-        let mut spared = Vec::new();
+    /// Entry of the expert to evict first among those that are resident and not in the current batch.
+    fn first(&mut self, next: &[u32], contents: &Contents) -> Option<(u32, Key)> {
+        let mut in_batch = Vec::new();
         let found = loop {
             let Some(&entry) = self.heap.peek() else {
                 break None;
             };
             let (at, Reverse(key)) = entry;
-            if room.holds(key) && next[key as usize] == at {
-                if !room.is_current(key) {
+            if contents.holds(key) && next[key as usize] == at {
+                if !contents.is_current(key) {
                     break Some((at, key));
                 }
-                spared.push(entry);
+                in_batch.push(entry);
             }
             self.heap.pop();
         };
-        self.heap.extend(spared);
+        self.heap.extend(in_batch);
         found
     }
 }
 
 impl EvictionOrder for BeladySize {
-    fn hit(&mut self, key: Key, _room: &Room) {
+    fn hit(&mut self, key: Key, _contents: &Contents) {
         self.look_up(key);
     }
 
-    fn insert(&mut self, key: Key, _room: &Room) {
+    fn insert(&mut self, key: Key, _contents: &Contents) {
         self.look_up(key);
     }
 
-    fn again(&mut self, _key: Key, _room: &Room) {}
+    fn touch(&mut self, _key: Key, _contents: &Contents) {}
 
-    fn evict(&mut self, room: &Room) -> Option<Key> {
+    fn evict(&mut self, contents: &Contents) -> Option<Key> {
         let firsts = self.sizes.iter_mut().filter_map(|of_size| {
-            let (at, key) = of_size.first(&self.next, room)?;
+            let (at, key) = of_size.first(&self.next, contents)?;
             let rank = match at {
                 NEVER => u128::MAX,
                 at => u128::from(at.saturating_sub(self.now)) * u128::from(of_size.bytes),
             };
             Some((rank, Reverse(key)))
         });
-        // It stays in its heap until it comes up again, no longer held.
+        // The entry stays in its heap. It is stale from now on, because the expert is not resident.
         firsts.max().map(|(_, Reverse(key))| key)
     }
 }

@@ -1,23 +1,23 @@
-//! Keys by a count, and among those of one count by their last use.
+//! Keys ordered by a count, and by their last use among keys with equal counts.
 
 use super::Key;
 use super::list::{Links, List};
 
-/// A list for each count, the least recently used of it first.
+/// One list for each count, from the least to the most recently used key.
 pub struct ByCount {
     links: Links,
-    /// `[n_keys]`
+    /// `[n_keys]`: count of each key.
     counts: Vec<u32>,
-    /// By count.
+    /// Index: the count.
     lists: Vec<List>,
-    /// A bit for each list that is not empty.
+    /// Bit `count` is set if the list of that count is not empty.
     filled: Vec<u64>,
-    /// No word of `filled` before this has a bit set.
+    /// All words of `filled` before this index are 0.
     first_word: usize,
 }
 
 impl ByCount {
-    /// No key of `n_keys`; all counts are 0.
+    /// Empty lists for `n_keys` keys; all counts are 0.
     pub fn new(n_keys: usize) -> ByCount {
         ByCount {
             links: Links::new(n_keys),
@@ -28,12 +28,12 @@ impl ByCount {
         }
     }
 
-    /// The count of a key, which is kept when it is taken out.
+    /// Count of a key. A key that is taken out keeps its count.
     pub fn count(&self, key: Key) -> u32 {
         self.counts[key as usize]
     }
 
-    /// Puts in a key that is not in a list, as the most recent one of a count.
+    /// Adds a key that is in no list, as the most recently used key with this count.
     pub fn put(&mut self, key: Key, count: u32) {
         self.counts[key as usize] = count;
         let count = count as usize;
@@ -46,7 +46,7 @@ impl ByCount {
         self.first_word = self.first_word.min(count / 64);
     }
 
-    /// Takes out a key that is in a list.
+    /// Removes a key that is in a list.
     pub fn take(&mut self, key: Key) {
         let count = self.counts[key as usize] as usize;
         self.lists[count].remove(&mut self.links, key);
@@ -55,19 +55,19 @@ impl ByCount {
         }
     }
 
-    /// Counts a key in a list once more; it becomes the most recent one of its new count.
+    /// Increments the count of a key in a list and makes it the most recently used key with the new count.
     pub fn raise(&mut self, key: Key) {
         self.take(key);
         self.put(key, self.count(key) + 1);
     }
 
-    /// Makes a key in a list the most recent one of its count.
+    /// Makes a key in a list the most recently used key with its count.
     pub fn touch(&mut self, key: Key) {
         let count = self.counts[key as usize] as usize;
         self.lists[count].move_to_back(&mut self.links, key);
     }
 
-    /// The least recently used key of each count that has keys, counts ascending.
+    /// Least recently used key of each count that has keys, in ascending order of the counts.
     pub fn fronts(&mut self) -> impl Iterator<Item = (u32, Key)> {
         while self.filled.get(self.first_word) == Some(&0) {
             self.first_word += 1;
@@ -81,7 +81,7 @@ impl ByCount {
         let lists = &self.lists;
         counts.filter_map(|count| {
             let front = lists[count].front()?;
-            Some((u32::try_from(count).expect("a count of 32 bits"), front))
+            Some((u32::try_from(count).expect("counts are u32"), front))
         })
     }
 }

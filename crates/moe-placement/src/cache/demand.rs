@@ -1,28 +1,28 @@
-//! A cache that loads what is asked for, and an order in which experts go.
+//! A cache that loads an expert on every miss; an [`EvictionOrder`] decides which expert to evict.
 
 use std::sync::Arc;
 
-use super::room::Room;
+use super::contents::Contents;
 use super::{Access, Changes, Experts, Key, Policy};
 
-/// Who goes first. All that differs between policies that load what is asked for.
+/// Order in which a cache evicts experts. Online policies differ only in this order.
 pub trait EvictionOrder: Send {
-    /// An expert that is there was looked up.
-    fn hit(&mut self, key: Key, room: &Room);
+    /// Called when a resident expert is looked up.
+    fn hit(&mut self, key: Key, contents: &Contents);
 
-    /// An expert that was not there has been put into `room`.
-    fn insert(&mut self, key: Key, room: &Room);
+    /// Called after a missing expert has been added to `contents`.
+    fn insert(&mut self, key: Key, contents: &Contents);
 
-    /// A further token of the batch chose an expert.
-    fn again(&mut self, key: Key, room: &Room);
+    /// Called when a further token of the batch selected the expert.
+    fn touch(&mut self, key: Key, contents: &Contents);
 
-    /// Forgets the expert that is to go next and gives it; none that the running batch uses.
-    fn evict(&mut self, room: &Room) -> Option<Key>;
+    /// Removes the next expert to evict from the order and returns it. Never returns an expert of the current batch.
+    fn evict(&mut self, contents: &Contents) -> Option<Key>;
 }
 
-/// The cache.
+/// A cache that loads every missing expert.
 pub struct Demand<O> {
-    room: Room,
+    contents: Contents,
     order: O,
 }
 
@@ -30,7 +30,7 @@ impl<O: EvictionOrder> Demand<O> {
     /// An empty cache.
     pub fn new(experts: Arc<Experts>, budget: u64, order: O) -> Demand<O> {
         Demand {
-            room: Room::new(experts, budget),
+            contents: Contents::new(experts, budget),
             order,
         }
     }
@@ -38,30 +38,31 @@ impl<O: EvictionOrder> Demand<O> {
 
 impl<O: EvictionOrder> Policy for Demand<O> {
     fn look_up(&mut self, key: Key) -> Access {
-        if self.room.touch(key) {
-            self.order.hit(key, &self.room);
+        if self.contents.touch(key) {
+            self.order.hit(key, &self.contents);
             Access::Hit
         } else {
-            self.room.insert(key);
-            self.order.insert(key, &self.room);
+            self.contents.insert(key);
+            self.order.insert(key, &self.contents);
             Access::Loaded
         }
     }
 
     fn look_up_again(&mut self, key: Key) {
-        self.order.again(key, &self.room);
+        self.order.touch(key, &self.contents);
     }
 
     fn end_batch(&mut self, changes: &mut Changes) {
         let order = &mut self.order;
-        self.room.end_batch(changes, |room| order.evict(room));
+        self.contents
+            .end_batch(changes, |contents| order.evict(contents));
     }
 
     fn holds(&self, key: Key) -> bool {
-        self.room.holds(key)
+        self.contents.holds(key)
     }
 
     fn used_bytes(&self) -> u64 {
-        self.room.used()
+        self.contents.used()
     }
 }

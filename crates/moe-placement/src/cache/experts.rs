@@ -1,4 +1,4 @@
-//! The experts of a model under dense numbers.
+//! Dense numbering of the experts of a model.
 
 use std::ops::Range;
 
@@ -6,10 +6,10 @@ use moe_ids::{ExpertId, LayerId, MAX_ID};
 
 use crate::plan::ExpertSizes;
 
-/// Number of an expert among those of all layers.
+/// Number of an expert in [`Experts`]: 0 to [`Experts::len`] - 1.
 pub type Key = u32;
 
-/// All experts of a model with their bytes; keys ascend by layer, then by expert.
+/// All experts of a model with their sizes. Keys ascend by layer, then by expert.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Experts {
     layers: Vec<LayerKeys>,
@@ -22,12 +22,12 @@ struct LayerKeys {
     /// Block number in the model.
     layer: LayerId,
     first: Key,
-    /// Key of each expert id, `None` for ids that the model has not.
+    /// `[max expert id + 1]`: key of each expert; `None` if the model lacks the expert.
     keys: Vec<Option<Key>>,
 }
 
 impl Experts {
-    /// Numbers the experts of which the size is known.
+    /// Numbers all experts in `sizes`.
     pub fn new(sizes: &ExpertSizes) -> Experts {
         let mut experts = Experts {
             layers: Vec::new(),
@@ -46,13 +46,13 @@ impl Experts {
             let keys = &mut experts.layers[index].keys;
             keys.resize(expert.index(), None);
             keys.push(Some(key));
-            let index = u32::try_from(index).expect("layers have distinct numbers of 32 bits");
+            let index = u32::try_from(index).expect("layer numbers are distinct 32-bit integers");
             experts.experts.push((index, expert, bytes));
         }
         experts
     }
 
-    /// The number of an expert, if the model has it.
+    /// Key of an expert, or `None` if its size is unknown.
     pub fn key(&self, layer: LayerId, expert: ExpertId) -> Option<Key> {
         let index = self
             .layers
@@ -74,50 +74,50 @@ impl Experts {
 
     /// The keys of all experts.
     pub(super) fn keys(&self) -> Range<Key> {
-        0..Key::try_from(self.experts.len()).expect("`new` numbers the experts in 32 bits")
+        0..Key::try_from(self.experts.len()).expect("`new` assigns 32-bit keys")
     }
 
-    /// The keys of a layer, by its index.
+    /// Keys of the layer with this index.
     pub fn keys_of(&self, layer_index: usize) -> Range<Key> {
         let first = |index: usize| self.layers.get(index).map(|layer| layer.first);
         let end = self.keys().end;
         first(layer_index).unwrap_or(end)..first(layer_index + 1).unwrap_or(end)
     }
 
-    /// Bytes of an expert.
+    /// Size of an expert in bytes.
     pub fn bytes(&self, key: Key) -> u64 {
         self.experts[key as usize].2
     }
 
-    /// Number of experts, all layers together.
+    /// Number of experts in all layers.
     pub fn len(&self) -> usize {
         self.experts.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no experts.
     pub fn is_empty(&self) -> bool {
         self.experts.is_empty()
     }
 
-    /// Layers that have experts.
+    /// Number of layers that have experts.
     pub fn n_layer(&self) -> usize {
         self.layers.len()
     }
 
-    /// Bytes of all experts.
+    /// Total size of all experts in bytes.
     pub fn total_bytes(&self) -> u64 {
         let bytes = self.experts.iter().map(|&(_, _, bytes)| bytes);
         bytes.fold(0, u64::saturating_add)
     }
 
-    /// The bytes of an expert, where all have the same.
+    /// Size of every expert in bytes if all sizes are equal.
     pub fn equal_bytes(&self) -> Option<u64> {
         let (_, _, first) = *self.experts.first()?;
         let equal = self.experts.iter().all(|&(_, _, bytes)| bytes == first);
         equal.then_some(first)
     }
 
-    /// The experts of each layer as if there were no other, with the key that the first one has here.
+    /// The experts of each layer, renumbered from 0, with the key in `self` of the layer's first expert.
     pub(super) fn by_layer(&self) -> Vec<(Key, Experts)> {
         let layers = self.layers.iter().map(|layer| {
             let keys = layer.keys.iter().flatten().copied();
@@ -128,7 +128,7 @@ impl Experts {
         layers.collect()
     }
 
-    /// `(layer, expert, bytes)` of all, in the order of the keys.
+    /// Sizes of all experts.
     pub fn sizes(&self) -> ExpertSizes {
         let experts = self.experts.iter();
         experts

@@ -1,16 +1,18 @@
-//! A cache that holds what it holds: the hottest experts by counts made beforehand, or by those of the trace's first part.
+//! A static cache of the hottest experts, by known counts or by the counts of the first part of the trace.
 
 use std::sync::Arc;
 
-use super::room::Room;
+use super::contents::Contents;
 use super::{Access, Changes, Experts, Key, Policy};
 
-/// The experts with the most counts for each byte, as many as fit; one that does not fit is passed over. Equal ones by key;
-/// experts without a count are left out.
+/// The experts with the most counts per byte that fit in `budget` bytes, best first.
+///
+/// An expert that does not fit is skipped. Ties go to the lower key. Experts with a count of 0 are never selected. `counts`
+/// is indexed by key.
 pub fn hottest_that_fit(experts: &Experts, counts: &[u64], budget: u64) -> Vec<Key> {
     let counted = (0..).zip(counts.iter().copied().take(experts.len()));
     let mut counted: Vec<(Key, u64)> = counted.filter(|&(_, count)| count > 0).collect();
-    // count / bytes, without division.
+    // Compares count / bytes without a division.
     let weight = |count: u64, other: Key| u128::from(count) * u128::from(experts.bytes(other));
     counted.sort_by(|a, b| weight(b.1, a.0).cmp(&weight(a.1, b.0)).then(a.0.cmp(&b.0)));
     let mut used = 0u64;
@@ -25,47 +27,47 @@ pub fn hottest_that_fit(experts: &Experts, counts: &[u64], budget: u64) -> Vec<K
     selected
 }
 
-/// The cache.
+/// A cache with fixed contents.
 pub struct Fixed {
-    room: Room,
+    contents: Contents,
     selected: Vec<Key>,
-    learning: Option<Learning>,
+    training: Option<Training>,
 }
 
-/// Counting before the choice.
-struct Learning {
-    /// Look-ups still to count.
+/// Counters of the training look-ups.
+struct Training {
+    /// Look-ups that remain to be counted.
     left: u64,
-    /// `[n_keys]`
+    /// `[n_keys]`: look-ups of each expert.
     counts: Vec<u64>,
 }
 
 impl Fixed {
-    /// Holds these experts from the start.
+    /// Holds `selected` from the start.
     pub fn new(experts: Arc<Experts>, budget: u64, selected: Vec<Key>) -> Fixed {
         Fixed {
-            room: Room::new(experts, budget),
+            contents: Contents::new(experts, budget),
             selected,
-            learning: None,
+            training: None,
         }
     }
 
-    /// Holds nothing for so many look-ups, then the hottest of them.
-    pub fn learning(experts: Arc<Experts>, budget: u64, look_ups: u64) -> Fixed {
-        let learning = Learning {
+    /// Stays empty for `look_ups` look-ups, then loads the hottest experts of these look-ups.
+    pub fn trained_on_first(experts: Arc<Experts>, budget: u64, look_ups: u64) -> Fixed {
+        let training = Training {
             left: look_ups,
             counts: vec![0; experts.len()],
         };
         Fixed {
-            room: Room::new(experts, budget),
+            contents: Contents::new(experts, budget),
             selected: Vec::new(),
-            learning: Some(learning),
+            training: Some(training),
         }
     }
 
     fn load(&mut self, changes: &mut Changes) {
         for key in self.selected.drain(..) {
-            self.room.insert(key);
+            self.contents.insert(key);
             changes.loaded.push(key);
         }
     }
@@ -77,32 +79,35 @@ impl Policy for Fixed {
     }
 
     fn look_up(&mut self, key: Key) -> Access {
-        if let Some(learning) = &mut self.learning {
-            learning.counts[key as usize] += 1;
-            learning.left = learning.left.saturating_sub(1);
+        if let Some(training) = &mut self.training {
+            training.counts[key as usize] += 1;
+            training.left = training.left.saturating_sub(1);
         }
-        if self.room.holds(key) {
+        if self.contents.holds(key) {
             Access::Hit
         } else {
-            Access::Passed
+            Access::Bypassed
         }
     }
 
     fn look_up_again(&mut self, _key: Key) {}
 
     fn end_batch(&mut self, changes: &mut Changes) {
-        if let Some(learning) = self.learning.take_if(|learning| learning.left == 0) {
-            self.selected =
-                hottest_that_fit(self.room.experts(), &learning.counts, self.room.budget());
+        if let Some(training) = self.training.take_if(|training| training.left == 0) {
+            self.selected = hottest_that_fit(
+                self.contents.experts(),
+                &training.counts,
+                self.contents.budget(),
+            );
             self.load(changes);
         }
     }
 
     fn holds(&self, key: Key) -> bool {
-        self.room.holds(key)
+        self.contents.holds(key)
     }
 
     fn used_bytes(&self) -> u64 {
-        self.room.used()
+        self.contents.used()
     }
 }

@@ -1,19 +1,21 @@
-//! When each look-up's expert is looked up next: what Belady's policy knows.
+//! The next look-up of each expert: the input of Belady's algorithm.
 
 use super::Key;
 
-/// Never again.
+/// The expert is not looked up again.
 pub(super) const NEVER: u32 = u32::MAX;
 
-/// For each look-up of a trace, in order, the number of the next look-up of its expert.
+/// For each look-up of a trace, the number of the next look-up of the same expert.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Future {
     next: Vec<u32>,
 }
 
 impl Future {
-    /// From the experts that are looked up, in order, each once in its batch; keys are below `n_keys`. Nothing for more
-    /// look-ups than 32 bits number.
+    /// Built from the keys of all look-ups in order, each key once per batch. Returns `None` for 2^32 - 1 look-ups or more.
+    ///
+    /// # Panics
+    /// If a key is `n_keys` or higher.
     pub fn new(n_keys: usize, look_ups: impl Iterator<Item = Key>) -> Option<Future> {
         let mut last = vec![NEVER; n_keys];
         let mut next = Vec::new();
@@ -28,7 +30,7 @@ impl Future {
         Some(Future { next })
     }
 
-    /// The look-up after the one numbered `now`; [`NEVER`] if there is none.
+    /// Number of the next look-up of the expert that look-up `now` accesses, or [`NEVER`].
     pub(super) fn next(&self, now: u32) -> u32 {
         self.next.get(now as usize).copied().unwrap_or(NEVER)
     }

@@ -1,28 +1,28 @@
-//! A cache for each layer, of an equal share of the budget.
+//! One cache per layer, each with an equal share of the budget.
 
 use std::sync::Arc;
 
 use super::{Access, Changes, Experts, Key, Policy};
 
-/// The caches.
+/// The caches of all layers.
 pub struct Layered {
     experts: Arc<Experts>,
     layers: Vec<LayerCache>,
-    /// The layer of the running batch.
+    /// Index of the layer of the current batch.
     current: Option<usize>,
-    /// Room to work in.
+    /// Buffer for the changes of one layer's cache.
     changes: Changes,
 }
 
 struct LayerCache {
     policy: Box<dyn Policy>,
-    /// The key here of the policy's key 0.
+    /// Key in the model of the layer's key 0.
     first: Key,
 }
 
 impl Layered {
-    /// `budget` is that of all layers together; `policy` makes one of the experts of a layer, which have keys of their own,
-    /// and a budget.
+    /// Splits `budget` (bytes) evenly over the layers. `policy` builds the cache of one layer from the layer's experts,
+    /// numbered from 0, and its share of the budget.
     pub fn new(
         experts: Arc<Experts>,
         budget: u64,

@@ -1,30 +1,34 @@
-//! Frequency-weighted LRU, as expert caches for vLLM (vllm-project/vllm#37190) use the name LFRU: look-ups since the expert
-//! came, divided by the look-ups of others since its last one; the lowest goes first, of equal ones the least recently used.
+//! LFRU: frequency divided by recency. The score of an expert is its look-ups since it was loaded, divided by 1 + the number
+//! of uses of other experts since its last use. The expert with the lowest score is evicted first; ties go to the least
+//! recently used.
 //!
-//! Relations change as time passes, so there is no order to keep. But of those with the same count the least recently used
-//! goes first, and no expert is older than the least recently used of all: with that age a count gives the lowest score that
-//! it can have, and once this is above the lowest score found, no higher count needs a look.
+//! Source: the expert cache for vLLM in <https://github.com/vllm-project/vllm/pull/37190>.
+//!
+//! Scores change with every use, so no sorted order can be kept. An eviction visits the counts in ascending order and
+//! compares the least recently used expert of each count. No expert is older than the least recently used expert of all. The
+//! score of a count at that age is a lower bound for the count and for all higher counts. The search stops when the bound
+//! exceeds the lowest score found.
 
 use super::Key;
 use super::by_count::ByCount;
+use super::contents::Contents;
 use super::demand::EvictionOrder;
 use super::list::{Links, List};
-use super::room::Room;
 
-/// Counts and times of last use.
+/// Counts and times of the last use.
 pub struct Lfru {
-    /// By look-ups since the expert came.
+    /// Resident experts by look-ups since they were loaded.
     held: ByCount,
-    /// All that are held, in the order of the last use.
+    /// Resident experts, from the least to the most recently used.
     recent: List,
     links: Links,
-    /// `[n_keys]`: the clock at the last use.
+    /// `[n_keys]`: clock at the last use.
     last: Vec<u64>,
     clock: u64,
 }
 
 impl Lfru {
-    /// Of a model with `n_keys` experts.
+    /// Eviction order for `n_keys` experts.
     pub fn new(n_keys: usize) -> Lfru {
         Lfru {
             held: ByCount::new(n_keys),
@@ -42,25 +46,25 @@ impl Lfru {
 }
 
 impl EvictionOrder for Lfru {
-    fn hit(&mut self, key: Key, _room: &Room) {
+    fn hit(&mut self, key: Key, _contents: &Contents) {
         self.stamp(key);
         self.held.raise(key);
         self.recent.move_to_back(&mut self.links, key);
     }
 
-    fn insert(&mut self, key: Key, _room: &Room) {
+    fn insert(&mut self, key: Key, _contents: &Contents) {
         self.stamp(key);
         self.held.put(key, 1);
         self.recent.push_back(&mut self.links, key);
     }
 
-    fn again(&mut self, key: Key, _room: &Room) {
+    fn touch(&mut self, key: Key, _contents: &Contents) {
         self.stamp(key);
         self.held.touch(key);
         self.recent.move_to_back(&mut self.links, key);
     }
 
-    fn evict(&mut self, room: &Room) -> Option<Key> {
+    fn evict(&mut self, contents: &Contents) -> Option<Key> {
         let (last, clock) = (&self.last, self.clock);
         let score = |count: u32, key: Key| {
             let age = clock - last[key as usize] + 1;
@@ -73,8 +77,8 @@ impl EvictionOrder for Lfru {
                 break;
             }
             let (score, last) = (score(count, key), last[key as usize]);
-            // The batch's own are behind all others of their count.
-            if !room.is_current(key)
+            // Experts of the current batch are the most recently used of their count.
+            if !contents.is_current(key)
                 && lowest.is_none_or(|(least, at, _)| (score, last) < (least, at))
             {
                 lowest = Some((score, last, key));

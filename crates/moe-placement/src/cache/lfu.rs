@@ -1,18 +1,18 @@
-//! Least often looked up goes first; of equal ones, the least recently used. Counts are of the whole trace: an expert that
-//! went and comes back keeps its own.
+//! LFU: evicts the expert with the fewest look-ups; ties go to the least recently used. Counts cover the entire trace: an
+//! expert keeps its count while it is evicted.
 
 use super::Key;
 use super::by_count::ByCount;
+use super::contents::Contents;
 use super::demand::EvictionOrder;
-use super::room::Room;
 
-/// Experts by how often they were looked up.
+/// Resident experts ordered by look-ups.
 pub struct Lfu {
     held: ByCount,
 }
 
 impl Lfu {
-    /// Of a model with `n_keys` experts.
+    /// Eviction order for `n_keys` experts.
     pub fn new(n_keys: usize) -> Lfu {
         Lfu {
             held: ByCount::new(n_keys),
@@ -21,23 +21,23 @@ impl Lfu {
 }
 
 impl EvictionOrder for Lfu {
-    fn hit(&mut self, key: Key, _room: &Room) {
+    fn hit(&mut self, key: Key, _contents: &Contents) {
         self.held.raise(key);
     }
 
-    fn insert(&mut self, key: Key, _room: &Room) {
+    fn insert(&mut self, key: Key, _contents: &Contents) {
         let count = self.held.count(key);
         self.held.put(key, count + 1);
     }
 
-    fn again(&mut self, key: Key, _room: &Room) {
+    fn touch(&mut self, key: Key, _contents: &Contents) {
         self.held.touch(key);
     }
 
-    fn evict(&mut self, room: &Room) -> Option<Key> {
-        // The batch's own are behind all others of their count.
+    fn evict(&mut self, contents: &Contents) -> Option<Key> {
+        // Experts of the current batch are the most recently used of their count.
         let mut fronts = self.held.fronts();
-        let (_, key) = fronts.find(|&(_, key)| !room.is_current(key))?;
+        let (_, key) = fronts.find(|&(_, key)| !contents.is_current(key))?;
         drop(fronts);
         self.held.take(key);
         Some(key)

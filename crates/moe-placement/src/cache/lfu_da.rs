@@ -1,18 +1,20 @@
-//! LFU with dynamic aging (Arlitt et al., "Evaluating content management techniques for Web proxy caches", 2000): an expert's
-//! rank is how often it was looked up since it came, plus the rank of the last one that went, so what was popular once goes
-//! in the end. Of equal ones, the least recently used.
+//! LFU with dynamic aging. The rank of an expert is its look-ups since it was loaded, plus the age of the cache; the age is
+//! the rank of the last evicted expert. The expert with the lowest rank is evicted first; ties go to the least recently
+//! used. Aging lets experts that are no longer popular leave the cache.
+//!
+//! Source: Arlitt et al., "Evaluating content management techniques for Web proxy caches" (2000).
 
 use super::Key;
+use super::contents::Contents;
 use super::demand::EvictionOrder;
 use super::ranked::Ranked;
-use super::room::Room;
 
-/// Bits of the clock below the rank; what is older than its range counts as equally old.
+/// Low bits of the heap's rank that hold the clock of the last use. The clock wraps around.
 const CLOCK_BITS: u32 = 32;
 
-/// Counts and ages.
+/// Counts and the age of the cache.
 pub struct LfuDa {
-    /// `[n_keys]`: look-ups since the expert came.
+    /// `[n_keys]`: look-ups since the expert was loaded.
     counts: Vec<u64>,
     age: u64,
     clock: u64,
@@ -20,7 +22,7 @@ pub struct LfuDa {
 }
 
 impl LfuDa {
-    /// Of a model with `n_keys` experts.
+    /// Eviction order for `n_keys` experts.
     pub fn new(n_keys: usize) -> LfuDa {
         LfuDa {
             counts: vec![0; n_keys],
@@ -39,22 +41,22 @@ impl LfuDa {
 }
 
 impl EvictionOrder for LfuDa {
-    fn hit(&mut self, key: Key, _room: &Room) {
+    fn hit(&mut self, key: Key, _contents: &Contents) {
         self.counts[key as usize] += 1;
         self.rank(key);
     }
 
-    fn insert(&mut self, key: Key, _room: &Room) {
+    fn insert(&mut self, key: Key, _contents: &Contents) {
         self.counts[key as usize] = 1;
         self.rank(key);
     }
 
-    fn again(&mut self, key: Key, _room: &Room) {
+    fn touch(&mut self, key: Key, _contents: &Contents) {
         self.rank(key);
     }
 
-    fn evict(&mut self, room: &Room) -> Option<Key> {
-        let (key, rank) = self.ranked.pop(room)?;
+    fn evict(&mut self, contents: &Contents) -> Option<Key> {
+        let (key, rank) = self.ranked.pop(contents)?;
         self.age = rank >> CLOCK_BITS;
         Some(key)
     }

@@ -1,18 +1,18 @@
-//! Doubly linked lists over keys, without allocation: the links lie in two arrays that all lists of a policy share.
+//! Doubly linked lists of keys without allocation per entry: all lists of a policy share one array of links.
 
 use super::Key;
 
 const NONE: u32 = u32::MAX;
 
-/// The links of all keys; a key is in one list at most.
+/// Links of all keys. A key is in at most one list.
 #[derive(Debug)]
 pub struct Links {
-    /// `[n_keys]`: (before, behind)
+    /// `[n_keys]`: (previous key, next key).
     links: Vec<(u32, u32)>,
 }
 
 impl Links {
-    /// Links of `n_keys` keys that are in no list.
+    /// Links for `n_keys` keys, none of which is in a list.
     pub fn new(n_keys: usize) -> Links {
         Links {
             links: vec![(NONE, NONE); n_keys],
@@ -20,7 +20,7 @@ impl Links {
     }
 }
 
-/// Front and back of a list.
+/// First and last key of a list.
 #[derive(Debug, Clone, Copy)]
 pub struct List {
     front: u32,
@@ -39,7 +39,7 @@ impl List {
         (self.front != NONE).then_some(self.front)
     }
 
-    /// Whether there are no keys.
+    /// Whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.front == NONE
     }
@@ -54,16 +54,16 @@ impl List {
         self.back = key;
     }
 
-    /// Takes out a key that is in this list.
+    /// Removes a key that is in this list.
     pub fn remove(&mut self, links: &mut Links, key: Key) {
-        let (before, behind) = links.links[key as usize];
-        match before {
-            NONE => self.front = behind,
-            before => links.links[before as usize].1 = behind,
+        let (previous, next) = links.links[key as usize];
+        match previous {
+            NONE => self.front = next,
+            previous => links.links[previous as usize].1 = next,
         }
-        match behind {
-            NONE => self.back = before,
-            behind => links.links[behind as usize].0 = before,
+        match next {
+            NONE => self.back = previous,
+            next => links.links[next as usize].0 = previous,
         }
     }
 
@@ -75,7 +75,7 @@ impl List {
         }
     }
 
-    /// The first key of which `is_wanted` holds.
+    /// The first key for which `is_wanted` returns true.
     pub fn find(&self, links: &Links, is_wanted: impl Fn(Key) -> bool) -> Option<Key> {
         let mut key = self.front;
         while key != NONE {

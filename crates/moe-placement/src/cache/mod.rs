@@ -1,95 +1,117 @@
-//! Caches of experts: what is kept within a budget of bytes, and what goes.
+//! Cache policies: which experts a cache of a given size in bytes loads and evicts.
 //!
-//! A batch is what one layer routes in one pass: all tokens of a prompt, or one generated token. Each distinct expert of a
-//! batch is looked up once; that further tokens of the batch chose it only makes it the most recent one. What is missing
-//! is loaded. The cache is cut back to its budget when the batch ends, and no expert of the batch goes: until then it needs
-//! room for a batch beyond the budget, and a batch larger than the budget stays whole until the next one.
+//! A *batch* is what one layer routes in one forward pass: all tokens of a ubatch of the prompt, or one generated token. The
+//! rules are the same for all policies:
 //!
-//! A [`Policy`] is told look-ups and tells what is loaded and what is evicted, so it drives a replay of a trace and real
-//! slots alike. `docs/cache-policies.md` describes each.
+//! - Each distinct expert of a batch is looked up once. Further tokens of the batch that selected the expert only make it
+//!   the most recently used one.
+//! - A miss loads the expert, except in the static policies and the hot cache, which load only at defined points.
+//! - Evictions happen at the end of a batch and never evict an expert of that batch. Until then the cache needs memory for
+//!   the batch in addition to its budget. A batch that exceeds the budget stays resident until the end of the next batch.
+//!
+//! A [`Policy`] receives look-ups and reports what to load and evict. It can replay a trace or drive real slots. Build one
+//! with [`Setting::policy`].
+//!
+//! | [`PolicyName`] | name | needs |
+//! |---|---|---|
+//! | `Shared(Online)` | `lru`, `lfu`, `lfuda`, `lfru`, `slru`, `s3fifo`, `arc`, `clock`, `random` | nothing |
+//! | `Layered(Online)` | `layer`, `layerlfu`, … : one cache per layer | nothing |
+//! | `Belady`, `BeladySize` | `belady`, `beladysize` | [`Setting::future`] |
+//! | `Static` | `static` | [`Setting::first_look_ups`] |
+//! | `StaticOracle` | `staticoracle` | [`Setting::counts`] |
+//! | `StaticLearn` | `staticlearn` | [`Setting::learn`] |
+//! | `HotCache` | `hotcache` | [`Setting::learn`], [`Setting::update_rate`] |
 
 mod arc;
 mod belady;
-mod build;
 mod by_count;
+mod clock;
+mod contents;
 mod demand;
 mod experts;
 mod fixed;
 mod future;
-mod hot;
+mod hot_cache;
 mod layered;
 mod lfru;
 mod lfu;
 mod lfu_da;
 mod list;
 mod lru;
-mod name;
+mod policy_name;
 mod random;
 mod ranked;
-mod room;
 mod s3_fifo;
-mod second_chance;
+mod setting;
 mod slru;
 
-pub use build::{BuildError, Setting};
 pub use experts::{Experts, Key};
 pub use fixed::hottest_that_fit;
 pub use future::Future;
-pub use name::{Online, PolicyName};
+pub use policy_name::{Online, PolicyName};
+pub use setting::{BuildError, Input, Setting};
 
-/// What a look-up came to.
+/// Result of a look-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// The expert was there.
+    /// The expert is resident.
     Hit,
-    /// It was not, and has been loaded into the cache.
+    /// The expert was missing and must be loaded into the cache.
     Loaded,
-    /// It was not, and the policy leaves it out of the cache.
-    Passed,
+    /// The expert is missing, and the policy does not load it.
+    Bypassed,
 }
 
-/// What a policy did beside the look-ups.
+/// Evictions, and loads that no look-up caused.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// Experts that went.
+    /// Experts to evict.
     pub evicted: Vec<Key>,
-    /// Experts that came without being looked up.
+    /// Experts to load although they were not looked up, for example the contents of a plan.
     pub loaded: Vec<Key>,
 }
 
 impl Changes {
-    /// Forgets all, keeping the memory.
+    /// Empties both lists and keeps their memory.
     pub fn clear(&mut self) {
         self.evicted.clear();
         self.loaded.clear();
     }
 }
 
-/// Decides what a cache of experts holds. Calls come as `start`; then for each batch `look_up` and `look_up_again` for its
-/// tokens in order and `end_batch`; `end_request` after the last batch of a request.
+/// Decides which experts a cache holds.
+///
+/// Call [`start`](Policy::start) once. For each batch call [`look_up`](Policy::look_up) or
+/// [`look_up_again`](Policy::look_up_again) for the experts of its tokens in order, then
+/// [`end_batch`](Policy::end_batch). Call [`end_request`](Policy::end_request) after the last batch of a request.
+///
+/// Methods append to `changes`. Apply evictions before loads, then clear it.
+///
+/// Keys are numbers from [`Experts::key`]. Methods panic for keys that are not in the [`Experts`] of the policy.
 pub trait Policy: Send {
-    /// Loads what is there before the first batch.
+    /// Reports the experts to load before the first batch.
     fn start(&mut self, changes: &mut Changes) {
         let _ = changes;
     }
 
-    /// The first look-up of an expert in the running batch.
+    /// First look-up of an expert in the current batch.
     fn look_up(&mut self, key: Key) -> Access;
 
-    /// A further token of the running batch chose an expert that was looked up in it before.
+    /// A further token of the current batch selected an expert that was looked up before in this batch.
     fn look_up_again(&mut self, key: Key);
 
-    /// Cuts the cache back to its budget, sparing the experts of the batch that ends.
+    /// Evicts experts until the budget is met, except experts of the batch that ends. [`PolicyName::Static`] loads its
+    /// experts here.
     fn end_batch(&mut self, changes: &mut Changes);
 
-    /// Changes what a policy changes between requests alone.
+    /// Reports changes that a policy makes only between requests.
     fn end_request(&mut self, changes: &mut Changes) {
         let _ = changes;
     }
 
-    /// Whether an expert is in the cache.
+    /// Whether an expert is resident.
     fn holds(&self, key: Key) -> bool;
 
-    /// Bytes of the experts in the cache.
+    /// Total size of the resident experts in bytes.
     fn used_bytes(&self) -> u64;
 }

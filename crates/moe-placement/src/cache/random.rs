@@ -1,38 +1,38 @@
-//! Any expert goes, as a seed says.
+//! Random eviction, reproducible by its seed.
 
 use crate::random::SplitMix64;
 
 use super::Key;
+use super::contents::Contents;
 use super::demand::EvictionOrder;
-use super::room::Room;
 
-/// The dice.
+/// Random eviction order.
 pub struct Random {
-    dice: SplitMix64,
+    rng: SplitMix64,
 }
 
 impl Random {
-    /// The same seed gives the same evictions.
+    /// Eviction order that depends only on `seed` and the look-ups.
     pub fn new(seed: u64) -> Random {
         Random {
-            dice: SplitMix64::new(seed),
+            rng: SplitMix64::new(seed),
         }
     }
 }
 
 impl EvictionOrder for Random {
-    fn hit(&mut self, _key: Key, _room: &Room) {}
+    fn hit(&mut self, _key: Key, _contents: &Contents) {}
 
-    fn insert(&mut self, _key: Key, _room: &Room) {}
+    fn insert(&mut self, _key: Key, _contents: &Contents) {}
 
-    fn again(&mut self, _key: Key, _room: &Room) {}
+    fn touch(&mut self, _key: Key, _contents: &Contents) {}
 
-    fn evict(&mut self, room: &Room) -> Option<Key> {
-        let held = room.held();
-        let first = self.dice.below(held.len());
-        // From there on the first that may go.
-        let (before, behind) = held.split_at_checked(first)?;
-        let mut candidates = behind.iter().chain(before).copied();
-        candidates.find(|&key| !room.is_current(key))
+    fn evict(&mut self, contents: &Contents) -> Option<Key> {
+        let held = contents.held();
+        let first = self.rng.below(held.len());
+        // Scans from the random position on for an expert that is not in the current batch.
+        let (before, after) = held.split_at_checked(first)?;
+        let mut candidates = after.iter().chain(before).copied();
+        candidates.find(|&key| !contents.is_current(key))
     }
 }

@@ -1,32 +1,33 @@
-//! Keys by rank, the lowest first. A rank that changes leaves its old entry in the heap, where it is passed over.
+//! A priority queue of keys with changeable ranks, lowest rank first. A changed rank leaves a stale entry in the heap; stale
+//! entries are skipped.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::Key;
-use super::room::Room;
+use super::contents::Contents;
 
-/// The heap, and the rank of each key.
+/// The heap and the current rank of each key.
 #[derive(Debug)]
 pub struct Ranked {
     heap: BinaryHeap<Reverse<(u64, Key)>>,
-    /// `[n_keys]`; `None` for keys that are not in it.
+    /// `[n_keys]`: current rank; `None` if the key is not in the queue.
     ranks: Vec<Option<u64>>,
-    /// Room to work in.
-    spared: Vec<Reverse<(u64, Key)>>,
+    /// Buffer for entries of the current batch, which `pop` skips.
+    skipped: Vec<Reverse<(u64, Key)>>,
 }
 
 impl Ranked {
-    /// No key of `n_keys`.
+    /// Empty queue for `n_keys` keys.
     pub fn new(n_keys: usize) -> Ranked {
         Ranked {
             heap: BinaryHeap::new(),
             ranks: vec![None; n_keys],
-            spared: Vec::new(),
+            skipped: Vec::new(),
         }
     }
 
-    /// Puts in a key, or gives it another rank.
+    /// Inserts a key or changes its rank.
     pub fn set(&mut self, key: Key, rank: u64) {
         self.ranks[key as usize] = Some(rank);
         if self.heap.len() > 4 * self.ranks.len() {
@@ -37,8 +38,8 @@ impl Ranked {
         self.heap.push(Reverse((rank, key)));
     }
 
-    /// Takes out the key of the lowest rank that the running batch does not use, with its rank.
-    pub fn pop(&mut self, room: &Room) -> Option<(Key, u64)> {
+    /// Removes and returns the key with the lowest rank that is not in the current batch, with its rank.
+    pub fn pop(&mut self, contents: &Contents) -> Option<(Key, u64)> {
         let found = loop {
             let Some(entry) = self.heap.pop() else {
                 break None;
@@ -47,13 +48,13 @@ impl Ranked {
             if self.ranks[key as usize] != Some(rank) {
                 continue;
             }
-            if !room.is_current(key) {
+            if !contents.is_current(key) {
                 self.ranks[key as usize] = None;
                 break Some((key, rank));
             }
-            self.spared.push(entry);
+            self.skipped.push(entry);
         };
-        self.heap.extend(self.spared.drain(..));
+        self.heap.extend(self.skipped.drain(..));
         found
     }
 }

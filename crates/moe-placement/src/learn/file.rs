@@ -1,4 +1,4 @@
-//! A learn file as a document: read, made from counts, cut, written.
+//! Learn files as JSON documents: parsing, building from counts, filtering, writing.
 
 use moe_files::text::strip_byte_order_mark;
 use moe_ids::{ExpertId, LayerId};
@@ -9,20 +9,20 @@ use super::observations::{
 };
 use super::{Error, OLD_SCHEMA, SCHEMA};
 
-/// What one layer did, as input to [`LearnFile::from_counts`].
+/// Counts of one layer, input of [`LearnFile::from_counts`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerCounts {
     /// Block number in the model.
     pub layer: LayerId,
-    /// Passes in which the layer routed something: one for a batch, whatever its number of tokens.
+    /// Number of passes in which the layer routed tokens. A batch of any number of tokens is one pass.
     pub calls: u64,
-    /// Times each expert was chosen, by expert id (`[n_expert]`).
+    /// `[n_expert]`: selections of each expert.
     pub experts: Vec<u64>,
 }
 
 impl LayerCounts {
-    /// The tokens behind `selections` of experts, of which each token makes `n_expert_used`; 0 if that is 0, which is unknown. A
-    /// token of which a part was counted is one.
+    /// Number of tokens with `selections` selected experts: `ceil(selections / n_expert_used)`. Returns 0 if `n_expert_used`
+    /// is 0 (unknown).
     pub fn tokens_of(selections: u64, n_expert_used: u32) -> u64 {
         match n_expert_used {
             0 => 0,
@@ -30,8 +30,8 @@ impl LayerCounts {
         }
     }
 
-    /// The calls of a layer of which only `tokens` (0 = not known) and `selections` of experts were recorded: a pass for each
-    /// token, or, where tokens are not known, for each selection. At least 1, as a layer without calls has no counts.
+    /// Number of calls of a layer whose passes were not recorded: `tokens`, or `selections` if `tokens` is 0 (unknown). At
+    /// least 1, because readers ignore the counts of a layer without calls.
     pub fn calls_without_passes(tokens: u64, selections: u64) -> u64 {
         if tokens > 0 {
             tokens
@@ -41,17 +41,17 @@ impl LayerCounts {
     }
 }
 
-/// A learn file with all its keys in their order, the unknown ones too.
+/// A learn file. Preserves the order of all keys and keeps unknown keys.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LearnFile {
     pub(super) root: Map<String, Value>,
 }
 
 impl LearnFile {
-    /// Reads a file and checks it as the runtime does.
+    /// Parses a learn file with the checks of the runtime.
     ///
     /// # Errors
-    /// [`Error`]; the whole file is refused at the first fault. JSON nested more than 128 deep is refused too.
+    /// [`Error`] for the first fault. JSON nested more than 128 levels deep is also rejected.
     pub fn parse(text: &str) -> Result<LearnFile, Error> {
         let Value::Object(root) = crate::json::parse(strip_byte_order_mark(text))? else {
             return Err(Error::Schema {
@@ -76,10 +76,10 @@ impl LearnFile {
         Ok(file)
     }
 
-    /// Makes the file that the runtime writes after a learn run: mode `update`, no hot cache, hence every slot cold, and no
-    /// timings. `updates` is the number of passes through the model.
+    /// Builds the learn file that the runtime writes after a learn run: mode `update`, no hot cache (all slots are cold), no
+    /// times. `updates` is the number of forward passes.
     ///
-    /// Layers are put in ascending order; a layer in which nothing was counted is left out, as the runtime does.
+    /// Sorts layers by number. Omits layers without selections, like the runtime.
     pub fn from_counts(
         n_expert: u32,
         n_expert_used: u32,
@@ -102,7 +102,7 @@ impl LearnFile {
                 "layer_calls": layer_calls.fold(0, u64::saturating_add),
                 "hot_slot_ratio": 0.0,
             },
-            "layers": layers.iter().map(learnt_layer).collect::<Vec<_>>(),
+            "layers": layers.iter().map(learn_run_layer).collect::<Vec<_>>(),
         });
         match root {
             Value::Object(root) => LearnFile { root },
@@ -110,43 +110,43 @@ impl LearnFile {
         }
     }
 
-    /// What the runtime takes from the file: layers ascending, repeated layer objects apart, layers with nothing counted
-    /// dropped.
+    /// The observations that the runtime reads from the file, sorted by layer. Repeated layer objects are separate
+    /// observations. Layers without counts are dropped.
     ///
     /// # Errors
-    /// As [`LearnFile::parse`]; none for a file that was parsed or made here.
+    /// Like [`LearnFile::parse`]; never for a file that this crate parsed or built.
     pub fn observations(&self) -> Result<Vec<LayerObservation>, Error> {
         observe(self.layers()?)
     }
 
-    /// The slot totals of a live report, from which the runtime computes its hit rate; nothing if the report says that recording
-    /// is off.
+    /// Slot totals of a live report, from which the runtime computes its hit rate. `None` if the report says that recording
+    /// is disabled.
     pub fn layer_slots(&self) -> Option<Vec<LayerSlots>> {
         let enabled = self.root.get("enabled") == Some(&Value::Bool(true));
         enabled.then(|| layer_slots(self.layers().unwrap_or_default()))
     }
 
-    /// Experts in a layer of the model, if the file contains it.
+    /// Experts per layer, if the file contains the number.
     pub fn n_expert(&self) -> Option<u64> {
         self.root.get("n_expert")?.as_u64()
     }
 
-    /// Experts of a token, if the file contains it.
+    /// Experts per token, if the file contains the number.
     pub fn n_expert_used(&self) -> Option<u64> {
         self.root.get("n_expert_used")?.as_u64()
     }
 
-    /// The file with only the experts of `keep(layer, expert)`; a layer without any is left out. Times and slot totals stay
-    /// what they were: they are the layer's, and its weight comes from them.
-    pub fn cut(&self, keep: impl Fn(LayerId, ExpertId) -> bool) -> LearnFile {
-        let mut cut = self.clone();
-        if let Some(Value::Array(layers)) = cut.root.get_mut("layers") {
-            layers.retain_mut(|layer| cut_layer(layer, &keep));
+    /// A copy that contains only experts for which `keep(layer, expert)` is true. Layers without counted experts are
+    /// removed. Times and slot totals stay unchanged, because they belong to the layer and determine its weight.
+    pub fn filter(&self, keep: impl Fn(LayerId, ExpertId) -> bool) -> LearnFile {
+        let mut filtered = self.clone();
+        if let Some(Value::Array(layers)) = filtered.root.get_mut("layers") {
+            layers.retain_mut(|layer| filter_layer(layer, &keep));
         }
-        cut
+        filtered
     }
 
-    /// The file's text: compact JSON, no white space.
+    /// The file as compact JSON.
     pub fn to_json(&self) -> String {
         Value::Object(self.root.clone()).to_string()
     }
@@ -159,8 +159,8 @@ impl LearnFile {
     }
 }
 
-/// A layer of a learn run, with the keys of the runtime's serializer in its order.
-fn learnt_layer(counts: &LayerCounts) -> Value {
+/// A layer of a learn run. Keys and their order are those of the runtime.
+fn learn_run_layer(counts: &LayerCounts) -> Value {
     let experts: Vec<(ExpertId, u64)> = (0..)
         .map(ExpertId)
         .zip(counts.experts.iter().copied())
@@ -188,9 +188,9 @@ fn learnt_layer(counts: &LayerCounts) -> Value {
     })
 }
 
-/// Drops the experts of a layer that are not kept; returns whether a count is left of those that are read: of hot and cold
-/// experts, and of `experts` where neither has any.
-fn cut_layer(layer: &mut Value, keep: &impl Fn(LayerId, ExpertId) -> bool) -> bool {
+/// Removes the experts of a layer that are not kept. Returns whether a count remains that readers use: in the hot and cold
+/// experts, or in `experts` if both are empty.
+fn filter_layer(layer: &mut Value, keep: &impl Fn(LayerId, ExpertId) -> bool) -> bool {
     let id = layer.get("layer").and_then(Value::as_u64);
     let Some(id) = id.and_then(|id| LayerId::try_from(id).ok()) else {
         return false;
@@ -208,7 +208,7 @@ fn cut_layer(layer: &mut Value, keep: &impl Fn(LayerId, ExpertId) -> bool) -> bo
     read.iter().any(|key| has_counts(layer, key))
 }
 
-/// Whether an array of a layer has a count above zero.
+/// Whether an array of counts contains a positive count.
 fn has_counts(layer: &Value, key: &str) -> bool {
     let pairs = layer.get(key).and_then(Value::as_array);
     let count = |pair: &Value| pair.get(1).and_then(Value::as_u64);

@@ -1,8 +1,10 @@
-//! Adding learn files of one model, and letting old ones fade.
+//! Merging learn files of one model, and exponential decay of older files.
 //!
-//! Counters are summed. A figure for each call (`…_per_call_us`, `…_slots_per_call`) becomes the total of both files over the
-//! calls of both; totals are kept in thousandths, so that it does not matter in which order files are merged. Where a file
-//! lacks a time, its calls count with time 0. Of every other key the first file that has it wins.
+//! - Counters are added.
+//! - Averages per call (`…_per_call_us`, `…_slots_per_call`) are weighted by calls: the sum of both totals over the sum of
+//!   both calls. Totals are rounded to thousandths, so the result does not depend on the order of the files. A file without
+//!   the key contributes its calls with a total of 0.
+//! - For every other key, the first file that contains it determines the value.
 
 use std::collections::BTreeMap;
 
@@ -14,16 +16,16 @@ use super::{Error, LearnFile};
 
 type Object = Map<String, Value>;
 
-/// How two values of a key become one.
+/// How two values of a key are merged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rule {
-    /// Counters, or objects of counters.
+    /// Add counters, or objects of counters.
     Sum,
-    /// Averages over calls.
+    /// Average over calls.
     PerCall,
-    /// `[[expert, count], …]`.
+    /// Add arrays `[[expert, count], …]` by expert.
     Pairs,
-    /// The first file's.
+    /// Keep the value of the first file.
     First,
 }
 
@@ -53,12 +55,13 @@ impl Rule {
 }
 
 impl LearnFile {
-    /// Adds another file of the same model. Associative, so that several files give one result however they are grouped.
-    /// Repeated layer objects become one; counts that are not split into hot and cold are taken for cold, as in a learn run;
-    /// a layer that does not tell its calls counts as called once.
+    /// Merges another file of the same model into this one. The operation is associative.
+    ///
+    /// Repeated layer objects become one object. Counts that are not split into hot and cold count as cold, as in a learn
+    /// run. A layer without `calls` counts as called once.
     ///
     /// # Errors
-    /// [`Error::Model`] if the files cannot be of one model; else as [`LearnFile::parse`].
+    /// [`Error::Model`] if the files are of different models; otherwise like [`LearnFile::parse`].
     pub fn merge(&mut self, other: &LearnFile) -> Result<(), Error> {
         for key in ["n_expert", "n_expert_used"] {
             if let (Some(one), Some(other)) = (self.root.get(key), other.root.get(key))
@@ -101,11 +104,11 @@ impl LearnFile {
         Ok(())
     }
 
-    /// Multiplies every counter by `factor`, 0 to 1, and rounds; a count that comes to nothing is dropped. Averages over calls
-    /// stay.
+    /// Multiplies all counters by `factor` (clamped to 0.0..=1.0) and rounds them. Drops counts that become 0. Averages per
+    /// call do not change.
     ///
     /// # Errors
-    /// As [`LearnFile::parse`].
+    /// Like [`LearnFile::parse`].
     pub fn decay(&mut self, factor: f64) -> Result<(), Error> {
         let factor = factor.clamp(0.0, 1.0);
         let mut layers = self.canonical_layers()?;
@@ -121,12 +124,14 @@ impl LearnFile {
         Ok(())
     }
 
-    /// Fades files that are given from the oldest to the newest: the counters of a file halve with every `half_life` files
-    /// that come after it, and all are merged; with an endless half-life nothing fades. Nothing where there is no file. A file
-    /// is taken from the iterator once those before it are merged, so that few are in memory.
+    /// Merges files with exponential decay, from oldest to newest. The counters of a file are multiplied by
+    /// 2^(-n / `half_life`), where n is the number of later files. An infinite half-life means no decay.
+    ///
+    /// Returns `None` if there are no files. The iterator is advanced only after the previous file is merged, so at most two
+    /// files are in memory.
     ///
     /// # Errors
-    /// As [`LearnFile::merge`]; the first error of the iterator.
+    /// Like [`LearnFile::merge`], or the first error of the iterator.
     pub fn merge_fading<E: From<Error>>(
         files: impl ExactSizeIterator<Item = Result<LearnFile, E>>,
         half_life: f64,
@@ -147,7 +152,7 @@ impl LearnFile {
         Ok(merged)
     }
 
-    /// The layers in which something was counted, each once and in the form of a run that tells hot from cold.
+    /// Layers with counts, each once, with counts split into hot and cold.
     fn canonical_layers(&self) -> Result<BTreeMap<LayerId, Object>, Error> {
         let mut layers = BTreeMap::new();
         for (index, layer) in self.layers()?.iter().enumerate() {
@@ -160,7 +165,7 @@ impl LearnFile {
         Ok(layers)
     }
 
-    /// Puts layers in place and derives the ratios anew.
+    /// Stores `layers` and recomputes the hit ratios.
     fn set_layers(&mut self, layers: BTreeMap<LayerId, Object>) {
         let mut total = (0u64, 0u64);
         let layers: Vec<Value> = layers
@@ -204,7 +209,7 @@ fn add_layer(layers: &mut BTreeMap<LayerId, Object>, id: LayerId, layer: Object)
     }
 }
 
-/// A layer with sorted counts, split into hot and cold, and at least one call.
+/// The layer with sorted counts, split into hot and cold, and at least one call.
 fn canonical(layer: &Object) -> Object {
     let mut layer = layer.clone();
     let mut counts = COUNT_KEYS.map(|key| pairs(layer.get(key)));
@@ -230,7 +235,7 @@ fn is_counted(layer: &Object) -> bool {
         .any(|key| !pairs(layer.get(*key)).is_empty())
 }
 
-/// Adds `from` to `into`; `calls` are the calls of each, by which averages are weighed.
+/// Adds `from` to `into`. `calls` are the calls of `into` and `from`, the weights of averages.
 fn add(into: &mut Object, from: &Object, calls: [u64; 2]) {
     let new = from.keys().filter(|key| !into.contains_key(*key));
     let per_call: Vec<String> = into
@@ -261,15 +266,15 @@ fn add(into: &mut Object, from: &Object, calls: [u64; 2]) {
     }
 }
 
-/// Thousandths of the total that an average over calls stands for.
+/// Total of an average over `calls`, in thousandths.
 #[expect(clippy::cast_possible_truncation, reason = "the cast saturates")]
 fn thousandths(per_call: Option<&Value>, calls: u64) -> u128 {
     let per_call = per_call.and_then(Value::as_f64).unwrap_or(0.0);
-    // A negative time is no time.
+    // The cast clamps a negative time to 0.
     (per_call * calls as f64 * 1000.0).round() as u128
 }
 
-/// Adds counters, also those of an object.
+/// Adds counters recursively.
 fn add_counters(into: &mut Value, from: &Value) {
     match (into, from) {
         (Value::Object(into), Value::Object(from)) => {
@@ -304,7 +309,7 @@ fn scale(object: &mut Object, factor: f64) {
             Rule::PerCall | Rule::First => {}
         }
         if key == "calls" && unsigned(value) == 0 {
-            *value = 1.into(); // averages over calls need one
+            *value = 1.into(); // averages per call need at least one call
         }
     }
 }
@@ -324,7 +329,7 @@ fn scaled(count: u64, factor: f64) -> u64 {
     (count as f64 * factor).round() as u64
 }
 
-/// The counts of an array of pairs: ids ascending, repeated ones summed, zeros left out.
+/// Counts of an array of pairs: ids ascending, repeated ids added, zeros omitted.
 fn pairs(value: Option<&Value>) -> BTreeMap<u64, u64> {
     let mut counts = BTreeMap::new();
     for pair in value.and_then(Value::as_array).into_iter().flatten() {

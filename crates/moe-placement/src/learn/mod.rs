@@ -1,8 +1,9 @@
-//! The learn file of the hot-cache runtime: how often each layer's experts were chosen.
+//! Learn files of the hot expert cache of [adrianhoehne/llama.cpp](https://github.com/adrianhoehne/llama.cpp): how often
+//! each expert of each layer was selected.
 //!
-//! One JSON schema serves the runtime's learn files and its live performance report. [`LearnFile`] reads any form by the
-//! runtime's own rules and keeps what it does not know; it also makes the form of a learn run in which no cache was loaded.
-//! [`LayerObservation`] is what the runtime takes from a file.
+//! The runtime writes its learn files and its live performance reports with the same JSON schema. [`LearnFile`] reads both
+//! with the rules of the runtime and preserves unknown keys. It also writes the learn file of a run without a cache.
+//! [`LayerObservation`] contains what the runtime uses of a file.
 
 mod error;
 mod file;
@@ -15,8 +16,8 @@ pub use observations::{
     ExpertObservation, LayerObservation, LayerSlots, has_schema, is_usable, parse_observations,
 };
 
-/// The schema name that is written, in use since May 2026.
+/// Schema name of written files, in use since May 2026.
 pub const SCHEMA: &str = "llama.cpp.moe_layer_opt_perf.v1";
 
-/// The older schema name that a reader must take too.
+/// Older schema name, also accepted.
 pub const OLD_SCHEMA: &str = "llama.cpp.moe_layer_perf.v1";

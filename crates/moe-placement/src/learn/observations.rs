@@ -1,5 +1,5 @@
-//! What the hot-cache runtime's own parser takes from a learn file: what it refuses is refused, what it ignores is ignored,
-//! and what it derives is derived.
+//! Observations in a learn file, with the rules of the runtime's parser: it accepts and rejects the same files, and derives
+//! the same values.
 
 use std::collections::BTreeMap;
 
@@ -11,75 +11,74 @@ use serde_json::{Map, Value};
 use super::{Error, LearnFile};
 use crate::json::{self, JsonError};
 
-/// The arrays of counts in a layer.
+/// Arrays of counts in a layer.
 pub(super) const COUNT_KEYS: [&str; 3] = ["experts", "hot_experts", "cold_experts"];
-/// Those of them that are read first; the other counts where neither of these has a count.
+/// Arrays that take precedence; `experts` is used only if neither contains a positive count.
 pub(super) const SPLIT_KEYS: [&str; 2] = ["hot_experts", "cold_experts"];
 
-/// What a learn file says of one layer.
+/// Observations of one layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerObservation {
     /// Block number in the model.
     pub layer: LayerId,
-    /// The counts are split into hot and cold; otherwise they are in `raw`.
+    /// Whether counts are split into hot and cold; otherwise they are in `raw`.
     pub has_branch_counts: bool,
-    /// Average number of cold expert slots in a pass of the layer.
+    /// Average number of cold expert slots per call.
     pub cold_slots_per_call: f64,
-    /// Microseconds a pass waited at the join of the two lanes.
+    /// Wait at the join of the hot and cold lane, µs per call.
     pub join_wait_us: f64,
-    /// Microseconds of the hot lane in a pass.
+    /// Time of the hot lane, µs per call.
     pub hot_lane_us: f64,
-    /// Microseconds of the cold lane in a pass.
+    /// Time of the cold lane, µs per call.
     pub cold_lane_us: f64,
-    /// Microseconds of the whole mixture-of-experts part in a pass.
+    /// Time of the MoE block, µs per call.
     pub total_moe_us: f64,
-    /// Waiting time (join wait, else cold minus hot lane) for each cold slot, microseconds; 0 when unknown.
+    /// Wait per cold slot in µs: join wait, or cold minus hot lane time if it is 0, over cold slots. 0 if unknown.
     pub wait_per_cold_slot_us: f64,
-    /// Experts with a count above zero, ids ascending, at least one.
+    /// Experts with a positive count, sorted by id. Never empty.
     pub experts: Vec<ExpertObservation>,
 }
 
-/// What a learn file says of one expert of one layer.
+/// Counts of one expert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ExpertObservation {
     /// Expert id within its layer.
     pub expert: ExpertId,
-    /// Count where hot and cold were not told apart.
+    /// Count that is not split into hot and cold.
     pub raw: u64,
-    /// Count served by the cache.
+    /// Selections served from the cache.
     pub hot: u64,
-    /// Count served by the cold lane.
+    /// Selections served by the cold lane.
     pub cold: u64,
 }
 
 impl ExpertObservation {
-    /// How often the expert was chosen: hot and cold together, or the raw count where they were not told apart (then both
-    /// are 0). Saturates.
+    /// Number of selections: `raw + hot + cold`. Either `raw` or both others are 0. Saturates.
     pub fn hits(&self) -> u64 {
         self.raw.saturating_add(self.hot).saturating_add(self.cold)
     }
 }
 
-/// How many expert slots of a layer were served hot and cold.
+/// Expert slots of a layer, served hot and cold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerSlots {
     /// Block number in the model.
     pub layer: LayerId,
-    /// Slots served by the cache.
+    /// Slots served from the cache.
     pub hot: u64,
     /// Slots served by the cold lane.
     pub cold: u64,
 }
 
-/// Reads a learn file, as [`LearnFile::parse`] and [`LearnFile::observations`] do.
+/// Parses a learn file and returns its observations; see [`LearnFile::parse`] and [`LearnFile::observations`].
 ///
 /// # Errors
-/// As [`Error`] tells; the whole file is refused at the first fault.
+/// [`Error`] for the first fault.
 pub fn parse_observations(text: &str) -> Result<Vec<LayerObservation>, Error> {
     LearnFile::parse(text)?.observations()
 }
 
-/// Whether a JSON text is an object with a `schema`, as every learn file is; its other values are passed over.
+/// Whether a JSON text is an object with the key `schema`, as every learn file is. Ignores all other values.
 ///
 /// # Errors
 /// The text is not a JSON object.
@@ -92,7 +91,7 @@ pub fn has_schema(text: &str) -> Result<bool, JsonError> {
     json::parse(text).map(|head: Head| head.schema.is_some())
 }
 
-/// Whether a cache can be planned from these observations: the file parsed and counted something.
+/// Whether a cache can be planned from these observations: whether the file contains counts.
 pub fn is_usable(observations: &[LayerObservation]) -> bool {
     !observations.is_empty()
 }
@@ -118,7 +117,7 @@ pub(super) fn layer_slots(layers: &[Value]) -> Vec<LayerSlots> {
     slots.collect()
 }
 
-/// The id and the object of an entry of `layers`.
+/// Layer number and object of an entry of `layers`.
 pub(super) fn layer_id(
     layer: &Value,
     index: usize,
@@ -181,8 +180,8 @@ fn observe_layer(layer: &Value, index: usize) -> Result<Option<LayerObservation>
     }))
 }
 
-/// Adds the pairs of one array to `experts` and tells whether any count was above zero. A missing array adds nothing; the
-/// id of a zero count is not looked at.
+/// Adds the pairs of one array to `experts`. Returns whether any count is positive; `false` for a missing array. The id of a
+/// zero count is not checked.
 fn add_counts(
     layer: &Map<String, Value>,
     index: usize,
@@ -226,7 +225,7 @@ fn number(layer: &Map<String, Value>, index: usize, key: &'static str) -> Result
     }
 }
 
-/// A number as the runtime reads an unsigned one: a negative one wraps, a fraction is cut off.
+/// A number as the runtime reads an unsigned integer: negative integers wrap, fractions are truncated.
 #[expect(clippy::cast_possible_truncation, reason = "as in the runtime")]
 pub(super) fn unsigned(value: &Value) -> u64 {
     value

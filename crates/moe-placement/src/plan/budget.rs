@@ -1,15 +1,14 @@
-//! How many bytes a lane may take.
+//! Memory budgets of lanes.
 
-/// Bytes of a MiB.
+/// Bytes per MiB.
 pub const MIB: u64 = 1 << 20;
 
-/// A number of MiB in bytes; saturates.
+/// Converts MiB to bytes; saturates.
 pub fn mib_to_bytes(mib: u64) -> u64 {
     mib.saturating_mul(MIB)
 }
 
-/// What the runtime takes when it is left to choose: what is free less the keys and values of the context and a reserve, in
-/// whole MiB; 0 where that is nothing.
+/// Automatic budget of the runtime: free memory minus key-value cache minus reserve, rounded down to MiB, at least 0.
 pub fn auto_budget_bytes(free_bytes: u64, kv_bytes: u64, reserve_bytes: u64) -> u64 {
     let left = free_bytes.saturating_sub(kv_bytes.saturating_add(reserve_bytes));
     left / MIB * MIB
@@ -20,13 +19,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn published_vector() {
+    fn matches_published_vector() {
         let free = 4096 * MIB + MIB / 2;
         assert_eq!(auto_budget_bytes(free, 1024 * MIB, 512 * MIB), 2560 * MIB);
     }
 
     #[test]
-    fn nothing_is_left() {
+    fn is_zero_if_nothing_is_left() {
         assert_eq!(auto_budget_bytes(1536 * MIB, 1024 * MIB, 512 * MIB), 0);
         assert_eq!(auto_budget_bytes(1537 * MIB - 1, 1024 * MIB, 512 * MIB), 0);
         assert_eq!(auto_budget_bytes(5, u64::MAX, u64::MAX), 0);

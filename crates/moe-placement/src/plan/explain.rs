@@ -1,4 +1,4 @@
-//! Why an expert is in the cache or not.
+//! Explanations: why an expert is in the cache or not.
 
 use std::fmt;
 
@@ -8,29 +8,29 @@ use super::lanes::{Plan, PlanVerdict};
 use super::ranking::Entry;
 use super::sizes::ExpertSizes;
 
-/// The reason that an expert is in the cache or not.
+/// Reason why an expert is in the cache or not.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Explanation {
     /// Block number in the model.
     pub layer: LayerId,
     /// Expert id within its layer.
     pub expert: ExpertId,
-    /// Its hits and its score; nothing for an expert that the file does not count.
+    /// Rank and score; `None` if the learn file does not count the expert.
     pub ranked: Option<Ranked>,
-    /// What became of it; nothing for one that was not considered.
+    /// Verdict of the plan; `None` if the expert was not considered.
     pub verdict: Option<PlanVerdict>,
 }
 
-/// Where an expert stands.
+/// Rank of an expert.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ranked {
-    /// How often it was chosen.
+    /// Number of selections.
     pub hits: u64,
-    /// Its score.
+    /// Score by the weighting.
     pub score: u64,
-    /// Its place in the ranking, from 1.
+    /// Rank, from 1.
     pub place: usize,
-    /// Experts in the ranking.
+    /// Number of ranked experts.
     pub of: usize,
 }
 
@@ -81,7 +81,7 @@ impl fmt::Display for Explanation {
             self.expert, self.layer
         )?;
         match self.ranked {
-            None => write!(f, "the learn file counts no choice of it")?,
+            None => write!(f, "it does not appear in the learn file")?,
             Some(ranked) => {
                 let Ranked {
                     hits,
@@ -89,35 +89,29 @@ impl fmt::Display for Explanation {
                     place,
                     of,
                 } = ranked;
-                write!(
-                    f,
-                    "place {place} of {of} with score {score} for {hits} hits"
-                )?;
+                write!(f, "rank {place} of {of} (score {score}, {hits} hits)")?;
             }
         }
         match self.verdict {
             None => Ok(()),
             Some(PlanVerdict::Taken { lane, bytes, cost }) => {
                 let filled = if self.ranked.is_none() {
-                    ", but there was room to fill"
+                    ", but it fills free memory"
                 } else {
                     ""
                 };
-                write!(f, "{filled}; it takes {bytes} bytes of lane {lane}")?;
+                write!(f, "{filled}; it takes {bytes} bytes in lane {lane}")?;
                 if cost > bytes {
-                    write!(
-                        f,
-                        ", and as many for the empty expert of its layer, whose first it is there"
-                    )?;
+                    write!(f, ", plus {bytes} bytes for the empty expert of its layer")?;
                 }
                 Ok(())
             }
             Some(PlanVerdict::NoRoom { lane, cost, free }) => write!(
                 f,
-                "; when its turn came it needed {cost} bytes and lane {lane} had {free} left"
+                "; it needs {cost} bytes, but lane {lane} had only {free} bytes left at its rank"
             ),
             Some(PlanVerdict::UnknownSize) => write!(f, "; the model has no such expert"),
-            Some(PlanVerdict::Repeated) => write!(f, "; its layer is in the file twice"),
+            Some(PlanVerdict::Repeated) => write!(f, "; the learn file contains its layer twice"),
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Arithmetic with 64 bits of mantissa: the runtime scores in x87 extended precision, and a plain `f64` falls on the other
-//! side of a rounding tie now and then.
+//! Floating-point numbers with a 64-bit mantissa. The runtime computes scores in x87 extended precision; `f64` rounds some
+//! ties to another score.
 
-/// A number that is not negative: `mantissa × 2^exponent`, the mantissa's top bit set, or 0.
+/// A non-negative number `mantissa × 2^exponent`. The top bit of the mantissa is set, or the number is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Extended {
     mantissa: u64,
@@ -9,7 +9,7 @@ pub(super) struct Extended {
 }
 
 impl Extended {
-    /// `a × b`, rounded once. `b` must be finite; a negative one counts as 0.
+    /// `a × b`, rounded once. `b` must be finite; a negative `b` counts as 0.
     pub(super) fn product(a: u64, b: f64) -> Extended {
         if b <= 0.0 {
             return Extended::rounded(0, 0);
@@ -31,7 +31,7 @@ impl Extended {
             } else {
                 (other, self)
             };
-        // 63 bits below the higher number's last: what falls off there is only told by a last bit that is set.
+        // Keeps 63 bits below the last bit of `high`. Bits of `low` that are shifted out set the lowest bit (sticky bit).
         let low_bits = u128::from(low.mantissa) << 63;
         let shift = (i64::from(high.exponent) - i64::from(low.exponent)).clamp(0, 127) as u32;
         let lost = low_bits & ((1 << shift) - 1) != 0;
@@ -39,8 +39,8 @@ impl Extended {
         Extended::rounded(sum, high.exponent - 63)
     }
 
-    /// The score: half is added, rounded as every sum is, and the fraction cut off; at least 1, at most `u64::MAX`.
-    /// 0 stays 0.
+    /// The score: rounds to the nearest integer, like the runtime: adds 0.5 with rounding and truncates. At least 1 and at
+    /// most `u64::MAX`; 0 stays 0.
     pub(super) fn to_score(self) -> u64 {
         if self.mantissa == 0 {
             return 0;
@@ -57,7 +57,7 @@ impl Extended {
         score.max(1)
     }
 
-    /// `value × 2^exponent` to 64 bits of mantissa, ties to even.
+    /// `value × 2^exponent`, rounded to 64 bits of mantissa, ties to even.
     #[expect(clippy::cast_possible_truncation, reason = "the high and the low half")]
     fn rounded(value: u128, exponent: i32) -> Extended {
         if value == 0 {
@@ -99,17 +99,17 @@ mod tests {
         assert_eq!(score(7, 1.0, 0), 7);
     }
 
-    /// The double nearest to 0.05 is above a twentieth, so 30 + 10 × 0.05 is above 30.5; that nearest to 0.35 is below, and
-    /// 10 × 0.35 + 20 × 0.05 is 4.5 - 1.67e-16, which plain doubles round to 4.5.
+    /// The double nearest to 0.05 is above 1/20, so 30 + 10 × 0.05 is above 30.5. The double nearest to 0.35 is below 7/20,
+    /// so 10 × 0.35 + 20 × 0.05 is 4.5 - 1.67e-16, which `f64` rounds to 4.5.
     #[test]
-    fn ties_fall_as_the_doubles_do() {
+    fn rounds_ties_by_exact_value_of_doubles() {
         assert_eq!(score(30, 1.0, 10), 31);
         assert_eq!(10.0f64 * 0.35 + 20.0 * 0.05, 4.5);
         assert_eq!(score(10, 0.35, 20), 4);
     }
 
     #[test]
-    fn large_counts() {
+    fn saturates_and_rounds_large_counts() {
         assert_eq!(score(u64::MAX, 1.0, 0), u64::MAX);
         assert_eq!(score(u64::MAX, 1.6, 0), u64::MAX);
         assert_eq!(score(u64::MAX - 1, 1.0, 0), u64::MAX - 1);
@@ -119,10 +119,10 @@ mod tests {
         assert_eq!(score((1 << 63) + 1, 0.7, 0), 6_456_360_425_798_342_657);
     }
 
-    /// What a C compiler's `long double` gives on x86-64: `hits * w + hot * 0.05`, plus a half, cut off. In the first four,
-    /// exact arithmetic would give another score; in the others, plain doubles would.
+    /// Results of `long double` in a C compiler on x86-64 for `hits * w + hot * 0.05 + 0.5`, truncated. In the first four
+    /// cases exact arithmetic yields another score; in the others `f64` does.
     #[test]
-    fn as_long_doubles() {
+    fn matches_long_double() {
         let cases = [
             (
                 3_444_311_187_891_318_396,

@@ -1,8 +1,8 @@
-//! Filling room with experts that were never chosen, in an order that a seed gives.
+//! Filling of free memory with experts that were never selected, in a seeded random order.
 
 use crate::random::SplitMix64;
 
-/// Puts items in an order that depends on the seed alone (Fisher-Yates).
+/// Shuffles items (Fisher-Yates). The order depends only on the seed.
 pub(super) fn shuffled<T>(mut items: Vec<T>, seed: u64) -> Vec<T> {
     let mut random = SplitMix64::new(seed);
     for last in (1..items.len()).rev() {
@@ -16,7 +16,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_gives_one_order_of_the_same_items() {
+    fn shuffle_depends_only_on_seed() {
         let items: Vec<u32> = (0..100).collect();
         let one = shuffled(items.clone(), 7);
         assert_eq!(one, shuffled(items.clone(), 7));

@@ -1,4 +1,4 @@
-//! One lane: a budget and what fits into it.
+//! A lane: the part of a hot cache on one device, with its own budget.
 
 use std::collections::BTreeMap;
 
@@ -6,34 +6,34 @@ use moe_ids::LayerId;
 
 use super::ranking::Entry;
 
-/// An expert in the cache.
+/// An expert in a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Selected {
-    /// The expert, with its score; both 0 for one that only fills room.
+    /// The expert with its hits and score; both are 0 for an expert that only fills free memory.
     pub entry: Entry,
-    /// Its bytes, the layer's empty expert not counted.
+    /// Size of the expert in bytes, without the empty expert of its layer.
     pub bytes: u64,
 }
 
-/// The cache of one device.
+/// The part of the cache on one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lane {
-    /// Bytes that it may take.
+    /// Budget in bytes.
     pub budget_bytes: u64,
-    /// Bytes that it takes, empty experts included.
+    /// Used bytes, empty experts included.
     pub used_bytes: u64,
-    /// Its experts, in the order in which they were taken.
+    /// Experts of the lane, in the order of their selection.
     pub selected: Vec<Selected>,
-    /// Experts of each layer.
+    /// Number of experts of each layer.
     per_layer: BTreeMap<LayerId, u32>,
 }
 
-/// An expert that a lane had no room for.
+/// A lane has not enough free memory for an expert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NoRoom {
-    /// Bytes that it would have cost.
+    /// Bytes that the expert would cost.
     pub(super) cost: u64,
-    /// Bytes that were left.
+    /// Free bytes of the lane.
     pub(super) free: u64,
 }
 
@@ -47,18 +47,18 @@ impl Lane {
         }
     }
 
-    /// Experts of a layer that the lane holds.
+    /// Number of experts of a layer in the lane.
     pub fn n_of_layer(&self, layer: LayerId) -> u32 {
         self.per_layer.get(&layer).copied().unwrap_or(0)
     }
 
-    /// Layers that the lane holds experts of; each has an empty expert of zeros too.
+    /// Number of layers with experts in the lane. Each has an additional zero-filled (empty) expert.
     pub fn n_layers(&self) -> usize {
         self.per_layer.len()
     }
 
-    /// Takes an expert if it fits; gives the bytes that it costs. The first of a layer costs double: each layer in the cache
-    /// has one expert of zeros, to which the slots that the cache does not hold are directed.
+    /// Adds an expert if it fits, and returns its cost in bytes. The first expert of a layer costs twice its size, because
+    /// each cached layer has an additional zero-filled expert that serves the slots of experts that are not cached.
     pub(super) fn take(&mut self, entry: Entry, bytes: u64) -> Result<u64, NoRoom> {
         let is_first = self.n_of_layer(entry.layer) == 0;
         let cost = if is_first {

@@ -1,4 +1,4 @@
-//! Packing a ranking into lanes: who goes where, and why somebody does not.
+//! Packing of a ranking into lanes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -11,23 +11,23 @@ use super::lane::{Lane, NoRoom, Selected};
 use super::ranking::Entry;
 use super::{Error, ExpertSizes};
 
-/// The most lanes that the runtime has.
+/// Maximum number of lanes in the runtime.
 pub const MAX_LANES: usize = 3;
 
-/// How experts are spread over several lanes. One lane is filled in the order of the ranking, whatever the strategy.
+/// Distribution of experts over several lanes. A single lane is filled in the order of the ranking for every strategy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Strategy {
-    /// The first lane with room.
+    /// Each expert goes to the first lane with enough free memory.
     #[default]
     Warm,
-    /// The lane with the fewest experts of that layer, then the fewest bytes used, then the lowest number.
+    /// Each expert goes to the lane with the fewest experts of its layer; ties: fewest used bytes, then lowest number.
     HotEven,
-    /// Each lane has a band of layers, as wide as its share of the budget, and takes their best experts in turn.
+    /// Each lane has a contiguous range of layers, proportional to its budget. It takes the best expert of each in turn.
     EvenSplit,
 }
 
 impl Strategy {
-    /// The name that the runtime's command line takes.
+    /// Name on the command line of the runtime.
     pub fn name(self) -> &'static str {
         match self {
             Strategy::Warm => "warm",
@@ -53,63 +53,63 @@ impl FromStr for Strategy {
     }
 }
 
-/// What became of an expert.
+/// Verdict on an expert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlanVerdict {
-    /// It is in the cache.
+    /// The expert is in the cache.
     Taken {
-        /// Where.
+        /// Index of the lane.
         lane: usize,
-        /// Its bytes.
+        /// Size of the expert in bytes.
         bytes: u64,
-        /// Bytes that it cost: double for the first of its layer in the lane.
+        /// Cost in bytes: twice the size for the first expert of its layer in the lane.
         cost: u64,
     },
-    /// No lane had room. Told of the lane where the least was wanting.
+    /// The expert fits in no lane. The fields describe the lane that lacks the fewest bytes.
     NoRoom {
-        /// That lane.
+        /// Index of the lane.
         lane: usize,
-        /// Bytes that it would have cost there.
+        /// Bytes that the expert would cost in the lane.
         cost: u64,
-        /// Bytes that were left there.
+        /// Free bytes of the lane.
         free: u64,
     },
-    /// The model has no such expert.
+    /// The size of the expert is unknown: the model has no such expert.
     UnknownSize,
-    /// It was dealt with before: the file has its layer twice.
+    /// A duplicate: the file contains the layer twice, and the expert was decided before.
     Repeated,
 }
 
-/// What became of an entry of the ranking, or of an expert that could have filled room.
+/// Verdict on an entry of the ranking, or on an expert that fills free memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Decision {
     /// The expert.
     pub entry: Entry,
-    /// What became of it.
+    /// Verdict on the expert.
     pub verdict: PlanVerdict,
 }
 
-/// What the cache will hold.
+/// Planned contents of a hot cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// One lane for each budget.
+    /// One lane per budget.
     pub lanes: Vec<Lane>,
-    /// What became of every expert that was considered, in the order in which that was decided.
+    /// Verdicts on all considered experts, in the order of the decisions.
     pub decisions: Vec<Decision>,
 }
 
 impl Plan {
-    /// Packs a ranking, best first: an expert that does not fit is passed over and the next one tried. Experts of unknown
-    /// size are left out.
+    /// Packs a ranking into one lane per budget (bytes), best expert first. An expert that does not fit is skipped, and the
+    /// next one is tried. Experts without a known size are skipped.
     ///
-    /// `fill` is the seed of an order in which experts that were never chosen fill the room that is left; `None` leaves it
-    /// empty. The order is our own: that of the runtime depends on the C++ library it was built with.
+    /// If `fill` is set, experts that were never selected fill the remaining memory, in a random order with that seed. The
+    /// order differs from the runtime's, which depends on its C++ standard library.
     ///
-    /// A larger budget can drop an expert: it may take a large one, or the first of another layer with that layer's empty
-    /// expert, in whose place smaller ones had fit. Those before the first that did not fit always stay.
+    /// A larger budget can remove an expert from the plan: a large expert, or the first one of another layer, may take the
+    /// memory of several smaller ones. Experts ranked before the first one that does not fit are always kept.
     ///
     /// # Errors
-    /// [`Error::Lanes`] if there are none or more than [`MAX_LANES`].
+    /// [`Error::Lanes`] if there are 0 or more than [`MAX_LANES`] budgets.
     pub fn new(
         ranking: &[Entry],
         sizes: &ExpertSizes,
@@ -158,24 +158,24 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Whether no expert is in the cache: the runtime switches such a one off.
+    /// Whether the cache is empty. The runtime disables an empty cache.
     pub fn is_empty(&self) -> bool {
         self.selected().next().is_none()
     }
 
-    /// All experts in the cache with their lane, lane by lane.
+    /// All experts in the cache with the index of their lane, lane by lane.
     pub fn selected(&self) -> impl Iterator<Item = (usize, &Selected)> + Clone {
         let lanes = self.lanes.iter().enumerate();
         lanes.flat_map(|(lane, plan)| plan.selected.iter().map(move |selected| (lane, selected)))
     }
 
-    /// Bytes of all lanes together.
+    /// Used bytes of all lanes.
     pub fn used_bytes(&self) -> u64 {
         let used = self.lanes.iter().map(|lane| lane.used_bytes);
         used.fold(0, u64::saturating_add)
     }
 
-    /// The entries with a size, each expert once; the others are decided here.
+    /// Entries with a known size, each expert once. Records the verdicts on all other entries.
     fn known(&mut self, ranking: &[Entry], sizes: &ExpertSizes) -> Vec<(Entry, u64)> {
         let mut seen = BTreeSet::new();
         let mut known = Vec::with_capacity(ranking.len());
@@ -193,7 +193,7 @@ impl Plan {
         known
     }
 
-    /// The lanes in which an expert of a layer is tried, one after the other.
+    /// Lanes to try for an expert of a layer, in order.
     fn order(&self, layer: LayerId, strategy: Strategy) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.lanes.len()).collect();
         if strategy == Strategy::HotEven {
@@ -205,7 +205,8 @@ impl Plan {
         order
     }
 
-    /// Tries an expert in lanes; tells whether one took it.
+    /// Adds an expert to the first lane in `order` with enough memory, and records the verdict. Returns whether a lane took
+    /// it.
     fn offer(&mut self, entry: Entry, bytes: u64, order: &[usize]) -> bool {
         let mut nearest: Option<(u64, PlanVerdict)> = None;
         let mut verdict = None;
@@ -216,9 +217,9 @@ impl Plan {
                     break;
                 }
                 Err(NoRoom { cost, free }) => {
-                    let wanting = cost - free;
-                    if nearest.is_none_or(|(least, _)| wanting < least) {
-                        nearest = Some((wanting, PlanVerdict::NoRoom { lane, cost, free }));
+                    let lacking = cost - free;
+                    if nearest.is_none_or(|(least, _)| lacking < least) {
+                        nearest = Some((lacking, PlanVerdict::NoRoom { lane, cost, free }));
                     }
                 }
             }
@@ -230,7 +231,7 @@ impl Plan {
         is_taken
     }
 
-    /// Each lane goes through its layers again and again and takes the best expert of each that fits and is left.
+    /// Each lane repeatedly visits its layers and takes the best remaining expert of each layer that fits.
     fn split_evenly(&mut self, queue: &[(Entry, u64)], sizes: &ExpertSizes) {
         let mut by_layer: BTreeMap<LayerId, Vec<(Entry, u64)>> = BTreeMap::new();
         for &(entry, bytes) in queue {
@@ -256,13 +257,13 @@ impl Plan {
         }
     }
 
-    /// Where the layers of each lane lie among all: a lane's end is its cumulative share of the budget, rounded to whole
-    /// layers; the last takes the rest.
+    /// Range of layers of each lane. It ends at the lane's cumulative fraction of the budget, rounded to an integer layer;
+    /// the last lane takes all remaining layers.
     fn bands(&self, n_layers: usize) -> Vec<std::ops::Range<usize>> {
         let budgets = self.lanes.iter().map(|lane| u128::from(lane.budget_bytes));
         let total: u128 = budgets.clone().sum();
         let mut cumulative = 0;
-        let mut begin = 0;
+        let mut start = 0;
         let mut bands = Vec::new();
         for (lane, budget) in budgets.enumerate() {
             cumulative += budget;
@@ -273,8 +274,8 @@ impl Plan {
                 let end = (2 * cumulative * n_layers as u128 + total) / (2 * total);
                 usize::try_from(end).unwrap_or(n_layers)
             };
-            bands.push(begin..end);
-            begin = end;
+            bands.push(start..end);
+            start = end;
         }
         bands
     }

@@ -1,26 +1,26 @@
-//! What a runtime without a hot cache can do with a budget: keep the experts of whole layers on the GPU.
+//! Layer-wise offload, the alternative to a hot cache: keep all experts of some layers on the GPU.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use moe_ids::LayerId;
 
-/// A layer's experts.
+/// All experts of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LayerExperts {
-    /// Bytes of all of them.
+    /// Total size in bytes.
     pub bytes: u64,
-    /// How often one of them was chosen.
+    /// Number of selections.
     pub hits: u64,
 }
 
-/// The layers whose experts a budget has room for.
+/// Layers whose experts fit in a budget.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct WholeLayers {
     /// Block numbers in the model.
     pub layers: BTreeSet<LayerId>,
-    /// Bytes of their experts.
+    /// Total size of their experts in bytes.
     pub bytes: u64,
-    /// Choices that fall on them.
+    /// Selections of their experts.
     pub hits: u64,
 }
 
@@ -35,7 +35,8 @@ impl WholeLayers {
         self.layers.insert(layer)
     }
 
-    /// As many layers as fit, counted from the last: llama.cpp's `--n-cpu-moe` keeps the experts of the first ones on the CPU.
+    /// The last layers that fit, as llama.cpp's `--n-cpu-moe` selects them: it keeps the experts of the first layers on the
+    /// CPU.
     pub fn last(experts: &BTreeMap<LayerId, LayerExperts>, budget: u64) -> WholeLayers {
         let mut kept = WholeLayers::default();
         let mut backwards = experts.iter().rev();
@@ -45,7 +46,7 @@ impl WholeLayers {
         kept
     }
 
-    /// The layers with the most choices a byte, as long as they fit; of equal ones the later.
+    /// Layers by selections per byte, highest first; a layer that does not fit is skipped. Ties go to the later layer.
     pub fn best(experts: &BTreeMap<LayerId, LayerExperts>, budget: u64) -> WholeLayers {
         let mut order: Vec<(LayerId, LayerExperts)> = experts
             .iter()
@@ -74,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn last_layers_that_fit() {
+    fn selects_last_layers_that_fit() {
         let experts = layers(&[(1, 10, 5), (2, 10, 5), (3, 30, 5), (4, 10, 4)]);
         let kept = WholeLayers::last(&experts, 45);
         assert_eq!(kept.layers, BTreeSet::from([3, 4].map(LayerId)));
@@ -83,9 +84,9 @@ mod tests {
         assert_eq!(WholeLayers::last(&experts, 60).layers.len(), 4);
     }
 
-    /// Without the large layer three small ones fit.
+    /// Layer 3 would displace three smaller layers.
     #[test]
-    fn best_layers_by_hits_a_byte() {
+    fn selects_layers_by_hits_per_byte() {
         let experts = layers(&[(1, 10, 5), (2, 10, 5), (3, 30, 5), (4, 10, 4)]);
         let kept = WholeLayers::best(&experts, 45);
         assert_eq!(kept.layers, BTreeSet::from([1, 2, 4].map(LayerId)));
@@ -94,7 +95,7 @@ mod tests {
         assert_eq!(
             kept.layers,
             BTreeSet::from([LayerId(2)]),
-            "of equal layers the later"
+            "ties go to the later layer"
         );
     }
 }

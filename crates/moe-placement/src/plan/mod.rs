@@ -1,8 +1,9 @@
-//! Which experts a hot-expert cache should hold: observations are weighted into a [ranking](rank), and the ranking is packed
-//! into one to three lanes of a budget each.
+//! Planning a hot expert cache: [`rank`] weights the observations of a learn file into a ranking, and [`Plan::new`] packs
+//! the ranking into one to [`MAX_LANES`] lanes (devices) with a budget each.
 //!
-//! Formulas, roundings and tie-breaks are those of the hot-cache runtime (`adrianhoehne/llama.cpp`, branch
-//! `cached-experts-v2`), so that a plan made here is the cache that the runtime builds from the same file.
+//! Formulas, rounding and tie-breaking are those of the hot expert cache of
+//! [adrianhoehne/llama.cpp](https://github.com/adrianhoehne/llama.cpp), branch `cached-experts-v2`: it builds the same cache
+//! from the same learn file.
 
 mod budget;
 mod explain;
@@ -24,39 +25,41 @@ pub use ranking::{Entry, rank};
 pub use sizes::{ExpertSizes, SizesFault};
 pub use weighting::{LayerCurve, Weighting, layer_weights};
 
-/// Why there is no plan.
+/// Reason why a plan cannot be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A number of lanes that the runtime has not.
-    #[error("{n} lanes: a hot cache has 1 to {MAX_LANES}; give a budget for each")]
+    /// The number of lanes is not supported.
+    #[error(
+        "{n} lanes are not supported; a hot cache has 1 to {MAX_LANES} lanes with one budget each"
+    )]
     Lanes {
-        /// Lanes asked for.
+        /// Number of lanes.
         n: usize,
     },
-    /// A name that is no weighting.
+    /// The name of a weighting is unknown.
     #[error(
-        "{name:?} is no weighting; give flat, pressure, smooth (smooth-pressure, capped, capped-pressure, soft-pressure), \
+        "unknown weighting {name:?}; use flat, pressure, smooth (smooth-pressure, capped, capped-pressure, soft-pressure), \
          time (moe-time, decode-time) or balanced (rank, layer-rank)"
     )]
     Weighting {
-        /// The name.
+        /// The unknown name.
         name: String,
     },
-    /// A name that is no strategy.
-    #[error("{name:?} is no strategy of several lanes; give warm, hot-even or even-split")]
+    /// The name of a strategy is unknown.
+    #[error("unknown strategy {name:?}; use warm, hot-even or even-split")]
     Strategy {
-        /// The name.
+        /// The unknown name.
         name: String,
     },
-    /// A line of a table of sizes that is not `layer,expert,bytes`.
+    /// A table of sizes is invalid.
     #[error(
-        "line {line} of the sizes: {fault}; the file must be CSV with the header layer,expert,bytes"
+        "line {line} of the expert sizes: {fault}; the file must be CSV with the header layer,expert,bytes"
     )]
     Sizes {
         /// Line, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// The fault in the line.
         #[source]
         fault: SizesFault,
     },

@@ -1,4 +1,4 @@
-//! The order in which experts are offered to the cache.
+//! Ranking of experts: the order in which they are offered to the cache.
 
 use std::cmp::Reverse;
 
@@ -8,11 +8,11 @@ use super::extended::Extended;
 use super::weighting::{LayerCurve, Weighting, layer_weights};
 use crate::learn::{ExpertObservation, LayerObservation};
 
-/// Share of its hot hits that an expert gets on top of its score, so that what is cached stays cached. Not in `flat` and
+/// Fraction of its hot hits that is added to an expert's score, so that cached experts tend to stay. Not used by `flat` and
 /// `balanced`.
 const HOT_BONUS: f64 = 0.05;
 
-/// What a place in a layer is worth in `flat` and `balanced`; hits below it decide among equal places.
+/// Score per rank in `flat` and `balanced`. Hits break ties between equal ranks; they are capped below this value.
 const RANK_WEIGHT: u64 = 1_000_000;
 
 /// An expert with its score.
@@ -22,14 +22,21 @@ pub struct Entry {
     pub layer: LayerId,
     /// Expert id within its layer.
     pub expert: ExpertId,
-    /// How often it was chosen.
+    /// Number of selections.
     pub hits: u64,
-    /// What the weighting makes of that.
+    /// Score by the weighting.
     pub score: u64,
 }
 
-/// All observed experts, the best score first; equal scores by layer, then by expert. A layer that the file has twice is
-/// ranked twice.
+/// All observed experts, highest score first; ties are sorted by layer, then by expert.
+///
+/// - `Flat`, `Balanced`: `score = r × 1,000,000 + min(hits, 999,999)`. r is n for the expert with the most hits of its
+///   layer, n - 1 for the next one, and so on. n is the largest number of observed experts of any layer (`Flat`), or that of
+///   the layer (`Balanced`).
+/// - `Pressure`, `Smooth`, `Time`: `score = round(hits × weight + 0.05 × hot hits)`, at least 1, with the weights of
+///   [`layer_weights`].
+///
+/// A layer that the file contains twice is ranked twice.
 pub fn rank(
     observations: &[LayerObservation],
     weighting: Weighting,
@@ -64,7 +71,7 @@ fn weighted(expert: &ExpertObservation, weight: f64) -> u64 {
         .to_score()
 }
 
-/// The experts of a layer by hits; the first is worth `n_places`, the next one place less.
+/// Experts of a layer by hits. The first has rank `n_places`, the next one `n_places` - 1, and so on.
 fn by_place(layer: &LayerObservation, n_places: u64) -> impl Iterator<Item = Entry> {
     let mut experts: Vec<(ExpertId, u64)> = layer
         .experts

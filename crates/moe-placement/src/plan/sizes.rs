@@ -1,4 +1,4 @@
-//! How many bytes each expert takes.
+//! Sizes of experts in bytes.
 
 use std::collections::BTreeMap;
 
@@ -7,58 +7,57 @@ use moe_ids::{ExpertId, LayerId};
 
 use super::Error;
 
-/// Why a table of sizes is refused.
+/// Fault in a table of sizes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SizesFault {
-    /// A file without lines.
+    /// The file has no lines.
     #[error("the file is empty")]
     Empty,
-    /// A first line that does not name the columns.
-    #[error("{line:?} is not the header")]
+    /// The first line does not contain the column names.
+    #[error("{line:?} is not the expected header")]
     Header {
         /// The line.
         line: String,
     },
-    /// A line that is not CSV.
+    /// The line is not CSV.
     #[error("{0}")]
     Line(#[from] csv::LineFault),
-    /// A line with fewer or more values than columns.
-    #[error("{line:?} does not have the {columns} fields of the header")]
+    /// The number of fields differs from the header.
+    #[error("{line:?} does not have {columns} fields like the header")]
     Fields {
         /// The line.
         line: String,
-        /// Columns of the file.
+        /// Number of columns in the header.
         columns: usize,
     },
-    /// A line whose values are not unsigned numbers, or whose expert has no bytes.
-    #[error("{line:?} is not a layer, an expert and its bytes, at least 1")]
+    /// A value is not an unsigned integer, an id is too large, or the size is 0.
+    #[error("{line:?} does not contain a layer, an expert and a size of at least 1 byte")]
     Numbers {
         /// The line.
         line: String,
     },
-    /// An expert for the second time.
+    /// The expert appears a second time.
     #[error("expert {expert} of layer {layer} appears twice")]
     Repeated {
-        /// Block number.
+        /// Block number in the model.
         layer: LayerId,
-        /// Expert in the layer.
+        /// Expert id within its layer.
         expert: ExpertId,
     },
 }
 
-/// Bytes of each expert of a model, by layer and expert.
+/// Sizes of the experts of a model in bytes, by layer and expert.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ExpertSizes {
     bytes: BTreeMap<(LayerId, ExpertId), u64>,
 }
 
 impl ExpertSizes {
-    /// Reads CSV whose header names `layer`, `expert` and `bytes`, in any order; other columns and empty lines are ignored.
+    /// Parses CSV with the columns `layer`, `expert` and `bytes` in any order. Ignores other columns and empty lines.
     ///
     /// # Errors
-    /// [`Error::Sizes`] with the line: no header, fewer values than columns, not unsigned numbers, no bytes, or an expert for
-    /// the second time.
+    /// [`Error::Sizes`] with the line number and the [`SizesFault`].
     pub fn from_csv(text: &str) -> Result<ExpertSizes, Error> {
         let mut reader = LineReader::default();
         let mut lines = csv::lines(text);
@@ -82,24 +81,24 @@ impl ExpertSizes {
         Ok(sizes)
     }
 
-    /// Bytes of an expert, if the model has it.
+    /// Size of an expert; `None` if it is unknown.
     pub fn get(&self, layer: LayerId, expert: ExpertId) -> Option<u64> {
         self.bytes.get(&(layer, expert)).copied()
     }
 
-    /// `(layer, expert, bytes)` in order.
+    /// `(layer, expert, bytes)`, sorted by layer and expert.
     pub fn iter(&self) -> impl Iterator<Item = (LayerId, ExpertId, u64)> {
         self.bytes
             .iter()
             .map(|(&(layer, expert), &bytes)| (layer, expert, bytes))
     }
 
-    /// Whether no expert is known.
+    /// Whether the table is empty.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// Bytes of all experts of each layer.
+    /// Total size of the experts of each layer.
     pub fn layers(&self) -> BTreeMap<LayerId, u64> {
         let mut layers = BTreeMap::new();
         for (layer, _, bytes) in self.iter() {
@@ -110,7 +109,7 @@ impl ExpertSizes {
     }
 }
 
-/// Places of the columns.
+/// Indices of the columns.
 struct Columns {
     layer: usize,
     expert: usize,
@@ -135,7 +134,7 @@ impl Columns {
         })
     }
 
-    /// Layer, expert and bytes of a line.
+    /// Layer, expert and bytes in a line.
     fn expert(
         &self,
         line: &str,
@@ -160,7 +159,7 @@ impl Columns {
     }
 }
 
-/// Of an expert that is there twice, the later size counts; one without bytes is left out. Both as in the runtime.
+/// Like the runtime, uses the last size of a repeated expert and omits experts of size 0.
 impl FromIterator<(LayerId, ExpertId, u64)> for ExpertSizes {
     fn from_iter<I: IntoIterator<Item = (LayerId, ExpertId, u64)>>(sizes: I) -> ExpertSizes {
         let sizes = sizes.into_iter().filter(|&(.., bytes)| bytes > 0);

@@ -1,4 +1,4 @@
-//! How much a hit counts: the weighting, and the weight that each layer gets by its pressure.
+//! Weighting of hits: how hits become scores, and the weight of each layer.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,24 +6,24 @@ use std::str::FromStr;
 use super::Error;
 use crate::learn::LayerObservation;
 
-/// How hits become scores.
+/// How hits become scores; [`rank`](super::rank) contains the formulas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Weighting {
-    /// By the place in the layer: every layer's best expert before every layer's second best. The runtime's default.
+    /// By rank in the layer: the best experts of all layers precede the second-best ones. The default of the runtime.
     #[default]
     Flat,
-    /// Hits times a layer weight that follows the layer's pressure over the mean pressure.
+    /// Hits × layer weight; the weight follows the layer's pressure relative to the mean.
     Pressure,
-    /// Hits times a layer weight that grows with the root of the pressure between its 10th and 90th percentile.
+    /// Hits × layer weight; the weight grows with the square root of the pressure between its 10th and 90th percentiles.
     Smooth,
-    /// Hits times a layer weight that follows the time of the layer between the least and the most.
+    /// Hits × layer weight; the weight follows the layer's MoE time between its minimum and maximum.
     Time,
-    /// By the place in the layer, layers with more observed experts first.
+    /// By rank in the layer, layers with more observed experts first.
     Balanced,
 }
 
 impl Weighting {
-    /// The name that the runtime's command line takes.
+    /// Name on the command line of the runtime.
     pub fn name(self) -> &'static str {
         match self {
             Weighting::Flat => "flat",
@@ -34,7 +34,7 @@ impl Weighting {
         }
     }
 
-    /// Whether the layer curve has a say.
+    /// Whether the weighting depends on the [`LayerCurve`].
     pub fn uses_curve(self) -> bool {
         !matches!(self, Weighting::Flat | Weighting::Balanced)
     }
@@ -63,15 +63,15 @@ impl FromStr for Weighting {
     }
 }
 
-/// How strongly a layer's pressure shapes its weight: 0 not at all, 1 fully.
+/// Strength of the layer weights: 0 (all weights are 1) to 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerCurve(f64);
 
 impl LayerCurve {
-    /// The runtime's default, which also stands in for a value out of range.
+    /// The default of the runtime (0.5).
     pub const DEFAULT: LayerCurve = LayerCurve(0.5);
 
-    /// A curve from 0 to 1; anything else becomes [`LayerCurve::DEFAULT`], as in the runtime.
+    /// A strength in 0.0..=1.0. Like the runtime, replaces any other value by [`LayerCurve::DEFAULT`].
     pub fn new(value: f64) -> LayerCurve {
         if LayerCurve::is_valid(value) {
             LayerCurve(value)
@@ -80,23 +80,31 @@ impl LayerCurve {
         }
     }
 
-    /// Whether a value is taken as it is.
+    /// Whether the value is in 0.0..=1.0.
     pub fn is_valid(value: f64) -> bool {
         (0.0..=1.0).contains(&value)
     }
 
-    /// The value, 0 to 1.
+    /// The strength, 0.0 to 1.0.
     pub fn get(self) -> f64 {
         self.0
     }
 }
 
-/// The weight of each layer, parallel to `observations`; 1 everywhere for [`Weighting::Flat`] and [`Weighting::Balanced`].
+/// Weight of each layer, parallel to `observations`.
 ///
-/// With pressure p, its mean over the layers that have one, and the curve c: `pressure` is 1 + c (p / mean - 1) between
-/// 1 - 0.30 c and 1 + 0.60 c; `smooth` is 1 + 0.30 c √n, n the place of p between the 10th and the 90th percentile; `time`
-/// goes from 1 - 0.60 c to 1 + 0.80 c with the place of p between least and most. A layer without pressure has weight 1, and
-/// so have all where there is nothing to tell them apart.
+/// p is the pressure of the layer, c the curve.
+///
+/// | weighting | weight |
+/// |---|---|
+/// | `Pressure` | 1 + c (p / mean p - 1), clamped to 1 - 0.30 c ..= 1 + 0.60 c |
+/// | `Smooth` | 1 + 0.30 c √n; n is the position of p between its 10th and 90th percentile, clamped to 0..=1 |
+/// | `Time` | linear from 1 - 0.60 c (minimum p) to 1 + 0.80 c (maximum p); p is the MoE time if it is known |
+/// | `Flat`, `Balanced` | 1 |
+///
+/// The pressure is the first positive value of: join wait, cold minus hot lane time, cold slots per call, wait per cold
+/// slot. Mean, percentiles, minimum and maximum are over layers with positive p. A layer without pressure has weight 1; so
+/// have all layers if minimum and maximum are equal.
 pub fn layer_weights(
     observations: &[LayerObservation],
     weighting: Weighting,
@@ -128,21 +136,20 @@ pub fn layer_weights(
         }
         Weighting::Time if high > low => {
             let place = (p - low) / (high - low);
-            let (least, most) = (1.0 - 0.60 * c, 1.0 + 0.80 * c);
-            (least + place * (most - least)).clamp(least, most)
+            let (lowest, highest) = (1.0 - 0.60 * c, 1.0 + 0.80 * c);
+            (lowest + place * (highest - lowest)).clamp(lowest, highest)
         }
         _ => 1.0,
     };
     pressures
         .into_iter()
         .map(|p| if p > 0.0 { weight(p) } else { 1.0 })
-        // Times near the end of the range of a double can come to infinity over infinity.
+        // Times near `f64::MAX` can overflow to infinity and yield NaN.
         .map(|weight| if weight.is_finite() { weight } else { 1.0 })
         .collect()
 }
 
-/// What a layer suffers from: the first of join wait, cold lane beyond hot lane, cold slots in a call, wait for a cold slot
-/// that is above 0.
+/// Pressure of a layer, defined in [`layer_weights`].
 fn pressure(layer: &LayerObservation) -> f64 {
     let candidates = [
         layer.join_wait_us,
@@ -155,7 +162,7 @@ fn pressure(layer: &LayerObservation) -> f64 {
         .unwrap_or(layer.wait_per_cold_slot_us)
 }
 
-/// Least and most of sorted values; 0 where there are none.
+/// Minimum and maximum of sorted values; 0 without values.
 fn bounds(sorted: &[f64]) -> (f64, f64) {
     match sorted {
         [low, .., high] => (*low, *high),
@@ -164,7 +171,7 @@ fn bounds(sorted: &[f64]) -> (f64, f64) {
     }
 }
 
-/// The 10th and 90th percentile of sorted values, or least and most where these are not apart.
+/// 10th and 90th percentile of sorted values, or minimum and maximum if the percentiles are equal.
 fn robust_bounds(sorted: &[f64]) -> (f64, f64) {
     let (low, high) = (percentile(sorted, 0.10), percentile(sorted, 0.90));
     if high <= low {
@@ -174,7 +181,7 @@ fn robust_bounds(sorted: &[f64]) -> (f64, f64) {
     }
 }
 
-/// The value at `q` of the way through sorted values, between two of them in proportion.
+/// Quantile `q` (0.0 to 1.0) of sorted values, linearly interpolated.
 #[expect(clippy::cast_possible_truncation, reason = "an index into `sorted`")]
 fn percentile(sorted: &[f64], q: f64) -> f64 {
     let at = q * sorted.len().saturating_sub(1) as f64;

@@ -1,19 +1,19 @@
-//! Predictions that somebody else made.
+//! Predictions from an external predictor, for example a trained model.
 
 use super::Predictor;
 use crate::cache::Key;
 
-/// What will be chosen, by layer and by the layer's passes of generated tokens.
+/// Predictions for the passes of generated tokens, by layer and pass.
 #[derive(Debug, Clone, Default)]
 pub struct Given {
-    /// `[n_layer][n_passes]`: likeliest first.
+    /// `[n_layer][n_passes]`: keys, most likely first.
     predictions: Vec<Vec<Vec<Key>>>,
-    /// `[n_layer]`: passes so far.
+    /// `[n_layer]`: number of passes observed.
     seen: Vec<usize>,
 }
 
 impl Given {
-    /// Of a model with so many layers that have experts.
+    /// No predictions yet, for a model with `n_layer` MoE layers.
     pub fn new(n_layer: usize) -> Given {
         Given {
             predictions: vec![Vec::new(); n_layer],
@@ -21,7 +21,7 @@ impl Given {
         }
     }
 
-    /// Adds the prediction for the next pass of a layer that has none.
+    /// Appends the prediction for the layer's next pass without a prediction.
     pub fn push(&mut self, layer: usize, predicted: Vec<Key>) {
         self.predictions[layer].push(predicted);
     }

@@ -1,7 +1,8 @@
-//! Predictors: which experts a layer will choose, told before its router does.
+//! Predictors: which experts a layer will select, before its router runs.
 //!
-//! They see generated tokens in order, layer after layer, and learn as they go. What a prediction is worth depends on when
-//! it comes and on what is there already: replaying tells, accuracy alone does not.
+//! A predictor sees the routing decisions of generated tokens in order, layer by layer, and learns online. Accuracy alone
+//! does not show the benefit of a predictor. The benefit also depends on the time left for the transfer and on the cache
+//! contents, which a replay takes into account.
 
 mod given;
 mod hottest;
@@ -19,35 +20,35 @@ use hottest::Hottest;
 use pairs::{CoActivation, Markov};
 use previous::Previous;
 
-/// Names experts before they are chosen. Layers are told by [`Experts::layer_index`].
+/// Predicts selected experts. Layers are numbered as in [`Experts::layer_index`].
 pub trait Predictor: Send {
-    /// A layer routed a prompt's tokens to these experts, one entry a choice.
-    fn prompt(&mut self, layer: usize, chosen: &[Key]) {
-        let _ = (layer, chosen);
+    /// A layer routed a batch of prompt tokens. `selected` has one entry per token and expert.
+    fn prompt(&mut self, layer: usize, selected: &[Key]) {
+        let _ = (layer, selected);
     }
 
-    /// A layer routed a pass of generated tokens to these distinct experts.
-    fn observe(&mut self, layer: usize, chosen: &[Key]);
+    /// A layer routed a pass of generated tokens. `selected` contains distinct keys.
+    fn observe(&mut self, layer: usize, selected: &[Key]);
 
-    /// Appends the `n` experts that a layer will most likely choose next, the likeliest first; fewer if no more are known.
+    /// Appends up to `n` experts that the layer will probably select next, most likely first.
     fn predict(&self, layer: usize, n: usize, predicted: &mut Vec<Key>);
 }
 
-/// A predictor that needs no more than the trace.
+/// A predictor that needs only the trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PredictorName {
-    /// What the layer chose for the token before.
+    /// The experts that the layer selected for the previous token.
     Previous,
-    /// What the layer chose most so far, the prompt included.
+    /// The experts that the layer has selected most often so far, prompt included.
     Hottest,
-    /// What followed so far, in that layer, what an earlier layer just chose.
+    /// First-order Markov model across layers: experts that followed the selection of an earlier layer.
     Markov,
-    /// What the layer chose so far together with what it chose for the token before.
+    /// Co-activation within a layer: experts that were selected together with those of the previous token.
     CoActivation,
 }
 
 impl PredictorName {
-    /// All of them.
+    /// All predictors.
     pub const ALL: [PredictorName; 4] = [
         PredictorName::Previous,
         PredictorName::Hottest,
@@ -55,7 +56,7 @@ impl PredictorName {
         PredictorName::CoActivation,
     ];
 
-    /// Makes one that is asked `depth` layers ahead.
+    /// Builds the predictor. `depth` is the number of layers to predict ahead.
     pub fn predictor(self, experts: &Arc<Experts>, depth: usize) -> Box<dyn Predictor> {
         match self {
             PredictorName::Previous => Box::new(Previous::new(experts.n_layer())),
@@ -77,9 +78,9 @@ impl fmt::Display for PredictorName {
     }
 }
 
-/// A name of no predictor.
+/// The name of a predictor is unknown.
 #[derive(Debug, thiserror::Error)]
-#[error("{name:?} is no predictor; give previous, hottest, markov or coactivation")]
+#[error("unknown predictor {name:?}; use previous, hottest, markov or coactivation")]
 pub struct UnknownPredictor {
     name: String,
 }
@@ -95,8 +96,8 @@ impl FromStr for PredictorName {
     }
 }
 
-/// The `n` keys with the highest scores above 0, of equal ones the lowest key.
-fn best(scores: impl Iterator<Item = (Key, f64)>, n: usize, predicted: &mut Vec<Key>) {
+/// Appends the `n` keys with the highest positive scores; ties go to the lower key.
+fn highest(scores: impl Iterator<Item = (Key, f64)>, n: usize, predicted: &mut Vec<Key>) {
     let mut scores: Vec<(Key, f64)> = scores.filter(|&(_, score)| score > 0.0).collect();
     scores.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     predicted.extend(scores.into_iter().take(n).map(|(key, _)| key));

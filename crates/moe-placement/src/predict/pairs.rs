@@ -1,16 +1,16 @@
-//! Predictions from pairs of experts: of one layer and a later one, or of one layer.
+//! Predictions from pairs of experts: of two layers ([`Markov`]), or of one layer ([`CoActivation`]).
 
 use std::sync::Arc;
 
-use super::{Predictor, best};
+use super::{Predictor, highest};
 use crate::cache::{Experts, Key};
 
-/// How often an expert of a layer came with one of another.
+/// Counts of pairs (first, second): how often `second` was selected after or together with `first`.
 struct Pairs {
     experts: Arc<Experts>,
-    /// `[n_keys]`: uses of the first.
+    /// `[n_keys]`: number of uses of each first expert.
     uses: Vec<u32>,
-    /// `[n_keys]`: counts of the second, by its place in its layer; empty until used.
+    /// `[n_keys][n_expert of the layer]`: counts of each second expert; empty until the first expert is used.
     counts: Vec<Vec<u32>>,
 }
 
@@ -23,7 +23,7 @@ impl Pairs {
         }
     }
 
-    /// Counts all pairs; the second ones are of `layer`.
+    /// Counts all pairs of `firsts` and `seconds`; `layer` is the layer of `seconds`.
     fn count(&mut self, firsts: &[Key], seconds: &[Key], layer: usize) {
         let keys = self.experts.keys_of(layer);
         for &first in firsts {
@@ -37,7 +37,7 @@ impl Pairs {
         }
     }
 
-    /// Experts of `layer` by the sum of their shares in what came with each of `firsts`.
+    /// Appends up to `n` experts of `layer` by the score Σ count(first, expert) / uses(first) over `firsts`.
     fn predict(&self, firsts: &[Key], layer: usize, n: usize, predicted: &mut Vec<Key>) {
         let keys = self.experts.keys_of(layer);
         let mut scores = vec![0.0; keys.len()];
@@ -47,20 +47,20 @@ impl Pairs {
                 *score += f64::from(count) / uses;
             }
         }
-        best(keys.zip(scores), n, predicted);
+        highest(keys.zip(scores), n, predicted);
     }
 }
 
-/// From what the layer `depth` layers before chose for this pass.
+/// Predicts from the selection of the layer that is `depth` layers earlier in the same pass.
 pub struct Markov {
     pairs: Pairs,
     depth: usize,
-    /// `[n_layer]`: the last choice.
+    /// `[n_layer]`: selection in the last pass.
     last: Vec<Vec<Key>>,
 }
 
 impl Markov {
-    /// Nothing counted.
+    /// All counts are 0.
     pub fn new(experts: &Arc<Experts>, depth: usize) -> Markov {
         Markov {
             pairs: Pairs::new(experts),
@@ -69,7 +69,7 @@ impl Markov {
         }
     }
 
-    /// The layer that predictions for a layer are made from; beyond the first layer, it is of the pass before.
+    /// Layer whose selection predicts `layer`. If it is before the first layer, it wraps around to the previous pass.
     fn source(&self, layer: usize) -> usize {
         let n_layer = self.last.len().max(1);
         (layer + n_layer - self.depth % n_layer) % n_layer
@@ -77,10 +77,10 @@ impl Markov {
 }
 
 impl Predictor for Markov {
-    fn observe(&mut self, layer: usize, chosen: &[Key]) {
+    fn observe(&mut self, layer: usize, selected: &[Key]) {
         let source = self.source(layer);
-        self.pairs.count(&self.last[source], chosen, layer);
-        chosen.clone_into(&mut self.last[layer]);
+        self.pairs.count(&self.last[source], selected, layer);
+        selected.clone_into(&mut self.last[layer]);
     }
 
     fn predict(&self, layer: usize, n: usize, predicted: &mut Vec<Key>) {
@@ -89,15 +89,15 @@ impl Predictor for Markov {
     }
 }
 
-/// From what the layer itself chose for the token before: those experts, and who was chosen along with them.
+/// Predicts from the layer's own selection for the previous token, and from co-selected experts.
 pub struct CoActivation {
     pairs: Pairs,
-    /// `[n_layer]`: the last choice.
+    /// `[n_layer]`: selection in the last pass.
     last: Vec<Vec<Key>>,
 }
 
 impl CoActivation {
-    /// Nothing counted.
+    /// All counts are 0.
     pub fn new(experts: &Arc<Experts>) -> CoActivation {
         CoActivation {
             pairs: Pairs::new(experts),
@@ -107,9 +107,9 @@ impl CoActivation {
 }
 
 impl Predictor for CoActivation {
-    fn observe(&mut self, layer: usize, chosen: &[Key]) {
-        self.pairs.count(chosen, chosen, layer);
-        chosen.clone_into(&mut self.last[layer]);
+    fn observe(&mut self, layer: usize, selected: &[Key]) {
+        self.pairs.count(selected, selected, layer);
+        selected.clone_into(&mut self.last[layer]);
     }
 
     fn predict(&self, layer: usize, n: usize, predicted: &mut Vec<Key>) {

@@ -1,16 +1,16 @@
-//! The experts of the token before.
+//! Predicts the experts of the previous token.
 
 use super::Predictor;
 use crate::cache::Key;
 
-/// Remembers each layer's last choice.
+/// Last selection of each layer.
 pub struct Previous {
-    /// `[n_layer]`
+    /// `[n_layer]`: selection in the last pass.
     last: Vec<Vec<Key>>,
 }
 
 impl Previous {
-    /// Of a model with so many layers that have experts.
+    /// No selections yet, for a model with `n_layer` MoE layers.
     pub fn new(n_layer: usize) -> Previous {
         Previous {
             last: vec![Vec::new(); n_layer],
@@ -19,8 +19,8 @@ impl Previous {
 }
 
 impl Predictor for Previous {
-    fn observe(&mut self, layer: usize, chosen: &[Key]) {
-        chosen.clone_into(&mut self.last[layer]);
+    fn observe(&mut self, layer: usize, selected: &[Key]) {
+        selected.clone_into(&mut self.last[layer]);
     }
 
     fn predict(&self, layer: usize, n: usize, predicted: &mut Vec<Key>) {

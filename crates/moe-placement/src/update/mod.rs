@@ -1,5 +1,5 @@
-//! What the hot-cache runtime would exchange after a request: cached experts that were chosen little for others of their layer
-//! that were chosen more, each layer keeping its number.
+//! Exchanges that the hot expert cache makes after a request: in each layer, experts that were selected more often replace
+//! cached experts that were selected less often. The number of cached experts of a layer does not change.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,30 +9,30 @@ use moe_ids::{ExpertId, LayerId};
 use crate::learn::LayerSlots;
 use crate::plan::Entry;
 
-/// The experts that a running cache holds, by layer.
+/// Experts in a running hot cache, by layer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Cache {
     layers: BTreeMap<LayerId, BTreeSet<ExpertId>>,
 }
 
 impl Cache {
-    /// The experts of a layer; none where it is not in the cache.
+    /// Cached experts of a layer; `None` if the layer is not in the cache.
     pub fn of_layer(&self, layer: LayerId) -> Option<&BTreeSet<ExpertId>> {
         self.layers.get(&layer)
     }
 
-    /// Number of experts.
+    /// Number of cached experts.
     pub fn len(&self) -> usize {
         self.layers.values().map(BTreeSet::len).sum()
     }
 
-    /// Whether nothing is cached.
+    /// Whether the cache is empty.
     pub fn is_empty(&self) -> bool {
         self.layers.is_empty()
     }
 }
 
-/// From `(layer, expert)`.
+/// Collects `(layer, expert)` pairs.
 impl FromIterator<(LayerId, ExpertId)> for Cache {
     fn from_iter<I: IntoIterator<Item = (LayerId, ExpertId)>>(experts: I) -> Cache {
         let mut cache = Cache::default();
@@ -43,47 +43,50 @@ impl FromIterator<(LayerId, ExpertId)> for Cache {
     }
 }
 
-/// One expert for another in a layer of the cache.
+/// Replacement of one cached expert by another expert of the same layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exchange {
     /// Block number in the model.
     pub layer: LayerId,
-    /// The expert that goes.
+    /// Expert to evict.
     pub evict: ExpertId,
-    /// The expert that comes.
+    /// Expert to load.
     pub add: ExpertId,
-    /// Score of the one that goes, 0 if it was not chosen.
+    /// Score of the evicted expert; 0 if it was not selected.
     pub evict_score: u64,
-    /// Score of the one that comes.
+    /// Score of the loaded expert.
     pub add_score: u64,
 }
 
 impl Exchange {
-    /// What the exchange is worth, at least 0.
+    /// Increase in score: `add_score - evict_score`, at least 0.
     pub fn gain(&self) -> u64 {
         self.add_score.saturating_sub(self.evict_score)
     }
 }
 
-/// What an update would do.
+/// Planned update of a hot cache.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Update {
-    /// Expert slots that the cache served.
+    /// Expert slots served from the cache.
     pub hot_slots: u64,
-    /// Expert slots that it did not serve.
+    /// Expert slots not served from the cache.
     pub cold_slots: u64,
-    /// Cached experts in the layers that take part: those with a cache in which something was chosen.
+    /// Cached experts in layers that have both cached and selected experts.
     pub hot_experts: usize,
-    /// All exchanges that would bring the cache to what the report asks for, best first.
+    /// All exchanges that lead to the cache that the report asks for, highest gain first.
     pub candidates: Vec<Exchange>,
-    /// How many of them the rate lets through.
+    /// Number of candidates that the update rate allows.
     pub max_exchange: usize,
 }
 
 impl Update {
-    /// Plans an update. `ranking` are the scored observations of the live report, `slots` its totals; experts from
-    /// `n_expert` on are none of the model's. `rate` is the share of the cached experts that may be exchanged; beyond 0 to 1
-    /// it is clamped.
+    /// Plans an update.
+    ///
+    /// - `ranking`: scored observations of the live report.
+    /// - `slots`: hot and cold slot totals of the report.
+    /// - `n_expert`: experts per layer; higher expert ids are ignored.
+    /// - `rate`: fraction of the cached experts that may be exchanged, clamped to 0.0..=1.0.
     pub fn new(
         cache: &Cache,
         ranking: &[Entry],
@@ -116,12 +119,12 @@ impl Update {
         }
     }
 
-    /// The exchanges that are made, best first.
+    /// Exchanges within the update rate, highest gain first.
     pub fn exchanges(&self) -> &[Exchange] {
         &self.candidates[..self.max_exchange.min(self.candidates.len())]
     }
 
-    /// Share of the slots that the cache served; 0 where there were none.
+    /// Fraction of the slots served from the cache; 0 if there are no slots.
     pub fn hit_rate(&self) -> f64 {
         let slots = self.hot_slots.saturating_add(self.cold_slots);
         if slots > 0 {
@@ -132,15 +135,16 @@ impl Update {
     }
 }
 
-/// How many of `n_candidates` exchanges a rate lets through where `hot_experts` are cached: that share of them, rounded up.
+/// Number of exchanges that `rate` allows: `ceil(rate × hot_experts)`, at most `n_candidates`. `rate` is clamped to
+/// 0.0..=1.0.
 #[expect(clippy::cast_possible_truncation, reason = "at most `hot_experts`")]
 pub fn max_exchange(rate: f64, hot_experts: usize, n_candidates: usize) -> usize {
-    let most = (rate.clamp(0.0, 1.0) * hot_experts as f64).ceil();
-    n_candidates.min(most as usize)
+    let limit = (rate.clamp(0.0, 1.0) * hot_experts as f64).ceil();
+    n_candidates.min(limit as usize)
 }
 
-/// The layer's cached experts against as many with the highest scores: who is missing, the best first, takes the place of
-/// who is not among them, the worst first.
+/// Compares the cached experts of a layer with the same number of experts with the highest scores. Desired experts that are
+/// not cached, highest score first, replace cached experts that are not desired, lowest score first.
 fn exchanges(
     layer: LayerId,
     cached: &BTreeSet<ExpertId>,

@@ -1,4 +1,4 @@
-//! Policies whose order of eviction is kept in structures, against a look at everything that is held.
+//! Policies with index structures compared with reference implementations that scan all resident experts.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -10,21 +10,22 @@ use proptest::prelude::*;
 const N_LAYER: u16 = 3;
 const N_EXPERT: u32 = 7;
 
-/// What is known of an expert when one must go.
+/// State of an expert at an eviction.
 #[derive(Debug, Clone, Copy, Default)]
 struct Known {
     bytes: u64,
-    /// Look-ups in all, and since it came.
+    /// All look-ups.
     total: u64,
+    /// Look-ups since the expert was loaded.
     count: u64,
-    /// The clock, which further tokens of a batch move too, at the last use.
+    /// Clock at the last use. Further tokens of a batch advance the clock too.
     last: u64,
-    /// Number of the next look-up; `None` = never.
+    /// Number of the next look-up; `None` if the expert is not looked up again.
     next: Option<usize>,
 }
 
-/// Whether `a` goes before `b`, which is not the same, when so many look-ups are done and the clock is there.
-type GoesFirst = fn(a: &Known, b: &Known, look_ups: usize, clock: u64) -> Ordering;
+/// Eviction order of two experts: `Less` if `a` is evicted before `b`. `look_ups` is the number of look-ups so far.
+type EvictionOrder = fn(a: &Known, b: &Known, look_ups: usize, clock: u64) -> Ordering;
 
 fn lfu(a: &Known, b: &Known, _: usize, _: u64) -> Ordering {
     a.total.cmp(&b.total).then(a.last.cmp(&b.last))
@@ -35,7 +36,7 @@ fn lfru(a: &Known, b: &Known, _: usize, clock: u64) -> Ordering {
     score(a).total_cmp(&score(b)).then(a.last.cmp(&b.last))
 }
 
-/// Of equals the one with the lower key goes first, by the order in which they are compared.
+/// Ties go to the lower key, because keys are compared in ascending order.
 fn belady_size(a: &Known, b: &Known, look_ups: usize, _: u64) -> Ordering {
     let rank = |known: &Known| match known.next {
         None => u64::MAX,
@@ -44,12 +45,12 @@ fn belady_size(a: &Known, b: &Known, look_ups: usize, _: u64) -> Ordering {
     rank(b).cmp(&rank(a))
 }
 
-/// The evictions of each batch.
-fn by_looking(
+/// Evictions of each batch by a scan of all resident experts.
+fn by_scan(
     batches: &[Vec<Key>],
     experts: &Experts,
     budget: u64,
-    goes_first: GoesFirst,
+    eviction_order: EvictionOrder,
 ) -> Vec<Vec<Key>> {
     let mut known: Vec<Known> = (0..experts.len() as Key)
         .map(|key| Known {
@@ -83,11 +84,11 @@ fn by_looking(
         }
         let mut evicted = Vec::new();
         while held.iter().map(|&key| experts.bytes(key)).sum::<u64>() > budget {
-            let mut may_go: Vec<Key> = held.clone();
-            may_go.retain(|key| !batch.contains(key));
-            may_go.sort();
-            let first = may_go.into_iter().reduce(|first, key| {
-                let order = goes_first(
+            let mut candidates: Vec<Key> = held.clone();
+            candidates.retain(|key| !batch.contains(key));
+            candidates.sort();
+            let first = candidates.into_iter().reduce(|first, key| {
+                let order = eviction_order(
                     &known[key as usize],
                     &known[first as usize],
                     look_ups,
@@ -104,7 +105,7 @@ fn by_looking(
     all
 }
 
-/// The experts of a batch, each once.
+/// The distinct experts of a batch.
 fn distinct(batch: &[Key]) -> Vec<Key> {
     let firsts = batch.iter().enumerate();
     let firsts = firsts.filter(|(at, key)| !batch[..*at].contains(key));
@@ -143,7 +144,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn structures_evict_what_a_look_at_all_would(
+    fn evictions_match_full_scan(
         batches in prop::collection::vec(
             (0..N_LAYER, prop::collection::vec(0..N_EXPERT, 1..5)), 1..300),
         budget in 0u64..90,
@@ -155,16 +156,16 @@ proptest! {
             (LayerId(layer), ExpertId(expert), bytes)
         });
         let experts = Arc::new(Experts::new(&sizes.collect()));
-        let keys = batches.iter().map(|(layer, chosen)| -> Vec<Key> {
-            chosen.iter().map(|&expert| experts.key(LayerId(*layer), ExpertId(expert)).unwrap()).collect()
+        let keys = batches.iter().map(|(layer, selected)| -> Vec<Key> {
+            selected.iter().map(|&expert| experts.key(LayerId(*layer), ExpertId(expert)).unwrap()).collect()
         });
         let batches: Vec<Vec<Key>> = keys.collect();
-        let policies: [(&str, GoesFirst); 3] =
+        let policies: [(&str, EvictionOrder); 3] =
             [("lfu", lfu), ("lfru", lfru), ("beladysize", belady_size)];
-        for (name, goes_first) in policies {
+        for (name, eviction_order) in policies {
             prop_assert_eq!(
                 by_policy(&batches, &experts, budget, name),
-                by_looking(&batches, &experts, budget, goes_first),
+                by_scan(&batches, &experts, budget, eviction_order),
                 "{}", name
             );
         }

@@ -1,5 +1,6 @@
-//! Learn files: what is written, what the schema refuses, and the runtime's parser rules.
+//! Learn files: writing, the JSON schema, and the rules of the runtime's parser.
 
+use moe_placement::json::JsonError;
 use moe_placement::learn::{
     Error, ExpertObservation, LayerCounts, LearnFile, is_usable, parse_observations,
 };
@@ -32,7 +33,7 @@ fn example() -> LearnFile {
 }
 
 #[test]
-fn text_is_the_runtimes_to_the_byte() {
+fn text_equals_that_of_the_runtime() {
     let expected = concat!(
         r#"{"enabled":true,"mode":"update","schema":"llama.cpp.moe_layer_opt_perf.v1","n_expert":5,"n_expert_used":2,"#,
         r#""updates":3,"overflow_resets":0,"summary":{"layer_calls":7,"hot_slot_ratio":0.0},"layers":["#,
@@ -46,7 +47,7 @@ fn text_is_the_runtimes_to_the_byte() {
 }
 
 #[test]
-fn what_is_written_reads_back() {
+fn written_file_can_be_parsed() {
     let observations = parse_observations(&example().to_json()).unwrap();
     assert!(is_usable(&observations));
     assert_eq!(
@@ -67,9 +68,9 @@ fn what_is_written_reads_back() {
     );
 }
 
-/// Found by fuzzing: numbers that a parser without correct rounding reads one bit off.
+/// Found by fuzzing: a parser without correct rounding reads these numbers with one wrong bit.
 #[test]
-fn rewriting_keeps_large_numbers() {
+fn keeps_large_numbers_exactly() {
     let text = r#"{"schema":"llama.cpp.moe_layer_perf.v1","layers":[{"layer":0,"hot_worklist_calls":3e+66,"experts":[[0,1]]}]}"#;
     let written = LearnFile::parse(text).unwrap().to_json();
     assert!(written.contains("3e+66"), "{written}");
@@ -83,17 +84,17 @@ fn schema() -> jsonschema::Validator {
 }
 
 #[test]
-fn schema_takes_what_is_written() {
+fn schema_accepts_written_files() {
     let file: Value = serde_json::from_str(&example().to_json()).unwrap();
     schema().validate(&file).unwrap();
 }
 
 #[test]
-fn schema_refuses_broken_files() {
+fn schema_rejects_invalid_files() {
     let schema = schema();
     let good: Value = serde_json::from_str(&example().to_json()).unwrap();
 
-    // Every key is required, at every level.
+    // All keys are required at all levels.
     for pointer in ["", "/summary", "/layers/0"] {
         let keys: Vec<String> = good
             .pointer(pointer)
@@ -146,9 +147,9 @@ fn schema_refuses_broken_files() {
     assert!(!schema.is_valid(&unknown), "an unknown key");
 }
 
-/// The runtime's own unit test, retold.
+/// The runtime's unit test.
 #[test]
-fn branch_counts_and_derived_waits() {
+fn derives_waits_from_branch_counts() {
     let text = json!({"schema": "llama.cpp.moe_layer_perf.v1", "layers": [
         {"layer": 2, "experts": [[4, 9]], "cold_slots_per_call": 4.0,
          "parallel_cold_lane_wall_time_per_call_us": 30.0, "parallel_hot_lane_wall_time_per_call_us": 10.0},
@@ -189,7 +190,7 @@ fn with_layers(layers: Value) -> String {
 }
 
 #[test]
-fn counts_saturate_repeated_layers_stay_and_empty_ones_go() {
+fn saturates_counts_keeps_repeated_layers_and_drops_empty_layers() {
     let text = with_layers(json!([
         {"layer": 0, "experts": [[1, u64::MAX], [1, 5]]},
         {"layer": 0, "experts": [[1, 2]]},
@@ -205,9 +206,9 @@ fn counts_saturate_repeated_layers_stay_and_empty_ones_go() {
     assert_eq!(seen, [(0, 1, u64::MAX), (0, 1, 2), (3, 1, 1)]);
 }
 
-/// The runtime would take expert 2^32 + 1 for expert 1.
+/// The runtime would truncate expert 2^32 + 1 to expert 1.
 #[test]
-fn an_id_that_would_be_cut_is_refused() {
+fn rejects_ids_above_32_bits() {
     let wide = u64::from(u32::MAX) + 2;
     let cases = [
         (json!([{"layer": 0, "experts": [[wide, 1]]}]), "experts"),
@@ -219,16 +220,12 @@ fn an_id_that_would_be_cut_is_refused() {
             matches!(error, Error::WideId { index: 0, key, id } if key == faulty && id == wide),
             "{error}"
         );
-        assert!(
-            error.to_string().contains("would take it for 1;"),
-            "{error}"
-        );
     }
 }
 
-/// The ids of layers have 16 bits.
+/// Layer ids have 16 bits.
 #[test]
-fn layers_that_no_model_has_are_refused() {
+fn rejects_layer_numbers_above_limit() {
     let layers = json!([{"layer": 0, "experts": [[0, 1]]}, {"layer": 65536, "experts": [[1, 1]]}]);
     let error = parse_observations(&with_layers(layers)).unwrap_err();
     assert!(
@@ -243,10 +240,9 @@ fn layers_that_no_model_has_are_refused() {
     );
 }
 
-/// As the runtime's JSON library: a byte order mark is passed over, the last of repeated keys counts, `calls` may be any
-/// number.
+/// Like the runtime's JSON library: a byte order mark is ignored, the last of repeated keys wins, `calls` may be any number.
 #[test]
-fn oddities_that_the_runtime_accepts() {
+fn accepts_irregular_files_like_the_runtime() {
     let text = concat!(
         "\u{feff}{\"schema\":\"other\",\"schema\":\"llama.cpp.moe_layer_perf.v1\",\"layers\":[",
         "{\"layer\":0,\"experts\":[[1,2]],\"calls\":2.5,\"cold_slots_total\":6}]}"
@@ -255,18 +251,18 @@ fn oddities_that_the_runtime_accepts() {
     assert_eq!(observations[0].cold_slots_per_call, 3.0);
 }
 
-/// Unknown keys stay where they are, at every level, in a file that is only read, and in one that is cut.
+/// At every level, in files that are only parsed and in filtered files.
 #[test]
-fn unknown_keys_are_kept() {
+fn keeps_unknown_keys_and_their_order() {
     let text = concat!(
         r#"{"tomorrow":{"b":1,"a":[null]},"schema":"llama.cpp.moe_layer_opt_perf.v1","layers":["#,
         r#"{"x":1.5,"layer":3,"experts":[[7,2],[9,1]],"y":"z"},{"layer":4,"experts":[[1,1]]}],"more":true}"#
     );
     let file = LearnFile::parse(text).unwrap();
     assert_eq!(file.to_json(), text);
-    let cut = file.cut(|layer, expert| (layer, expert) == (LayerId(3), ExpertId(9)));
+    let filtered = file.filter(|layer, expert| (layer, expert) == (LayerId(3), ExpertId(9)));
     assert_eq!(
-        cut.to_json(),
+        filtered.to_json(),
         concat!(
             r#"{"tomorrow":{"b":1,"a":[null]},"schema":"llama.cpp.moe_layer_opt_perf.v1","layers":["#,
             r#"{"x":1.5,"layer":3,"experts":[[9,1]],"y":"z"}],"more":true}"#
@@ -274,9 +270,9 @@ fn unknown_keys_are_kept() {
     );
 }
 
-/// Slot totals are told only by a live report.
+/// Only live reports have slot totals.
 #[test]
-fn slots_of_a_live_report() {
+fn reads_slots_of_live_report() {
     let report = |enabled: Value| {
         let report = json!({"enabled": enabled, "schema": "llama.cpp.moe_layer_perf.v1", "layers": [
             {"layer": 1, "hot_slots_total": 3, "cold_slots_total": 5}, {"layer": 2}]});
@@ -293,7 +289,7 @@ fn slots_of_a_live_report() {
 }
 
 #[test]
-fn smallest_file_and_unusable_files() {
+fn distinguishes_usable_and_unusable_files() {
     let text = r#"{"schema":"llama.cpp.moe_layer_opt_perf.v1","layers":[{"layer":0,"experts":[[12,100],[42,90]]}]}"#;
     assert!(is_usable(&parse_observations(text).unwrap()));
     let off =
@@ -301,16 +297,22 @@ fn smallest_file_and_unusable_files() {
     assert!(!is_usable(&parse_observations(off).unwrap()));
 }
 
-/// Tells whether an error is the one expected.
+/// Whether an error is the expected one.
 type IsExpected = fn(&Error) -> bool;
 
 #[test]
-fn faults_are_named() {
+fn rejects_invalid_files() {
     let cases: [(String, IsExpected); 15] = [
         ("{".into(), |e| matches!(e, Error::Json(_))),
         ("{\"layers\":[NaN]}".into(), |e| {
-            e.to_string()
-                .contains("NaN is not JSON (line 1, column 12)")
+            matches!(
+                e,
+                Error::Json(JsonError::NotFinite {
+                    value: "NaN",
+                    line: 1,
+                    column: 12
+                })
+            )
         }),
         ("[]".into(), |e| matches!(e, Error::Schema { .. })),
         ("{\"layers\":[]}".into(), |e| {
@@ -403,17 +405,18 @@ fn faults_are_named() {
     }
 }
 
-/// A layer whose hot and cold experts are all cut away is left out: its other counts were not read before, and are not after.
+/// A layer whose hot and cold experts are all removed is dropped. Its `experts` were not read before, and must not be read
+/// after.
 #[test]
-fn a_cut_does_not_bring_back_counts_that_were_not_read() {
+fn filter_does_not_activate_unread_counts() {
     let text = r#"{"schema": "llama.cpp.moe_layer_opt_perf.v1", "layers": [
         {"layer": 3, "calls": 1, "experts": [[1, 50]], "hot_experts": [[0, 3]], "cold_experts": []},
         {"layer": 4, "calls": 1, "experts": [[1, 7]], "hot_experts": [], "cold_experts": []}
     ]}"#;
-    let cut = LearnFile::parse(text)
+    let filtered = LearnFile::parse(text)
         .unwrap()
-        .cut(|_, expert| expert == ExpertId(1));
-    let layers = cut.observations().unwrap();
+        .filter(|_, expert| expert == ExpertId(1));
+    let layers = filtered.observations().unwrap();
     let left: Vec<(u16, u64)> = layers
         .iter()
         .map(|l| (l.layer.0, l.experts[0].raw))

@@ -6,5 +6,6 @@ mod evictions;
 mod learn;
 mod merge;
 mod plan;
+mod policies;
 mod properties;
 mod update;

@@ -1,4 +1,4 @@
-//! Learn files that are added, and that fade.
+//! Merging and decay of learn files.
 
 use moe_placement::learn::{Error, LearnFile};
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ fn parse(file: Value) -> LearnFile {
     LearnFile::parse(&file.to_string()).unwrap()
 }
 
-fn fading(files: &[LearnFile], half_life: f64) -> Result<Option<LearnFile>, Error> {
+fn merge_with_decay(files: &[LearnFile], half_life: f64) -> Result<Option<LearnFile>, Error> {
     LearnFile::merge_fading(files.iter().cloned().map(Ok), half_life)
 }
 
@@ -17,7 +17,7 @@ fn value(file: &LearnFile) -> Value {
 
 /// Two runs of 10 and 30 calls: 10 × 4 µs and 30 × 8 µs are 280 µs in 40 calls.
 #[test]
-fn counters_add_and_averages_weigh_their_calls() {
+fn adds_counters_and_weights_averages_by_calls() {
     let mut one = parse(json!({
         "enabled": true, "mode": "full", "schema": "llama.cpp.moe_layer_opt_perf.v1", "n_expert": 8, "updates": 10,
         "summary": {"layer_calls": 10, "hot_slot_ratio": 0.25, "total_moe_time_per_call_us": 4.0},
@@ -50,9 +50,9 @@ fn counters_add_and_averages_weigh_their_calls() {
     assert_eq!(value(&one), expected);
 }
 
-/// Counts that are not split do not vanish beside counts that are: a reader takes the split ones alone.
+/// Readers ignore unsplit counts if split counts exist, so merging must convert unsplit counts to cold counts.
 #[test]
-fn raw_counts_are_kept_beside_split_ones() {
+fn keeps_raw_counts_when_merged_with_split_counts() {
     let layer =
         |layer: Value| parse(json!({"schema": "llama.cpp.moe_layer_perf.v1", "layers": [layer]}));
     let mut file = layer(json!({"layer": 0, "experts": [[4, 5]]}));
@@ -74,7 +74,7 @@ fn raw_counts_are_kept_beside_split_ones() {
 }
 
 #[test]
-fn files_of_different_models_are_refused() {
+fn rejects_files_of_different_models() {
     let file = |n: u32| {
         parse(json!({"schema": "llama.cpp.moe_layer_perf.v1", "n_expert": n, "layers": []}))
     };
@@ -91,18 +91,18 @@ fn files_of_different_models_are_refused() {
     );
 }
 
-/// With a half-life of two files, four files weigh 0.354, 0.5, 0.707 and 1.
+/// With a half-life of two files, four files have the weights 0.354, 0.5, 0.707 and 1.
 #[test]
-fn old_files_fade() {
+fn decays_older_files() {
     let files: Vec<LearnFile> = (0..4)
         .map(|expert| {
             parse(json!({"schema": "llama.cpp.moe_layer_perf.v1", "updates": 8, "layers": [
                 {"layer": 0, "calls": 100, "cold_slots_per_call": 2.0, "experts": [[expert, 1000], [9, 1]]}]}))
         })
         .collect();
-    let merged = fading(&files, 2.0).unwrap().unwrap();
+    let merged = merge_with_decay(&files, 2.0).unwrap().unwrap();
     let merged = value(&merged);
-    // Of the count of one, 0.354 comes to nothing and 0.5 and 0.707 to one.
+    // The count 1 of expert 9 is rounded: 0.354 to 0, 0.5 and 0.707 to 1.
     assert_eq!(
         merged["layers"][0]["cold_experts"],
         json!([[0, 354], [1, 500], [2, 707], [3, 1000], [9, 3]])
@@ -110,7 +110,7 @@ fn old_files_fade() {
     assert_eq!(merged["layers"][0]["calls"], 35 + 50 + 71 + 100);
     assert_eq!(merged["layers"][0]["cold_slots_per_call"], 2.0);
     assert_eq!(merged["updates"], 3 + 4 + 6 + 8);
-    assert!(fading(&[], 1.0).unwrap().is_none());
-    let alone = fading(&files[..1], 1.0).unwrap().unwrap();
-    assert_eq!(alone, files[0], "a file alone is left as it is");
+    assert!(merge_with_decay(&[], 1.0).unwrap().is_none());
+    let alone = merge_with_decay(&files[..1], 1.0).unwrap().unwrap();
+    assert_eq!(alone, files[0], "a single file does not change");
 }

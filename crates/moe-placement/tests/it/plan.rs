@@ -1,4 +1,4 @@
-//! Plans: the runtime's own answers to forty cases, its published vectors, and what holds of every plan.
+//! Plans: 40 cases with the runtime's results, its published test vectors, and manually computed results.
 
 use moe_placement::learn::{LearnFile, parse_observations};
 use moe_placement::plan::{
@@ -9,7 +9,7 @@ use moe_placement::{ExpertId, LayerId};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// A case of `fixtures/hot-cache/plans.json`, answered by the runtime's own parser, weighting and planner.
+/// A case of `fixtures/hot-cache/plans.json`, with the results of the runtime's parser, weighting and planner.
 #[derive(Deserialize)]
 struct Case {
     learn: Value,
@@ -72,7 +72,7 @@ fn pairs(entries: impl IntoIterator<Item = Entry>) -> Vec<(u16, u32)> {
 }
 
 #[test]
-fn the_runtimes_forty_cases() {
+fn matches_runtime_in_40_cases() {
     let cases = cases();
     assert_eq!(cases.len(), 40);
     for (number, case) in cases.iter().enumerate() {
@@ -95,22 +95,22 @@ fn the_runtimes_forty_cases() {
     }
 }
 
-/// With one lane, the file that is cut to a plan makes the runtime load exactly that plan: its layers are charged the same
-/// whatever the order.
+/// With one lane, a learn file filtered to a plan makes the runtime load exactly this plan. The cost of layers does not
+/// depend on the order.
 #[test]
-fn a_cut_file_gives_the_plan_again() {
+fn filtered_file_yields_same_plan() {
     for (number, case) in cases()
         .iter()
         .enumerate()
         .filter(|(_, case)| case.lane_budgets.len() == 1)
     {
         let plan = case.plan();
-        let mut chosen = pairs(plan.selected().map(|(_, selected)| selected.entry));
-        chosen.sort_unstable();
+        let mut selected = pairs(plan.selected().map(|(_, s)| s.entry));
+        selected.sort_unstable();
         let learn = LearnFile::parse(&case.learn.to_string()).unwrap();
-        let cut = learn.cut(|layer, expert| chosen.contains(&(layer.0, expert.0)));
+        let filtered = learn.filter(|layer, expert| selected.contains(&(layer.0, expert.0)));
         let again = Case {
-            learn: serde_json::from_str(&cut.to_json()).unwrap(),
+            learn: serde_json::from_str(&filtered.to_json()).unwrap(),
             ..serde_json::from_value(json!({
                 "learn": null, "weighting": case.weighting, "layer_curve": case.layer_curve, "sizes": case.sizes,
                 "lane_budgets": case.lane_budgets, "strategy": case.strategy,
@@ -119,7 +119,7 @@ fn a_cut_file_gives_the_plan_again() {
         };
         let mut found = pairs(again.plan().selected().map(|(_, selected)| selected.entry));
         found.sort_unstable();
-        assert_eq!(found, chosen, "case {number}");
+        assert_eq!(found, selected, "case {number}");
     }
 }
 
@@ -136,13 +136,13 @@ fn ranked(layers: Value, weighting: Weighting, curve: f64) -> Vec<(u16, u32, u64
         .collect()
 }
 
-/// The runtime's unit tests, retold. Weights: mean wait 15, 1 + (20/15 - 1)/2 = 1.1667 and max(0.8333, 0.85).
+/// The runtime's unit tests. Weights with mean wait 15: 1 + (20/15 - 1)/2 = 1.1667 and max(0.8333, 0.85).
 #[test]
-fn published_scores() {
+fn pressure_matches_published_scores() {
     let wait = "parallel_join_wait_time_per_call_us";
     let raw = json!([{"layer": 0, wait: 20, "experts": [[3, 10]]}, {"layer": 1, wait: 10, "experts": [[4, 11]]}]);
     for curve in [0.5, -0.1, 1.1] {
-        // A curve out of range is 0.5.
+        // A curve out of range counts as 0.5.
         assert_eq!(
             ranked(raw.clone(), Weighting::Pressure, curve),
             [(0, 3, 12), (1, 4, 9)]
@@ -163,9 +163,10 @@ fn published_scores() {
     );
 }
 
-/// Two layers with 3 and 1 experts: `flat` ranks every layer's first before every second, `balanced` the fuller layer first.
+/// Two layers with 3 and 1 experts. `flat` ranks the best experts of all layers first, `balanced` the layer with more
+/// experts.
 #[test]
-fn flat_and_balanced_by_hand() {
+fn flat_and_balanced_rank_by_position() {
     let layers = json!([
         {"layer": 7, "experts": [[0, 5], [1, 2_000_000], [2, 5]]},
         {"layer": 2, "experts": [[9, 1]]},
@@ -190,9 +191,10 @@ fn flat_and_balanced_by_hand() {
     );
 }
 
-/// Pressures 10, 20 and 50. `smooth`: percentiles 12 and 44, so 1, 1 + 0.3 √(8/32) and 1.3. `time`: 0.4, 0.4 + 1.4/4 and 1.8.
+/// Pressures 10, 20 and 50. `smooth`: percentiles 12 and 44, so 1, 1 + 0.3 √(8/32) and 1.3. `time`: 0.4, 0.4 + 1.4/4 and
+/// 1.8.
 #[test]
-fn smooth_and_time_by_hand() {
+fn smooth_and_time_weight_layers() {
     let (wait, total) = (
         "parallel_join_wait_time_per_call_us",
         "total_moe_time_per_call_us",
@@ -221,7 +223,7 @@ fn smooth_and_time_by_hand() {
 }
 
 #[test]
-fn names_and_aliases() {
+fn parses_names_and_aliases() {
     let names = [
         (Weighting::Flat, vec!["flat"]),
         (Weighting::Pressure, vec!["pressure"]),
@@ -278,13 +280,13 @@ fn even_sizes(n_layer: u16, n_expert: u32, bytes: u64) -> ExpertSizes {
     sizes(layers)
 }
 
-fn chosen(plan: &Plan) -> Vec<Vec<(u16, u32)>> {
+fn selected(plan: &Plan) -> Vec<Vec<(u16, u32)>> {
     let lane = |lane: &moe_placement::plan::Lane| pairs(lane.selected.iter().map(|s| s.entry));
     plan.lanes.iter().map(lane).collect()
 }
 
 #[test]
-fn published_packing() {
+fn packing_matches_published_example() {
     let sizes = even_sizes(2, 2, 10);
     let plan = Plan::new(
         &ranking(&[(0, 0), (0, 1), (1, 0)]),
@@ -294,40 +296,40 @@ fn published_packing() {
         None,
     )
     .unwrap();
-    assert_eq!(chosen(&plan), [[(0, 0), (0, 1)]]);
+    assert_eq!(selected(&plan), [[(0, 0), (0, 1)]]);
     assert_eq!(plan.used_bytes(), 30);
 }
 
-/// Experts of 10 bytes; every lane pays for a layer's empty expert.
+/// Experts of 10 bytes. Each lane contains an empty expert per layer.
 #[test]
-fn strategies_by_hand() {
+fn strategies_distribute_experts_over_lanes() {
     let order = [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2)];
     let (sizes, ranking) = (even_sizes(2, 3, 10), ranking(&order));
     let plan = |strategy, budgets: &[u64]| {
         let plan = Plan::new(&ranking, &sizes, budgets, strategy, None).unwrap();
-        chosen(&plan)
+        selected(&plan)
     };
-    // 20 + 20 fill the first lane; (0, 1) opens its layer anew in the second.
+    // 20 + 20 fill the first lane. In the second lane, (0, 1) costs 20 again.
     assert_eq!(
         plan(Strategy::Warm, &[40, 40]),
         [vec![(0, 0), (1, 0)], vec![(0, 1), (1, 1)]]
     );
-    // The first lane has room for an odd one later.
+    // The first lane has free memory for one more expert.
     assert_eq!(
         plan(Strategy::Warm, &[50, 20]),
         [vec![(0, 0), (1, 0), (0, 1)], vec![(1, 1)]]
     );
-    // Layer 1 goes first to the lane with fewer bytes; then each layer to the lane that has none of it.
+    // (1, 0) goes to the lane with fewer bytes, then each expert to the lane without experts of its layer.
     assert_eq!(
         plan(Strategy::HotEven, &[100, 100]),
         [vec![(0, 0), (1, 1), (0, 2)], vec![(1, 0), (0, 1)]]
     );
-    // Half the budget is one layer of two, in the order of the layers.
+    // Half of the budget corresponds to one of two layers.
     assert_eq!(
         plan(Strategy::EvenSplit, &[40, 40]),
         [vec![(0, 0), (0, 1), (0, 2)], vec![(1, 0), (1, 1)]]
     );
-    // A quarter of two layers is half a layer, which rounds to one.
+    // A quarter of two layers is half a layer, rounded to one.
     assert_eq!(
         plan(Strategy::EvenSplit, &[20, 60]),
         [vec![(0, 0)], vec![(1, 0), (1, 1)]]
@@ -342,10 +344,10 @@ fn strategies_by_hand() {
     ));
 }
 
-/// The counter-example to "more budget keeps what less budget held", under `flat` and with experts of one size: 50 bytes
-/// hold the best of two layers and the second of the first; 60 bytes hold the best of three, and nothing else.
+/// With `flat` and experts of equal size, 50 bytes hold the best expert of two layers and the second-best of the first. 60
+/// bytes hold the best experts of three layers, but not the second-best of the first.
 #[test]
-fn more_budget_can_drop_an_expert() {
+fn larger_budget_can_drop_an_expert() {
     let layers = json!([
         {"layer": 0, "experts": [[0, 9], [1, 8]]},
         {"layer": 1, "experts": [[0, 9]]},
@@ -359,31 +361,35 @@ fn more_budget_can_drop_an_expert() {
     );
     let sizes = even_sizes(3, 2, 10);
     let plan =
-        |budget| chosen(&Plan::new(&ranking, &sizes, &[budget], Strategy::Warm, None).unwrap());
+        |budget| selected(&Plan::new(&ranking, &sizes, &[budget], Strategy::Warm, None).unwrap());
     assert_eq!(plan(50), [[(0, 0), (1, 0), (0, 1)]]);
     assert_eq!(plan(60), [[(0, 0), (1, 0), (2, 0)]]);
 }
 
-/// Experts that were never chosen fill the room, in an order that the seed alone gives; what the file ranks comes first.
+/// Ranked experts come first. Experts without selections follow in an order that depends only on the seed.
 #[test]
-fn room_is_filled_only_when_asked_for() {
+fn fills_free_memory_only_with_seed() {
     let sizes = even_sizes(4, 16, 10);
     let observed = ranking(&[(0, 3), (1, 5)]);
     let plan = |fill, strategy, budgets: &[u64]| {
         Plan::new(&observed, &sizes, budgets, strategy, fill).unwrap()
     };
     assert_eq!(
-        chosen(&plan(None, Strategy::Warm, &[400])),
+        selected(&plan(None, Strategy::Warm, &[400])),
         [[(0, 3), (1, 5)]]
     );
     let filled = plan(Some(1), Strategy::Warm, &[400]);
-    let all = &chosen(&filled)[0];
+    let all = &selected(&filled)[0];
     assert_eq!(all[..2], [(0, 3), (1, 5)]);
-    assert_eq!(filled.used_bytes(), 400, "40 of one size fit exactly");
+    assert_eq!(
+        filled.used_bytes(),
+        400,
+        "the budget is an integer multiple of the size"
+    );
     assert_eq!(filled, plan(Some(1), Strategy::Warm, &[400]));
     assert_ne!(
-        chosen(&filled),
-        chosen(&plan(Some(2), Strategy::Warm, &[400]))
+        selected(&filled),
+        selected(&plan(Some(2), Strategy::Warm, &[400]))
     );
     let mut distinct = all.clone();
     distinct.sort_unstable();
@@ -400,7 +406,7 @@ fn room_is_filled_only_when_asked_for() {
 }
 
 #[test]
-fn explanations() {
+fn explains_why_experts_are_in_or_out() {
     let sizes = sizes([(0, 0, 10), (0, 1, 10), (1, 0, 30), (0, 2, 10)]);
     let ranking = ranking(&[(0, 0), (1, 0), (9, 9), (0, 1)]);
     let plan = Plan::new(&ranking, &sizes, &[70], Strategy::Warm, None).unwrap();
@@ -408,8 +414,8 @@ fn explanations() {
         |layer, expert| Explanation::new(&plan, &ranking, &sizes, LayerId(layer), ExpertId(expert));
     assert_eq!(
         explain(0, 0).to_string(),
-        "expert 0 of layer 0 is in: place 1 of 4 with score 4 for 4 hits; it takes 10 bytes of lane 0, and as many for the \
-         empty expert of its layer, whose first it is there"
+        "expert 0 of layer 0 is in: rank 1 of 4 (score 4, 4 hits); it takes 10 bytes in lane 0, plus 10 bytes for the empty \
+         expert of its layer"
     );
     assert_eq!(
         explain(1, 0).verdict,
@@ -421,31 +427,31 @@ fn explanations() {
     );
     assert_eq!(
         explain(1, 0).to_string(),
-        "expert 0 of layer 1 is out: place 2 of 4 with score 3 for 3 hits; when its turn came it needed 60 bytes and lane 0 \
-         had 50 left"
+        "expert 0 of layer 1 is out: rank 2 of 4 (score 3, 3 hits); it needs 60 bytes, but lane 0 had only 50 bytes left at \
+         its rank"
     );
     assert_eq!(explain(9, 9).verdict, Some(PlanVerdict::UnknownSize));
     assert!(
         explain(0, 1).is_in()
             && explain(0, 1)
                 .to_string()
-                .ends_with("it takes 10 bytes of lane 0")
+                .ends_with("it takes 10 bytes in lane 0")
     );
     assert_eq!(
         explain(0, 2).to_string(),
-        "expert 2 of layer 0 is out: the learn file counts no choice of it"
+        "expert 2 of layer 0 is out: it does not appear in the learn file"
     );
     for (layer, expert) in [(0, 3), (2, 0)] {
         assert!(
             explain(layer, expert)
                 .to_string()
-                .ends_with("counts no choice of it; the model has no such expert")
+                .ends_with("does not appear in the learn file; the model has no such expert")
         );
     }
 }
 
 #[test]
-fn sizes_from_csv() {
+fn reads_sizes_from_csv_and_rejects_faults() {
     let sizes = ExpertSizes::from_csv("layer,expert,bytes\r\n0,1,5\r\n\n3, 2 ,7\n").unwrap();
     let numbers = |(layer, expert, bytes): (LayerId, ExpertId, u64)| (layer.0, expert.0, bytes);
     let found: Vec<_> = sizes.iter().map(numbers).collect();

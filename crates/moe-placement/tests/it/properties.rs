@@ -1,4 +1,4 @@
-//! What holds of any input.
+//! Property tests: invariants of all inputs.
 
 use moe_placement::learn::{LearnFile, parse_observations};
 use moe_placement::plan::{
@@ -54,7 +54,7 @@ prop_compose! {
     }
 }
 
-/// The sum of two files, written and read again.
+/// Two merged files, written and parsed again.
 fn merged(one: &LearnFile, other: &LearnFile) -> LearnFile {
     let mut sum = one.clone();
     sum.merge(other).unwrap();
@@ -72,7 +72,7 @@ fn total_hits(file: &LearnFile) -> u64 {
 
 proptest! {
     #[test]
-    fn merging_is_associative_and_loses_no_hit(a in learn_file(), b in learn_file(), c in learn_file()) {
+    fn merging_is_associative_and_keeps_all_hits(a in learn_file(), b in learn_file(), c in learn_file()) {
         let left = merged(&merged(&a, &b), &c);
         let right = merged(&a, &merged(&b, &c));
         prop_assert_eq!(left.to_json(), right.to_json());
@@ -80,7 +80,7 @@ proptest! {
     }
 
     #[test]
-    fn plans_keep_their_budgets(
+    fn plans_stay_within_budget(
         file in learn_file(),
         weighting in 0usize..5,
         curve in -0.5f64..1.5,
@@ -97,7 +97,7 @@ proptest! {
 
         let mut seen = std::collections::BTreeSet::new();
         for (lane, &budget) in plan.lanes.iter().zip(&budgets) {
-            // Every expert's bytes, and for each layer those of its first once more.
+            // The size of every expert, plus the size of the first expert of each layer.
             let mut layers = std::collections::BTreeSet::new();
             let mut bytes = 0;
             for selected in &lane.selected {
@@ -114,10 +114,10 @@ proptest! {
         prop_assert!(plan.decisions.len() >= ranking.len());
     }
 
-    /// More budget can drop an expert (see `more_budget_can_drop_an_expert`), but none that came before the first that did not
-    /// fit.
+    /// A larger budget can drop experts (see `larger_budget_can_drop_an_expert`), but none ranked before the first that did
+    /// not fit.
     #[test]
-    fn more_budget_keeps_what_came_before_the_first_miss(
+    fn larger_budget_keeps_experts_before_first_miss(
         file in learn_file(),
         sizes in prop::collection::vec(1u64..40, 40),
         budget in 0u64..300,
@@ -138,9 +138,9 @@ proptest! {
         }
     }
 
-    /// An update keeps the number of experts of each layer, and evicts only what is cached.
+    /// An update keeps the number of experts of each layer, and evicts only cached experts.
     #[test]
-    fn updates_keep_the_shape_of_the_cache(
+    fn updates_keep_number_of_experts_per_layer(
         file in learn_file(),
         cached in prop::collection::btree_set(
             ((0u16..5).prop_map(LayerId), (0u32..8).prop_map(ExpertId)),
@@ -159,7 +159,7 @@ proptest! {
         prop_assert_eq!(after.len(), cached.len());
     }
 
-    /// No mutation of a file makes a reader panic, and what is read can be written, merged, cut and planned with.
+    /// Parsing a mutated file never panics. A parsed file can be written, merged, filtered and planned.
     #[test]
     fn mutated_files_never_panic(
         file in learn_file(),
@@ -186,7 +186,7 @@ proptest! {
             if sum.merge(&parsed).is_ok() {
                 parse_observations(&sum.to_json()).unwrap();
             }
-            parsed.cut(|layer, expert| (u32::from(layer.0) + expert.0) % 2 == 0).observations().unwrap();
+            parsed.filter(|layer, expert| (u32::from(layer.0) + expert.0) % 2 == 0).observations().unwrap();
         }
         let _ = ExpertSizes::from_csv(&text);
     }

@@ -1,4 +1,4 @@
-//! Updates of a running cache.
+//! Updates of a running hot cache.
 
 use moe_placement::learn::LayerSlots;
 use moe_placement::plan::Entry;
@@ -6,7 +6,7 @@ use moe_placement::update::{Cache, Exchange, Update, max_exchange};
 use moe_placement::{ExpertId, LayerId};
 
 #[test]
-fn published_limits() {
+fn max_exchange_matches_published_values() {
     assert_eq!(max_exchange(0.25, 10, 8), 3);
     assert_eq!(max_exchange(1.5, 10, 8), 8);
     assert_eq!(max_exchange(-1.0, 10, 8), 0);
@@ -37,11 +37,11 @@ fn tuples(exchanges: &[Exchange]) -> Vec<(u16, u32, u32, u64)> {
     exchanges.iter().map(tuple).collect()
 }
 
-/// Layer 0 holds 0, 1, 2 of which 0 is wanted; 8 (score 9, told in two parts) and 5 (7) are missing, 1 (unseen) and 2 (3) go.
-/// Layer 1 holds 4, which ties with 3: the lower id is wanted, for a gain of 0. Layer 2 holds an expert, but nothing was
-/// chosen there; layer 3 is not in the cache.
+/// Layer 0 contains 0, 1 and 2, of which only 0 stays. 8 (score 9 in two entries) and 5 (score 7) replace 1 (no score) and 2
+/// (score 3). Layer 1 contains 4, which ties with 3; the lower id wins, with a gain of 0. In layer 2 no expert was selected.
+/// Layer 3 is not in the cache.
 #[test]
-fn exchanges_by_hand() {
+fn exchanges_experts_with_low_scores() {
     let cache = cache([(0, 0), (0, 1), (0, 2), (1, 4), (2, 6)]);
     let scores = entries(&[
         (0, 0, 20),
@@ -72,22 +72,21 @@ fn exchanges_by_hand() {
         tuples(&all.candidates),
         [(0, 1, 8, 9), (0, 2, 5, 4), (1, 4, 3, 0)]
     );
-    assert_eq!(all.hot_experts, 4, "layer 2 takes no part");
+    assert_eq!(all.hot_experts, 4, "layer 2 has no selections");
     assert_eq!(
         all.exchanges(),
         all.candidates,
-        "a gain of 0 is exchanged too"
+        "exchanges with a gain of 0 are included"
     );
     assert_eq!(all.hit_rate(), 0.23);
-    // A quarter of four is one; a little more is rounded up.
+    // 0.25 × 4 is 1; 0.26 × 4 is rounded up to 2.
     assert_eq!(tuples(update(0.25).exchanges()), [(0, 1, 8, 9)]);
     assert_eq!(update(0.26).exchanges().len(), 2);
     assert!(update(0.0).exchanges().is_empty());
 }
 
-/// An expert beyond the model's is never wanted, whatever its score.
 #[test]
-fn ids_beyond_the_model_are_left_out() {
+fn ignores_expert_ids_above_limit() {
     let cache = cache([(0, 0)]);
     let scores = entries(&[(0, 99, 50), (0, 0, 1)]);
     assert!(

@@ -1,4 +1,4 @@
-//! Differences of runs that are known because they were made.
+//! Comparisons of synthetic runs with known differences.
 
 #[path = "../../../../moe-trace/tests/it/common.rs"]
 mod common;
@@ -17,8 +17,8 @@ use moe_trace::ops::{GET_ROWS, MUL_MAT};
 use moe_trace::record::{EXT_NONE, PHASE_GENERATE, PHASE_PROMPT, set_name};
 use moe_trace::{LayerId, Manifest, NO_LAYER, Run, RunOptions, RunWriter, TensorAccessLog};
 
-/// One pass over layers 0 and 1: the experts of each token by layer. Layer 1 goes over the last tokens, as many as it has
-/// experts for.
+/// One pass over layers 0 and 1 with the experts of each token by layer. Layer 1 routes only the last tokens, one for each
+/// of its lists of experts.
 fn pass(
     gguf: &Gguf,
     clock: u64,
@@ -55,7 +55,7 @@ fn pass(
     records
 }
 
-/// A prompt of three tokens, of which layer 1 routes the last alone, and two generated tokens.
+/// A prompt of three tokens, of which layer 1 routes only the last, and two generated tokens.
 fn known() -> Vec<TensorAccessLog> {
     let (gguf, _) = gpt_oss();
     let prompt: [&[&[i32]]; 2] = [
@@ -72,7 +72,7 @@ fn known() -> Vec<TensorAccessLog> {
     .concat()
 }
 
-/// Compares the known records with changed ones.
+/// Compares the known records with modified ones.
 fn changed(options: &DiffOptions, change: impl FnOnce(&mut Vec<TensorAccessLog>)) -> DiffReport {
     let dir = tempfile::tempdir().unwrap();
     let mut records = known();
@@ -82,7 +82,7 @@ fn changed(options: &DiffOptions, change: impl FnOnce(&mut Vec<TensorAccessLog>)
     diff(&a, &b, options).unwrap()
 }
 
-/// The records of the expert operations of a token in a layer.
+/// Records of the expert operations of a token in a layer.
 fn of_token(
     records: &mut [TensorAccessLog],
     token: u32,
@@ -101,28 +101,28 @@ fn named<'r>(records: &'r mut [TensorAccessLog], name: &str) -> Vec<&'r mut Tens
         .collect()
 }
 
-/// Bytes of one of the 16 experts of a tensor.
+/// Size of one of the 16 experts of a tensor.
 fn expert_bytes(tensor: &str) -> u64 {
     let (gguf, _) = gpt_oss();
     gguf.tensor(tensor).unwrap().size_bytes / 16
 }
 
 #[test]
-fn a_run_equals_itself() {
+fn run_equals_itself() {
     let report = changed(&DiffOptions::default(), |_| {});
     assert!(report.is_equal(), "{report:?}");
     assert_eq!(report.manifest, []);
     let routing = report.routing.unwrap();
-    // Layer 0 routes three prompt and two generated tokens, layer 1 one and two; four experts each.
+    // Layer 0 routes three prompt and two generated tokens, layer 1 one and two. Each token has four experts.
     assert_eq!(routing.layers[&LayerId(0)].rows, [5, 5]);
     assert_eq!(routing.layers[&LayerId(1)].rows, [3, 3]);
     assert_eq!(routing.total().weight_differences, (0.0, 32));
     assert_eq!(routing.total().share_same_experts(), Some(1.0));
-    // Each of three passes: embeddings, two layers of gate, up and down, output.
+    // Each of three passes: embeddings, gate, up and down of two layers, output.
     assert_eq!(report.operations.unwrap().n, [24, 24]);
     let bytes = report.bytes.unwrap();
     assert!(bytes.split_experts);
-    // The experts 0 to 11 of layer 0 and 0 to 7 of layer 1, of three tensors; embeddings and output.
+    // Experts 0 to 11 of layer 0 and 0 to 7 of layer 1 in three tensors; embeddings and output.
     let ranges = |layer: Option<u16>| bytes.layers[&layer.map(LayerId)].ranges;
     assert_eq!(ranges(Some(0)), [36, 36]);
     assert_eq!(ranges(Some(1)), [24, 24]);
@@ -130,7 +130,7 @@ fn a_run_equals_itself() {
 }
 
 #[test]
-fn bytes_read_are_those_of_the_experts_chosen() {
+fn bytes_read_count_selected_experts() {
     let report = changed(&DiffOptions::default(), |_| {});
     let bytes = report.bytes.unwrap();
     let size: u64 = ["gate", "up", "down"]

@@ -1,9 +1,9 @@
-//! Operations, their sources and the bytes that they read.
+//! Differences of operations, their sources and the bytes read.
 
 use super::*;
 
 #[test]
-fn a_missing_operation_and_another_name() {
+fn reports_missing_and_renamed_operations() {
     let report = changed(&DiffOptions::default(), |records| {
         let at = records
             .iter()
@@ -30,13 +30,13 @@ fn a_missing_operation_and_another_name() {
     );
     assert_eq!(kinds(1), [("MUL_MAT_ID", "ffn_up-N", 3)]);
     assert_eq!((operations.n_other_sources, operations.other_order), (0, 0));
-    // Gate tells the routing.
+    // Routing is derived from the gate operation.
     assert!(report.routing.unwrap().is_equal());
 }
 
-/// llama.cpp names a node that it has no name for by its place in the graph.
+/// llama.cpp names an unnamed node by its index in the graph.
 #[test]
-fn nodes_without_a_name_match_by_operation() {
+fn unnamed_nodes_match_by_operation() {
     let unname = |records: &mut Vec<TensorAccessLog>| {
         for (i, record) in named(records, "ffn_moe_up-1").into_iter().enumerate() {
             set_name(&mut record.dst_name, &format!("node_{}", 31 + i));
@@ -48,7 +48,7 @@ fn nodes_without_a_name_match_by_operation() {
     let operations = changed(&DiffOptions::default(), unname).operations.unwrap();
     assert!(operations.is_equal(), "{operations:?}");
 
-    // Not with another operation.
+    // They do not match another operation.
     let operations = changed(&DiffOptions::default(), |records| {
         for record in named(records, "result_output") {
             record.operation_type = GET_ROWS;
@@ -64,7 +64,7 @@ fn nodes_without_a_name_match_by_operation() {
 }
 
 #[test]
-fn operations_in_another_order() {
+fn reports_operations_in_different_order() {
     let report = changed(&DiffOptions::default(), |records| {
         let at = records
             .iter()
@@ -79,7 +79,7 @@ fn operations_in_another_order() {
 }
 
 #[test]
-fn other_sources_of_matched_operations() {
+fn reports_different_sources_of_matched_operations() {
     let report = changed(&DiffOptions::default(), |records| {
         for record in named(records, "result_output") {
             set_name(&mut record.sources[1].name, "norm");
@@ -136,13 +136,13 @@ fn other_sources_of_matched_operations() {
 }
 
 #[test]
-fn another_place_and_another_size() {
+fn reports_different_offsets_and_sizes() {
     let report = changed(&DiffOptions::default(), |records| {
         for record in named(records, "ffn_moe_gate-0") {
             let offset = record.sources[0].offset_or_buffer_id.get();
             record.sources[0].offset_or_buffer_id.set(offset + 32);
         }
-        // One of three reads of the output has another size.
+        // One of three reads of the output has a different size.
         let at = records
             .iter()
             .rposition(|r| r.dst_name_bytes() == b"result_output")
@@ -151,7 +151,7 @@ fn another_place_and_another_size() {
         records[at].set_source_size(0, size - 2);
     });
     let bytes = report.bytes.unwrap();
-    // Twelve experts of one of the three tensors lie elsewhere.
+    // Twelve experts of one of the three tensors have different offsets.
     assert_eq!(
         bytes.layers[&Some(LayerId(0))],
         LayerBytes {
@@ -178,7 +178,7 @@ fn another_place_and_another_size() {
     );
 }
 
-/// The same reads without any difference.
+/// The same layer without differences.
 fn clean(layer: &LayerBytes) -> LayerBytes {
     LayerBytes {
         read: layer.read,

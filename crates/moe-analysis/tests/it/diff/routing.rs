@@ -1,11 +1,11 @@
-//! Experts and weights that differ.
+//! Differences of selected experts and weights.
 
 use moe_trace::{ExpertId, Phase, TokenId};
 
 use super::*;
 
 #[test]
-fn another_order_of_the_same_experts() {
+fn reports_same_experts_in_different_order() {
     let report = changed(&DiffOptions::default(), |records| {
         for record in of_token(records, 1, 0) {
             record.expert_ids.swap(0, 1);
@@ -17,7 +17,7 @@ fn another_order_of_the_same_experts() {
         (layer.other_order, layer.other_experts, layer.other_weights),
         (1, 0, 0)
     );
-    // The weights, 1 and 1/2, did not move with the ids 4 and 5: two of 20 are apart by 1/2.
+    // The weights 1 and 1/2 stay in their slots while the ids 4 and 5 are swapped: two of 20 weights differ by 1/2.
     assert_eq!(layer.max_weight_difference, 0.5);
     assert_eq!(layer.mean_weight_difference(), Some(0.05));
     assert!(routing.layers[&LayerId(1)].is_equal());
@@ -44,10 +44,10 @@ fn another_order_of_the_same_experts() {
     assert!(report.bytes.unwrap().is_equal());
 }
 
-/// Plain v4 records do not contain a sequence: they are compared with the only one of the other run, whatever its number, and
-/// refused next to several.
+/// Plain v4 records do not contain sequence numbers. They match a run with one sequence of any number, but not a run with
+/// several.
 #[test]
-fn unknown_sequences_match_the_only_one_of_the_other_run() {
+fn unknown_sequence_matches_only_sequence_of_other_run() {
     let compare = |n_sequences: u32| {
         let dir = tempfile::tempdir().unwrap();
         let mut records = known();
@@ -72,7 +72,7 @@ fn unknown_sequences_match_the_only_one_of_the_other_run() {
 }
 
 #[test]
-fn another_expert_is_other_bytes_too() {
+fn reports_different_expert_in_routing_and_bytes() {
     let report = changed(&DiffOptions::default(), |records| {
         for record in of_token(records, 4, 1) {
             record.expert_ids[0].set(9);
@@ -89,7 +89,7 @@ fn another_expert_is_other_bytes_too() {
     assert_eq!(routing.first[0].phase, Some(Phase::Generate));
     let bytes = report.bytes.unwrap();
     let layer = bytes.layers[&Some(LayerId(1))];
-    // Three tensors: expert 9 was read by B alone, expert 3 twice by A and once by B.
+    // In three tensors: only B read expert 9; A read expert 3 twice and B once.
     assert_eq!((layer.only, layer.other_reads), ([0, 3], 3));
     let found = bytes
         .first
@@ -118,7 +118,7 @@ fn another_expert_is_other_bytes_too() {
 }
 
 #[test]
-fn weights_are_compared_up_to_a_tolerance() {
+fn compares_weights_with_tolerance() {
     let change = |records: &mut Vec<TensorAccessLog>| {
         for record in of_token(records, 3, 0) {
             record.expert_weights[2].set(1.0 / 3.0 + 0.25);
@@ -133,7 +133,7 @@ fn weights_are_compared_up_to_a_tolerance() {
         ..DiffOptions::default()
     };
     assert!(changed(&options, change).is_equal());
-    // What is no number is no weight that is close.
+    // A NaN differs from every number.
     let nan = |records: &mut Vec<TensorAccessLog>| {
         of_token(records, 3, 0).for_each(|record| record.expert_weights[2].set(f32::NAN));
     };

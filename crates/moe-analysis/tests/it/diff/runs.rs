@@ -1,9 +1,9 @@
-//! Runs that were recorded otherwise.
+//! Runs with different batches, sequences and operation numbers.
 
 use super::*;
 
 #[test]
-fn rows_of_one_run_alone() {
+fn reports_rows_of_one_run() {
     let report = changed(&DiffOptions::default(), |records| {
         records.retain(|r| r.token_id.get() < 4);
     });
@@ -25,7 +25,7 @@ fn rows_of_one_run_alone() {
 }
 
 #[test]
-fn batches_and_interleaved_sequences_do_not_matter_to_routing() {
+fn routing_is_independent_of_batches_and_interleaving() {
     let (gguf, _) = gpt_oss();
     let dir = tempfile::tempdir().unwrap();
     let all: &[&[i32]] = &[&[0, 1, 2, 3], &[4, 5, 6, 7], &[8, 9, 10, 11]];
@@ -74,7 +74,7 @@ fn batches_and_interleaved_sequences_do_not_matter_to_routing() {
 }
 
 #[test]
-fn numbers_of_operations_may_differ() {
+fn operations_match_despite_different_numbers() {
     let dir = tempfile::tempdir().unwrap();
     let records = known();
     let a = run_of(&dir.path().join("a"), &records);
@@ -89,7 +89,7 @@ fn numbers_of_operations_may_differ() {
     assert_eq!(report.manifest, [fact]);
 }
 
-/// The records as another engine numbers its operations.
+/// The records with the operation numbers of another engine.
 fn moved_numbers(dir: &Path, records: &[TensorAccessLog]) -> Run {
     let (_, map) = gpt_oss();
     let mut manifest = Manifest {
@@ -112,7 +112,7 @@ fn moved_numbers(dir: &Path, records: &[TensorAccessLog]) -> Run {
 }
 
 #[test]
-fn bare_traces_name_whole_tensors() {
+fn bare_traces_compare_entire_tensors() {
     let dir = tempfile::tempdir().unwrap();
     let a = run_of(&dir.path().join("a"), &known());
     let b = Run::open(dir.path().join("a/trace.bin")).unwrap();
@@ -130,7 +130,7 @@ fn bare_traces_name_whole_tensors() {
 }
 
 #[test]
-fn parts_and_limits() {
+fn respects_parts_and_limit() {
     let options = DiffOptions {
         operations: false,
         bytes: false,

@@ -262,7 +262,7 @@ fn write_cut(
         .selected()
         .map(|(_, selected)| (selected.entry.layer, selected.entry.expert))
         .collect();
-    let cut = learn.cut(|layer, expert| chosen.contains(&(layer, expert)));
+    let cut = learn.filter(|layer, expert| chosen.contains(&(layer, expert)));
     files::write_whole(out, force, |file| {
         Ok(file.write_all(cut.to_json().as_bytes())?)
     })?;

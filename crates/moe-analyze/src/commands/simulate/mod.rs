@@ -120,7 +120,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         files::check_output(plot, args.force)?;
     }
     let policies = policies(&args, ctx)?;
-    let lru = PolicyName::Whole(Online::Lru);
+    let lru = PolicyName::Shared(Online::Lru);
     if args.sample.is_some() && policies != [lru] {
         bail!("--sample estimates lru alone; give --policy lru");
     }
@@ -284,6 +284,6 @@ fn curves(source: &str, policies: &[PolicyName], rows: impl Iterator<Item = Row>
 fn goes_by_last_use(policy: PolicyName) -> bool {
     matches!(
         policy,
-        PolicyName::Whole(Online::Lru | Online::Clock | Online::Slru | Online::S3Fifo)
+        PolicyName::Shared(Online::Lru | Online::Clock | Online::Slru | Online::S3Fifo)
     )
 }

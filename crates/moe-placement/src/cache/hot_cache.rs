@@ -1,33 +1,34 @@
-//! The scheme of the hot-cache runtime: a cache planned from a learn file, of which a share is exchanged after each request
-//! for experts that the request chose more. Which, tell [`plan`](crate::plan) and [`update`](crate::update).
+//! The hot expert cache of [adrianhoehne/llama.cpp](https://github.com/adrianhoehne/llama.cpp): planned from a learn file,
+//! then partly exchanged after each request for experts that the request selected more often.
 //!
-//! The plan charges each layer one empty expert, as the runtime does.
+//! [`plan`](crate::plan) and [`update`](crate::update) contain the rules. Like the runtime, the plan charges one empty
+//! expert to each layer.
 
 use std::sync::Arc;
 
-use super::room::Room;
+use super::contents::Contents;
 use super::{Access, BuildError, Changes, Experts, Key, Policy};
 use crate::learn::{LayerCounts, LayerObservation, LearnFile};
 use crate::plan::{LayerCurve, Plan, Strategy, Weighting, rank};
 use crate::update::{Cache, Update};
 
-/// The cache.
+/// The hot expert cache.
 pub struct HotCache {
-    room: Room,
+    contents: Contents,
     experts: Arc<Experts>,
     planned: Vec<Key>,
-    /// Share of the cached experts that may be exchanged.
+    /// Fraction of the cached experts that may be exchanged after a request.
     update_rate: f64,
-    /// `[n_keys]`: how often the request chose each expert.
+    /// `[n_keys]`: selections of each expert in the current request.
     counts: Vec<u64>,
     n_expert: u32,
 }
 
 impl HotCache {
-    /// The cache that the runtime builds from a learn file.
+    /// The cache that the runtime builds from a learn file, for a budget in bytes.
     ///
     /// # Errors
-    /// [`BuildError::Plan`] if there is no plan.
+    /// [`BuildError::Plan`] if the cache cannot be planned.
     pub fn new(
         experts: Arc<Experts>,
         budget: u64,
@@ -41,7 +42,7 @@ impl HotCache {
         let planned = selected.filter_map(|s| experts.key(s.entry.layer, s.entry.expert));
         Ok(HotCache {
             planned: planned.collect(),
-            room: Room::new(experts.clone(), budget),
+            contents: Contents::new(experts.clone(), budget),
             update_rate,
             counts: vec![0; experts.len()],
             n_expert: sizes
@@ -53,7 +54,7 @@ impl HotCache {
         })
     }
 
-    /// What the request chose, as the runtime's parser takes it from its report.
+    /// Selections of the current request, in the format in which the runtime's parser reads its own report.
     fn observations(&self) -> Vec<LayerObservation> {
         let mut layers: Vec<LayerCounts> = Vec::new();
         for (key, &count) in (0..).zip(&self.counts) {
@@ -78,17 +79,17 @@ impl HotCache {
 impl Policy for HotCache {
     fn start(&mut self, changes: &mut Changes) {
         for key in self.planned.drain(..) {
-            self.room.insert(key);
+            self.contents.insert(key);
             changes.loaded.push(key);
         }
     }
 
     fn look_up(&mut self, key: Key) -> Access {
         self.counts[key as usize] += 1;
-        if self.room.holds(key) {
+        if self.contents.holds(key) {
             Access::Hit
         } else {
-            Access::Passed
+            Access::Bypassed
         }
     }
 
@@ -99,7 +100,11 @@ impl Policy for HotCache {
     fn end_batch(&mut self, _changes: &mut Changes) {}
 
     fn end_request(&mut self, changes: &mut Changes) {
-        let held = self.room.held().iter().map(|&key| self.experts.get(key));
+        let held = self
+            .contents
+            .held()
+            .iter()
+            .map(|&key| self.experts.get(key));
         let cache: Cache = held.collect();
         let ranking = rank(&self.observations(), Weighting::Flat, LayerCurve::DEFAULT);
         let update = Update::new(
@@ -112,8 +117,8 @@ impl Policy for HotCache {
         for exchange in update.exchanges() {
             let key = |expert| self.experts.key(exchange.layer, expert);
             if let (Some(evict), Some(add)) = (key(exchange.evict), key(exchange.add)) {
-                self.room.remove(evict);
-                self.room.insert(add);
+                self.contents.remove(evict);
+                self.contents.insert(add);
                 changes.evicted.push(evict);
                 changes.loaded.push(add);
             }
@@ -122,10 +127,10 @@ impl Policy for HotCache {
     }
 
     fn holds(&self, key: Key) -> bool {
-        self.room.holds(key)
+        self.contents.holds(key)
     }
 
     fn used_bytes(&self) -> u64 {
-        self.room.used()
+        self.contents.used()
     }
 }

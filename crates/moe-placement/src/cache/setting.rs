@@ -1,65 +1,89 @@
-//! Making a policy from its name and what it may need.
+//! Building a policy from its name and its inputs.
 
+use std::fmt;
 use std::sync::Arc;
 
 use super::belady::{Belady, BeladySize};
 use super::demand::Demand;
 use super::fixed::Fixed;
-use super::hot::HotCache;
+use super::hot_cache::HotCache;
 use super::layered::Layered;
 use super::{Experts, Future, Online, Policy, PolicyName, hottest_that_fit};
-use super::{arc, lfru, lfu, lfu_da, lru, random, s3_fifo, second_chance, slru};
+use super::{arc, clock, lfru, lfu, lfu_da, lru, random, s3_fifo, slru};
 use crate::learn::LayerObservation;
 use crate::plan;
 
-/// Why there is no policy.
+/// Reason why a policy cannot be built.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// A name of none.
+    /// The name is unknown.
     #[error(
-        "{name:?} is no policy; give belady, beladysize, lru, lfu, lfuda, lfru, slru, s3fifo, arc, clock, random, layer and \
-         one of them (layer alone is layerlru), static, staticoracle, staticlearn or hotcache"
+        "unknown policy {name:?}; use belady, beladysize, lru, lfu, lfuda, lfru, slru, s3fifo, arc, clock, random, layer \
+         followed by one of the last nine (`layer` alone is `layerlru`), static, staticoracle, staticlearn or hotcache"
     )]
     Name {
-        /// The name.
+        /// The unknown name.
         name: String,
     },
-    /// Something that the policy needs is not given.
+    /// [`Setting`] lacks an input that the policy needs.
     #[error("{policy} needs {what}")]
     Needs {
         /// The policy.
         policy: PolicyName,
-        /// What it needs.
-        what: &'static str,
+        /// The missing input.
+        what: Input,
     },
     /// The hot cache cannot be planned.
     #[error(transparent)]
     Plan(#[from] plan::Error),
 }
 
-/// What policies are made from. Only what a policy needs must be there.
+/// An input in [`Setting`] that some policies need.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Input {
+    /// [`Setting::future`].
+    Future,
+    /// [`Setting::counts`].
+    Counts,
+    /// [`Setting::learn`].
+    LearnFile,
+}
+
+impl fmt::Display for Input {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Input::Future => "the future look-ups",
+            Input::Counts => "the counts of all look-ups",
+            Input::LearnFile => "a learn file",
+        })
+    }
+}
+
+/// Inputs of policies. Each policy uses only some of them; [`Setting::default`] is enough for every [`Online`] policy.
 #[derive(Debug, Clone, Default)]
 pub struct Setting {
-    /// The coming look-ups, for Belady's policies.
+    /// All look-ups of the trace, for [`PolicyName::Belady`] and [`PolicyName::BeladySize`].
     pub future: Option<Arc<Future>>,
-    /// How often each expert will be looked up (`[n_keys]`), for the oracle.
+    /// Number of look-ups of each expert in the entire trace (`[n_keys]`), for [`PolicyName::StaticOracle`].
     pub counts: Option<Arc<[u64]>>,
-    /// Observations of a learn file.
+    /// Observations of a learn file, for [`PolicyName::StaticLearn`] and [`PolicyName::HotCache`].
     pub learn: Option<Arc<[LayerObservation]>>,
-    /// Look-ups that a static cache learns from.
+    /// Number of look-ups that [`PolicyName::Static`] counts before it loads experts.
     pub first_look_ups: u64,
-    /// Share of the hot cache that may be exchanged after a request, 0 to 1.
+    /// Fraction of the hot cache that may be exchanged after a request (0.0 to 1.0), for [`PolicyName::HotCache`].
     pub update_rate: f64,
-    /// Of random choices.
+    /// Seed of [`Online::Random`].
     pub seed: u64,
 }
 
 impl Setting {
-    /// Makes a policy with a budget of bytes.
+    /// Builds a policy for a cache of `budget` bytes.
     ///
     /// # Errors
-    /// [`BuildError::Needs`] if something that it needs is not there.
+    /// [`BuildError::Needs`] if an input that the policy needs is missing. [`BuildError::Plan`] if the hot cache cannot be
+    /// planned.
     pub fn policy(
         &self,
         name: PolicyName,
@@ -67,8 +91,8 @@ impl Setting {
         budget: u64,
     ) -> Result<Box<dyn Policy>, BuildError> {
         let needs = |what| BuildError::Needs { policy: name, what };
-        let future = || self.future.clone().ok_or(needs("the coming look-ups"));
-        let learn = || self.learn.as_deref().ok_or(needs("a learn file; name one"));
+        let future = || self.future.clone().ok_or(needs(Input::Future));
+        let learn = || self.learn.as_deref().ok_or(needs(Input::LearnFile));
         let (experts, n) = (experts.clone(), experts.len());
         Ok(match name {
             PolicyName::Belady => Box::new(Demand::new(experts, budget, Belady::new(n, future()?))),
@@ -76,21 +100,26 @@ impl Setting {
                 let order = BeladySize::new(&experts, future()?);
                 Box::new(Demand::new(experts, budget, order))
             }
-            PolicyName::Whole(online) => self.online(online, experts, budget),
+            PolicyName::Shared(online) => self.online(online, experts, budget),
             PolicyName::Layered(online) => {
                 Box::new(Layered::new(experts, budget, |experts, share| {
                     self.online(online, experts, share)
                 }))
             }
-            PolicyName::Static => Box::new(Fixed::learning(experts, budget, self.first_look_ups)),
+            PolicyName::Static => Box::new(Fixed::trained_on_first(
+                experts,
+                budget,
+                self.first_look_ups,
+            )),
             PolicyName::StaticOracle => {
                 let counts = self.counts.as_deref();
-                let counts = counts.ok_or(needs("counts of the coming look-ups"))?;
+                let counts = counts.ok_or(needs(Input::Counts))?;
                 let selected = hottest_that_fit(&experts, counts, budget);
                 Box::new(Fixed::new(experts, budget, selected))
             }
             PolicyName::StaticLearn => {
-                let selected = hottest_that_fit(&experts, &learnt(learn()?, &experts), budget);
+                let selected =
+                    hottest_that_fit(&experts, &learned_counts(learn()?, &experts), budget);
                 Box::new(Fixed::new(experts, budget, selected))
             }
             PolicyName::HotCache => {
@@ -109,11 +138,7 @@ impl Setting {
             Online::Slru => Box::new(Demand::new(experts, budget, slru::Slru::new(n))),
             Online::S3Fifo => Box::new(Demand::new(experts, budget, s3_fifo::S3Fifo::new(n))),
             Online::Arc => Box::new(Demand::new(experts, budget, arc::Arc::new(n))),
-            Online::Clock => Box::new(Demand::new(
-                experts,
-                budget,
-                second_chance::SecondChance::new(n),
-            )),
+            Online::Clock => Box::new(Demand::new(experts, budget, clock::Clock::new(n))),
             Online::Random => {
                 Box::new(Demand::new(experts, budget, random::Random::new(self.seed)))
             }
@@ -121,8 +146,8 @@ impl Setting {
     }
 }
 
-/// The counts of a learn file, by key; a layer that it has twice adds up.
-fn learnt(learn: &[LayerObservation], experts: &Experts) -> Vec<u64> {
+/// Counts of a learn file by key. Counts of a layer that appears twice are added.
+fn learned_counts(learn: &[LayerObservation], experts: &Experts) -> Vec<u64> {
     let mut counts = vec![0u64; experts.len()];
     for layer in learn {
         for expert in &layer.experts {

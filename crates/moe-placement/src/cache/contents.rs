@@ -1,32 +1,32 @@
-//! The experts in a cache, their bytes, and which of them the running batch uses.
+//! Contents of a cache: resident experts, their total size, and the experts of the current batch.
 
 use std::sync::Arc;
 
 use super::{Changes, Experts, Key};
 
-/// Not in the cache.
+/// Position of experts that are not resident.
 const ABSENT: u32 = u32::MAX;
 
-/// A budget of bytes and what is in it.
+/// Resident experts and a budget in bytes.
 #[derive(Debug)]
-pub struct Room {
+pub struct Contents {
     experts: Arc<Experts>,
     budget: u64,
     used: u64,
     held: Vec<Key>,
-    /// `[n_keys]`: place in `held`, or [`ABSENT`].
+    /// `[n_keys]`: index in `held`, or [`ABSENT`].
     place: Vec<u32>,
-    /// Number of the running batch, from 1.
+    /// Number of the current batch, from 1.
     batch: u32,
-    /// `[n_keys]`: batch of the last look-up, 0 before the first.
+    /// `[n_keys]`: number of the batch with the last look-up; 0 before the first look-up.
     last_batch: Vec<u32>,
 }
 
-impl Room {
-    /// An empty room.
-    pub fn new(experts: Arc<Experts>, budget: u64) -> Room {
+impl Contents {
+    /// An empty cache.
+    pub fn new(experts: Arc<Experts>, budget: u64) -> Contents {
         let n = experts.len();
-        Room {
+        Contents {
             experts,
             budget,
             used: 0,
@@ -37,56 +37,56 @@ impl Room {
         }
     }
 
-    /// The experts of the model.
+    /// All experts of the model.
     pub fn experts(&self) -> &Experts {
         &self.experts
     }
 
-    /// Bytes that may be used between batches.
+    /// Budget in bytes, which is met between batches.
     pub fn budget(&self) -> u64 {
         self.budget
     }
 
-    /// Bytes of what is in the cache.
+    /// Total size of the resident experts in bytes.
     pub fn used(&self) -> u64 {
         self.used
     }
 
-    /// What is in the cache, in no order.
+    /// Resident experts in arbitrary order.
     pub fn held(&self) -> &[Key] {
         &self.held
     }
 
-    /// Whether an expert is in the cache.
+    /// Whether an expert is resident.
     pub fn holds(&self, key: Key) -> bool {
         self.place[key as usize] != ABSENT
     }
 
-    /// Whether more is held than may be.
+    /// Whether the resident experts exceed the budget.
     pub fn is_over(&self) -> bool {
         self.used > self.budget
     }
 
-    /// Whether the running batch uses an expert.
+    /// Whether an expert is in the current batch.
     pub fn is_current(&self, key: Key) -> bool {
         self.last_batch[key as usize] == self.batch
     }
 
-    /// Notes that the running batch uses an expert; tells whether it is there.
+    /// Adds an expert to the current batch; returns whether it is resident.
     pub fn touch(&mut self, key: Key) -> bool {
         self.last_batch[key as usize] = self.batch;
         self.holds(key)
     }
 
-    /// Puts in an expert that is not there.
+    /// Adds an expert that is not resident.
     pub fn insert(&mut self, key: Key) {
-        let place = u32::try_from(self.held.len()).expect("no more experts than keys");
+        let place = u32::try_from(self.held.len()).expect("keys are 32-bit integers");
         self.place[key as usize] = place;
         self.held.push(key);
         self.used = self.used.saturating_add(self.experts.bytes(key));
     }
 
-    /// Takes out an expert that is there.
+    /// Removes a resident expert.
     pub fn remove(&mut self, key: Key) {
         let place = std::mem::replace(&mut self.place[key as usize], ABSENT);
         self.held.swap_remove(place as usize);
@@ -96,11 +96,11 @@ impl Room {
         self.used -= self.experts.bytes(key);
     }
 
-    /// Takes out what `victim` names until the budget is kept or nobody may go; then the next batch runs.
+    /// Evicts what `victim` returns until the budget is met or `victim` returns `None`, then starts the next batch.
     pub fn end_batch(
         &mut self,
         changes: &mut Changes,
-        mut victim: impl FnMut(&Room) -> Option<Key>,
+        mut victim: impl FnMut(&Contents) -> Option<Key>,
     ) {
         while self.is_over() {
             let Some(key) = victim(self) else { break };

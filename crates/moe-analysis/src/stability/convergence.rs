@@ -1,36 +1,37 @@
-//! After how many tokens the hot set stops changing.
+//! Convergence of the hot set: the number of tokens after which it no longer changes.
 
 use crate::measures::{hottest, jaccard, n_of_percent};
 use crate::stability::HOT_PERCENT;
 use crate::survey::Survey;
 use moe_trace::LayerId;
 
-/// The set counts as almost settled while its Jaccard index with the final one is no less.
+/// Minimum Jaccard index with the final hot set of an almost converged hot set.
 const ALMOST: f64 = 0.9;
 
-/// When the set of a layer's hottest [`HOT_PERCENT`] % of experts, counted from the first token on, was the final one.
+/// Convergence of the hot set of a layer: the hottest [`HOT_PERCENT`] % of the experts by all counts since the first token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settling {
     /// Block number.
     pub layer: LayerId,
-    /// Tokens that the layer routed.
+    /// Number of tokens routed in the layer.
     pub rows: u64,
-    /// Tokens after which the set never changed again, to whole windows. Equal to `rows` if it changed in the last window.
+    /// Tokens after which the hot set never changes again, in units of windows. Equal to `rows` if it changes in the last
+    /// window.
     pub settled: u64,
-    /// Tokens after which its Jaccard index with the final set never fell below 0.9 again.
+    /// Tokens after which the Jaccard index with the final hot set is never below 0.9 again.
     pub almost_settled: u64,
 }
 
-/// One row for each layer. That a set has settled says no more than that these tokens did not move it: a set that settled
-/// late, or not, is not learned.
+/// Convergence of each layer. A converged hot set may still change in later tokens. A hot set that converges late, or in the
+/// last window, is not reliable.
 pub fn settling(survey: &Survey, n_expert: u32) -> Vec<Settling> {
     let layers = survey.layers().into_iter();
     layers
-        .map(|layer| of_layer(survey, layer, n_expert))
+        .map(|layer| convergence_of(survey, layer, n_expert))
         .collect()
 }
 
-fn of_layer(survey: &Survey, layer: LayerId, n_expert: u32) -> Settling {
+fn convergence_of(survey: &Survey, layer: LayerId, n_expert: u32) -> Settling {
     let windows = survey.windows();
     let n_hot = n_of_percent(n_expert as usize, HOT_PERCENT);
     let mut counts = Vec::new();
@@ -43,7 +44,7 @@ fn of_layer(survey: &Survey, layer: LayerId, n_expert: u32) -> Settling {
     let sets: Vec<Vec<usize>> = sets.collect();
     let empty = Vec::new();
     let last = sets.last().unwrap_or(&empty);
-    // The first window from which on all sets are good.
+    // Number of tokens up to the first window from which on `is_good` is true for all hot sets.
     let since = |is_good: &dyn Fn(&Vec<usize>) -> bool| {
         let good = sets.iter().rev().take_while(|set| is_good(set)).count();
         windows.rows(layer, &(0..sets.len() - good + 1))

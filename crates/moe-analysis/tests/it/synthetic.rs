@@ -1,4 +1,4 @@
-//! Traces that are made up, and their batches.
+//! Synthetic traces and their batches.
 
 use moe_analysis::simulate::{Batches, Collector};
 use moe_placement::plan::ExpertSizes;
@@ -8,12 +8,12 @@ use proptest::prelude::*;
 pub const N_LAYER: u16 = 3;
 pub const N_EXPERT: u32 = 8;
 
-/// A batch: its layer, its phase, and the experts of its tokens.
-pub type Made = (u16, Phase, Vec<u32>);
+/// A batch: layer, phase, and the selected experts of its tokens.
+pub type SyntheticBatch = (u16, Phase, Vec<u32>);
 
-/// The batches, with experts of `bytes(layer, expert)`.
+/// Collects batches. Experts have the sizes `bytes(layer, expert)`.
 pub fn batches_of(
-    made: &[Made],
+    made: &[SyntheticBatch],
     n_layer: u16,
     n_expert: u32,
     bytes: impl Fn(u16, u32) -> u64,
@@ -37,9 +37,9 @@ pub fn batches_of(
     collector.finish(&sizes).unwrap()
 }
 
-/// Up to 119 batches of up to `most` choices, from [`N_LAYER`] layers of [`N_EXPERT`] experts.
-pub fn traces(most: usize) -> impl Strategy<Value = Vec<Made>> {
-    let experts = prop::collection::vec(0..N_EXPERT, 1..=most);
+/// Up to 119 batches of up to `max_selections` selections, in [`N_LAYER`] layers with [`N_EXPERT`] experts.
+pub fn traces(max_selections: usize) -> impl Strategy<Value = Vec<SyntheticBatch>> {
+    let experts = prop::collection::vec(0..N_EXPERT, 1..=max_selections);
     let phase = prop::bool::ANY.prop_map(|is_prompt| {
         if is_prompt {
             Phase::Prompt

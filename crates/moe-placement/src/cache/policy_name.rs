@@ -1,20 +1,20 @@
-//! What policies are called on command lines and in results.
+//! Names of policies on command lines and in results.
 
 use std::fmt;
 use std::str::FromStr;
 
-use super::build::BuildError;
+use super::setting::BuildError;
 
-/// A policy that loads what is asked for and knows the past alone.
+/// A policy that loads every missing expert and uses only past look-ups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Online {
     /// Least recently used.
     Lru,
-    /// Least often looked up.
+    /// Least frequently used, counted over the entire trace.
     Lfu,
-    /// Least often looked up, with dynamic aging.
+    /// LFU with dynamic aging.
     LfuDa,
-    /// Frequency over age.
+    /// Frequency divided by recency.
     Lfru,
     /// Segmented LRU.
     Slru,
@@ -24,12 +24,12 @@ pub enum Online {
     Arc,
     /// CLOCK.
     Clock,
-    /// Any.
+    /// Uniformly random eviction.
     Random,
 }
 
 impl Online {
-    /// All of them.
+    /// All online policies.
     pub const ALL: [Online; 9] = [
         Online::Lru,
         Online::Lfu,
@@ -42,7 +42,7 @@ impl Online {
         Online::Random,
     ];
 
-    /// Its name.
+    /// The name, for example `lru`.
     pub fn name(self) -> &'static str {
         match self {
             Online::Lru => "lru",
@@ -58,32 +58,32 @@ impl Online {
     }
 }
 
-/// A policy. `Display` and `FromStr` agree; `layer` and `layerlfu` are the published names of `layerlru` and its like.
+/// A policy. `FromStr` parses what `Display` prints. `layer` is another name for `layerlru`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PolicyName {
-    /// The optimum for equal sizes.
+    /// Belady's algorithm, optimal for experts of equal size.
     Belady,
-    /// The same, weighed with sizes.
+    /// Belady's algorithm weighted by size: evicts by (look-ups until the next one) × bytes.
     BeladySize,
-    /// One cache for all layers.
-    Whole(Online),
-    /// A cache for each layer.
+    /// One cache shared by all layers.
+    Shared(Online),
+    /// One cache per layer.
     Layered(Online),
-    /// The hottest of the trace's first part.
+    /// Fixed contents: the hottest experts of the first part of the trace.
     Static,
-    /// The hottest of the whole trace.
+    /// Fixed contents: the hottest experts of the entire trace.
     StaticOracle,
-    /// The hottest of a learn file.
+    /// Fixed contents: the hottest experts of a learn file.
     StaticLearn,
-    /// The hot-cache runtime's.
+    /// The hot expert cache of adrianhoehne/llama.cpp: a plan, updated after each request.
     HotCache,
 }
 
 impl PolicyName {
-    /// All policies, in the order in which results are told; of the layered ones those of LRU and LFU.
+    /// All policies in the order in which results list them. Of the layered policies, only those of LRU and LFU.
     pub fn all() -> Vec<PolicyName> {
         let mut all = vec![PolicyName::Belady, PolicyName::BeladySize];
-        all.extend(Online::ALL.map(PolicyName::Whole));
+        all.extend(Online::ALL.map(PolicyName::Shared));
         all.extend([
             PolicyName::Layered(Online::Lru),
             PolicyName::Layered(Online::Lfu),
@@ -95,7 +95,7 @@ impl PolicyName {
         all
     }
 
-    /// Whether it needs a learn file.
+    /// Whether the policy needs a learn file.
     pub fn needs_learn_file(self) -> bool {
         matches!(self, PolicyName::StaticLearn | PolicyName::HotCache)
     }
@@ -106,7 +106,7 @@ impl fmt::Display for PolicyName {
         match self {
             PolicyName::Belady => f.pad("belady"),
             PolicyName::BeladySize => f.pad("beladysize"),
-            PolicyName::Whole(online) => f.pad(online.name()),
+            PolicyName::Shared(online) => f.pad(online.name()),
             PolicyName::Layered(Online::Lru) => f.pad("layer"),
             PolicyName::Layered(online) => f.pad(&format!("layer{}", online.name())),
             PolicyName::Static => f.pad("static"),

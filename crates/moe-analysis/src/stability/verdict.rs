@@ -1,0 +1,94 @@
+//! A verdict on the stability of hotness in a trace.
+
+use crate::stability::split::{Split, split_by_time};
+use crate::stability::{HOT_PERCENT, settling};
+use crate::survey::Survey;
+
+/// Minimum mean number of selections per expert in each half of the trace. With fewer, chance determines which experts look
+/// hot.
+///
+/// Source: the rule of five for chi-square tests (Cochran 1954).
+const MIN_SELECTIONS_PER_EXPERT: f64 = 5.0;
+/// Minimum in-sample gain in coverage over a uniform router for which a cache is useful.
+const MIN_GAIN: f64 = 0.05;
+/// Minimum fraction of the gain that remains out of sample for [`Stability::Holds`].
+const GENERALIZES: f64 = 0.9;
+/// Minimum fraction of the gain that remains out of sample for [`Stability::HoldsInPart`].
+const GENERALIZES_IN_PART: f64 = 0.6;
+
+/// Stability of hotness. The hot set is the hottest [`HOT_PERCENT`] % of each layer's experts. The training split is the
+/// first half of the trace, the held-out split the second half. The thresholds are heuristics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stability {
+    /// The input contains counts without order.
+    Unordered,
+    /// A split has fewer than five selections per expert on average.
+    TooShort,
+    /// Uniform router: the in-sample gain over a uniform router is below 0.05.
+    Even,
+    /// At least 0.9 of the gain over a uniform router remains on the held-out split.
+    Holds,
+    /// At least 0.6 of the gain remains.
+    HoldsInPart,
+    /// Less than 0.6 of the gain remains.
+    DoesNotHold,
+}
+
+/// A verdict and its basis.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Trust {
+    /// The verdict.
+    pub verdict: Stability,
+    /// Tokens of the layer with the most tokens.
+    pub rows: u64,
+    /// Coverage of the first half's hot set on the second half.
+    pub split: Option<Split>,
+    /// Number of layers whose hot set changes in the last eighth of the tokens.
+    pub unsettled: usize,
+}
+
+/// Evaluates the stability of a survey. `n_expert` is the number of experts per layer.
+pub fn trust(survey: &Survey, n_expert: u32) -> Trust {
+    let is_late = |settled: u64, rows: u64| settled > rows - rows / 8;
+    let unsettled = settling(survey, n_expert).into_iter();
+    let split = split_by_time(survey, n_expert, 0.5);
+    Trust {
+        verdict: verdict(survey, n_expert, split.as_ref()),
+        rows: survey.tokens(),
+        split,
+        unsettled: unsettled
+            .filter(|layer| is_late(layer.settled, layer.rows))
+            .count(),
+    }
+}
+
+fn verdict(survey: &Survey, n_expert: u32, split: Option<&Split>) -> Stability {
+    if !survey.is_ordered() {
+        return Stability::Unordered;
+    }
+    let Some(split) = split else {
+        return Stability::TooShort;
+    };
+    let Some(hot) = split.of_percent(HOT_PERCENT) else {
+        return Stability::TooShort;
+    };
+    let experts_per_token = survey.layers().into_iter().map(|layer| {
+        let windows = survey.windows();
+        let counts = windows.counts(layer, &(0..windows.len(layer)));
+        counts.iter().sum::<u64>() as f64 / survey.rows(layer).max(1) as f64
+    });
+    let n_expert_used = experts_per_token.fold(0.0, f64::max);
+    let rows = split.rows_learned.min(split.rows_tested) as f64;
+    if rows * n_expert_used / f64::from(n_expert.max(1)) < MIN_SELECTIONS_PER_EXPERT {
+        return Stability::TooShort;
+    }
+    let gain = hot.in_sample - hot.uniform;
+    if gain < MIN_GAIN {
+        return Stability::Even;
+    }
+    match (hot.out_of_sample - hot.uniform) / gain {
+        kept if kept >= GENERALIZES => Stability::Holds,
+        kept if kept >= GENERALIZES_IN_PART => Stability::HoldsInPart,
+        _ => Stability::DoesNotHold,
+    }
+}
