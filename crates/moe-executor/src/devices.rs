@@ -198,10 +198,10 @@ impl<'g> Devices<'g> {
         self.gpus.iter_mut().try_for_each(Device::begin_pass)
     }
 
-    /// Ends a forward pass: waits for all launched work.
+    /// Ends a pass: waits for all that was launched.
     ///
     /// # Errors
-    /// The error of the first GPU that failed, after all GPUs have finished.
+    /// The first GPU's that failed; the others have been waited for, too.
     pub(crate) fn end_pass(&mut self) -> Result<()> {
         let ended: Vec<Result<()>> = self.gpus.iter_mut().map(Device::end_pass).collect();
         ended.into_iter().collect()

@@ -1,5 +1,7 @@
-//! Post-Fetch in a MoE layer: H2D copies of down matrices start after the router, overlap with gate and up on the CPU, and
-//! the GPU computes the down products of the experts whose copy is complete.
+//! Post-Fetch in a MoE layer, from [llama-prefetch.cpp](https://github.com/ernestuz-b/llama-prefetch.cpp).
+//!
+//! H2D copies of down matrices start after the router and overlap with gate and up on the CPU. The GPU computes the down
+//! products of the experts whose copy is complete.
 
 use std::time::Instant;
 
