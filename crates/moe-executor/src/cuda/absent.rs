@@ -217,6 +217,8 @@ impl Device {
         match self.never {}
     }
 
+    pub(crate) fn find_times(_: &[Device]) {}
+
     pub(crate) fn record_event(&mut self) -> Result<Event> {
         match self.never {}
     }

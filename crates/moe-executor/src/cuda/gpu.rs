@@ -89,7 +89,7 @@ impl Gpu {
         let kernels = Kernels::load(&context)?;
         Ok(Gpu {
             index,
-            queue: Queue::new(&context, limit.min(free as u64), kernels.in_order())?,
+            queue: Queue::new(index, &context, limit.min(free as u64), kernels.in_order())?,
             kernels,
             clock: RefCell::default(),
             context,
@@ -221,7 +221,7 @@ impl Gpu {
         unsafe { to.begin_download(self.stream(), from, at, n) }
     }
 
-    /// Copies the first `bytes` of another GPU's memory to this one's. The operation under way starts after that by the clock.
+    /// Copies the first `bytes` of memory on another GPU to memory on this one. The current operation starts when the copy has ended.
     ///
     /// # Errors
     /// The copy cannot be started.
@@ -232,7 +232,10 @@ impl Gpu {
         bytes: usize,
     ) -> Result<()> {
         to.copy_from(from, bytes)?;
-        self.clock_mut().receive(self)
+        // Before the other GPU waits for the copy, so that whatever it runs next is after this event.
+        let recorded = self.clock_mut().receive(self, from.gpu());
+        from.wait_for(to)?;
+        recorded
     }
 
     /// Has what this GPU is given next start after all that `other` was given so far.

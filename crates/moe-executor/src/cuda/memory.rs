@@ -130,18 +130,31 @@ impl DeviceBuffer {
         self.queue.wait()
     }
 
-    /// Overwrites its first bytes with those of memory on another GPU: after all that GPU was given so far, and before what it is
-    /// given next.
+    /// Index in the list of the GPU that it is on.
+    pub(super) fn gpu(&self) -> usize {
+        self.queue.gpu()
+    }
+
+    /// Starts a copy of the first bytes of memory on another GPU to the first bytes of this memory, after everything the stream of the
+    /// other GPU was given so far. Then `other` must [wait](DeviceBuffer::wait_for) for this memory.
     ///
     /// # Errors
     /// The copy cannot be started.
     pub(super) fn copy_from(&self, other: &DeviceBuffer, bytes: usize) -> Result<()> {
         let bytes = bytes.min(self.size_bytes()).min(other.size_bytes());
-        // SAFETY: both have as many bytes.
+        // SAFETY: `bytes` is at most the size of either buffer.
         unsafe {
             self.queue
                 .copy_from(&other.queue, other.ptr, self.ptr, bytes)
         }
+    }
+
+    /// Makes the stream of this memory's GPU wait for everything the stream of the GPU of `other` was given so far.
+    ///
+    /// # Errors
+    /// The driver cannot record or wait for an event.
+    pub(super) fn wait_for(&self, other: &DeviceBuffer) -> Result<()> {
+        self.queue.follow(&other.queue)
     }
 
     /// A larger buffer with the first `kept` bytes of this one.

@@ -10,6 +10,8 @@ use super::{Error, Ptr, Result};
 
 /// The stream of a GPU that computes, and what is counted of its GPU.
 pub(super) struct Queue {
+    /// Index of the GPU in the list.
+    gpu: usize,
     stream: Arc<CudaStream>,
     account: Account,
     /// Recorded where the stream of another GPU starts to wait for this one.
@@ -25,6 +27,7 @@ impl Queue {
     /// # Errors
     /// The driver has no stream or event left.
     pub fn new(
+        gpu: usize,
         context: &Arc<CudaContext>,
         limit: u64,
         in_order: &Arc<AtomicBool>,
@@ -32,11 +35,17 @@ impl Queue {
         let stream = context.new_stream();
         let so_far = context.new_event(None);
         Ok(Arc::new(Queue {
+            gpu,
             stream: stream.map_err(|source| Error::driver("a new stream", source))?,
             account: Account::new(limit),
             so_far: so_far.map_err(|source| Error::driver("a new event", source))?,
             in_order: in_order.clone(),
         }))
+    }
+
+    /// Index of the GPU in the list.
+    pub fn gpu(&self) -> usize {
+        self.gpu
     }
 
     /// The stream.
@@ -79,7 +88,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Copies memory of another GPU: after all that its stream was given so far, and before what it is given next.
+    /// Starts a copy of memory of another GPU, after everything its stream was given so far. The other GPU must not overwrite the memory
+    /// before the copy has ended: it has to [follow](Queue::follow) this stream.
     ///
     /// # Safety
     /// There are as many bytes at `from`, on the GPU of `other`, and at `to`, on the GPU of this stream.
@@ -99,8 +109,7 @@ impl Queue {
                 result::memcpy_peer_async(here, to.0, there, from.0, bytes, stream)
             }
         };
-        copied.map_err(|source| Error::driver("a copy between GPUs", source))?;
-        other.follow(self)
+        copied.map_err(|source| Error::driver("a copy between GPUs", source))
     }
 }
 

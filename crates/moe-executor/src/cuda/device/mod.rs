@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use cudarc::driver::CudaStream;
 
+use super::clock::EventClock;
 use super::download::{Download, Downloads};
 use super::fetch::Staging;
 use super::launch::Kernels;
@@ -280,19 +281,25 @@ impl Device {
         self.gpu.clock_mut().restart(&self.gpu)
     }
 
-    /// Ends a pass: waits for all that was launched, and finds the times of its events.
+    /// Ends a pass on this GPU: waits for all its work, and reads the GPU times of its events.
     ///
     /// # Errors
-    /// Some of it failed.
+    /// Some of the work failed.
     pub(crate) fn end_pass(&mut self) -> Result<()> {
         self.gpu.synchronize()?;
         self.waited();
         if let Some(post_fetch) = &self.post_fetch {
             post_fetch.synchronize()?;
         }
-        self.gpu.clock_mut().finish()?;
+        self.gpu.clock_mut().end()?;
         self.pass_has_ended = true;
         Ok(())
+    }
+
+    /// Finds the CPU times of the events of a pass that has [ended](Device::end_pass) on all `gpus` of the list.
+    pub(crate) fn find_times(gpus: &[Device]) {
+        let mut clocks: Vec<_> = gpus.iter().map(|gpu| gpu.gpu.clock_mut()).collect();
+        EventClock::find_times(clocks.iter_mut().map(|clock| &mut **clock));
     }
 
     /// Records an event on the stream that computes.
