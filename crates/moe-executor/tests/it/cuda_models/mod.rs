@@ -138,6 +138,7 @@ impl Case {
         if !has_gpu() {
             return;
         }
+        assert!(prompts.len() > 1, "bounds are for a group of prompts");
         let mut report = Report::default();
         for &(name, bounds) in models {
             let gguf = open(name);
