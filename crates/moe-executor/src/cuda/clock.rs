@@ -12,8 +12,6 @@ use super::{Error, Event, Gpu, Result};
 pub(crate) struct EventClock {
     events: Vec<CudaEvent>,
     timeline: Timeline,
-    /// The last event on the compute stream.
-    last: Option<Event>,
     /// The event after the last copy from another GPU that the current operation reads.
     received: Option<Event>,
 }
@@ -23,10 +21,10 @@ impl EventClock {
     ///
     /// # Errors
     /// As [`EventClock::record`].
-    pub(super) fn restart(&mut self, gpu: &Gpu) -> Result<()> {
+    pub(super) fn restart(&mut self, gpu: &Gpu) -> Result<Event> {
         self.timeline.clear();
-        (self.last, self.received) = (None, None);
-        self.record(gpu, gpu.stream()).map(|_| ())
+        self.received = None;
+        self.record(gpu, gpu.stream())
     }
 
     /// Records an event on `stream`.
@@ -72,11 +70,8 @@ impl EventClock {
     fn record_on(&mut self, event: Event, stream: &CudaStream, of: Stream) -> Result<()> {
         let start = Instant::now();
         let recorded = self.event(event).record(stream);
-        recorded.map_err(|source| Error::driver("an event", source))?;
+        recorded.map_err(|source| Error::driver("recording an event", source))?;
         self.timeline.record(event, start, of);
-        if of != Stream::Transfer {
-            self.last = Some(event);
-        }
         Ok(())
     }
 
@@ -101,11 +96,6 @@ impl EventClock {
         self.received
     }
 
-    /// The last event on the compute stream.
-    pub(super) fn last(&self) -> Option<Event> {
-        self.last
-    }
-
     /// The CUDA event.
     pub(super) fn event(&self, event: Event) -> &CudaEvent {
         &self.events[event.0]
@@ -126,7 +116,8 @@ impl EventClock {
         } = self;
         timeline.end(Instant::now(), |event| {
             let since = events[0].elapsed_ms(&events[event.0]);
-            let since = since.map_err(|source| Error::driver("an event's time", source))?;
+            let since =
+                since.map_err(|source| Error::driver("reading the time of an event", source))?;
             Ok(Duration::from_nanos(
                 (f64::from(since).max(0.0) * 1e6) as u64,
             ))

@@ -1,20 +1,20 @@
-//! Values that the host is about to read, fetched together: a copy to memory that is not pinned is waited for by itself.
+//! D2H copies of several vectors with one wait. Copies to pageable memory would wait one by one.
 
 use super::{Gpu, Pinned, Result, Wanted};
 
-/// Pinned memory that values pass through on their way to the host.
+/// A pinned staging buffer for D2H copies.
 #[derive(Default)]
 pub(super) struct Staging {
     memory: Option<Pinned>,
 }
 
 impl Staging {
-    /// Copies values to the host, and waits for them once.
+    /// Copies values to the CPU through the staging buffer, with one wait.
     ///
     /// # Errors
-    /// There is no memory, or the GPU failed, now or in what was launched before.
+    /// Pinned memory cannot be allocated, or the GPU failed in a copy or in earlier work.
     pub(super) fn fetch(&mut self, gpu: &Gpu, wanted: &mut [Wanted]) -> Result<()> {
-        let bytes: usize = wanted.iter().map(|one| one.to.len()).sum();
+        let bytes: usize = wanted.iter().map(|copy| copy.to.len()).sum();
         let memory = match self.memory.take() {
             Some(memory) if memory.len() >= bytes => memory,
             outgrown => {
@@ -24,19 +24,19 @@ impl Staging {
         };
         let memory = self.memory.insert(memory);
         let mut at = 0;
-        for one in &*wanted {
-            // SAFETY: the memory is read after the wait below. If that is not reached, the next use of the memory starts with copies
-            // in the order of the same stream, and dropping it waits for the GPU.
-            unsafe { gpu.begin_download(one.from, memory, at, one.to.len())? };
-            at += one.to.len();
+        for copy in &*wanted {
+            // SAFETY: the memory is read after the wait below. If an error prevents the wait, the next access is a copy on the same stream,
+            // and dropping the memory waits for the GPU. `Wanted` refers to an allocation of at least this length.
+            unsafe { gpu.begin_download(copy.from, memory, at, copy.to.len())? };
+            at += copy.to.len();
         }
         gpu.synchronize()?;
-        // SAFETY: all copies have ended, and none is started below.
-        let mut come = unsafe { memory.bytes() };
-        for one in wanted {
-            let (bytes, others) = come.split_at(one.to.len());
-            one.to.copy_from_slice(bytes);
-            come = others;
+        // SAFETY: the wait has returned, and no copy is started below.
+        let mut staged = unsafe { memory.bytes() };
+        for copy in wanted {
+            let (bytes, rest) = staged.split_at(copy.to.len());
+            copy.to.copy_from_slice(bytes);
+            staged = rest;
         }
         Ok(())
     }
