@@ -109,7 +109,7 @@ sanitizer_part() {
     printf '\n== compute-sanitizer --tool %s\n' "$tool"
     {
       echo "echo '-- kernels'; sanitize $tool '$tests/moe_executor' --test-threads=1 cuda::tests::kernels"
-      for part in plain::products_of_the_cpu plain::no_number experts::fetched token::; do
+      for part in plain::products_are_close plain::nan experts::fetched token::; do
         echo "echo '-- products ($part)'; sanitize $tool '$tests/moe_executor' --test-threads=1 products::$part"
       done
       for model in tiny-gpt-oss-MXFP4 tiny-qwen3moe-Q4_K_M; do

@@ -1,5 +1,5 @@
-//! Replaces [`crate::cuda`] in builds without the feature `cuda`. It has the same items for the rest of the crate, but the types for a
-//! GPU have no values. So the rest of the crate is the same in both builds, and its GPU branches are unreachable.
+//! Replaces [`crate::cuda`] in builds without the feature `cuda`. It has the same items for the rest of the crate, but the types
+//! for a GPU have no values. So the rest of the crate is the same in both builds, and its GPU branches are unreachable.
 #![allow(
     missing_docs,
     reason = "the items are documented in the modules that this file replaces"

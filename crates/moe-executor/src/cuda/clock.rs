@@ -124,7 +124,8 @@ impl EventClock {
         })
     }
 
-    /// Finds the CPU times of the events of all GPUs, in the order of the list, once the pass has [ended](EventClock::end) on each.
+    /// Finds the CPU times of the events of all GPUs, in the order of the list, once the pass has [ended](EventClock::end) on
+    /// each.
     pub(super) fn find_times<'c>(clocks: impl Iterator<Item = &'c mut EventClock>) {
         let mut timelines: Vec<&mut Timeline> = clocks.map(|clock| &mut clock.timeline).collect();
         Timeline::find_times(&mut timelines);

@@ -1,5 +1,5 @@
-//! D2H copies of the routing decisions of a pass. They are ordered by the compute stream, and nothing waits for them before the pass
-//! ends: recording adds no wait.
+//! D2H copies of the routing decisions of a pass. They are ordered by the compute stream, and nothing waits for them before the
+//! pass ends: recording adds no wait.
 
 use zerocopy::FromBytes;
 
@@ -68,8 +68,8 @@ impl Downloads {
             n,
         };
         let block = &self.blocks[self.block];
-        // SAFETY: this range is used by no other copy before `clear` at the start of the next pass. `get` reads it after the wait at the
-        // end of the pass. Dropping pinned memory waits for the GPU. The caller passes allocations of `n` elements.
+        // SAFETY: this range is used by no other copy before `clear` at the start of the next pass. `get` reads it after the wait
+        // at the end of the pass. Dropping pinned memory waits for the GPU. The caller passes allocations of `n` elements.
         unsafe {
             gpu.begin_download(ids, block, self.used, bytes)?;
             gpu.begin_download(weights, block, self.used + bytes, bytes)?;

@@ -25,8 +25,8 @@ impl Staging {
         let memory = self.memory.insert(memory);
         let mut at = 0;
         for copy in &*wanted {
-            // SAFETY: the memory is read after the wait below. If an error prevents the wait, the next access is a copy on the same stream,
-            // and dropping the memory waits for the GPU. `Wanted` refers to an allocation of at least this length.
+            // SAFETY: the memory is read after the wait below. If an error prevents the wait, the next access is a copy on the
+            // same stream, and dropping the memory waits for the GPU. `Wanted` refers to an allocation of at least this length.
             unsafe { gpu.begin_download(copy.from, memory, at, copy.to.len())? };
             at += copy.to.len();
         }

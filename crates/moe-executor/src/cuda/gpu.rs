@@ -43,7 +43,8 @@ impl Gpu {
         }
     }
 
-    /// Opens the GPUs of a list. If a physical GPU is listed more than once, entries without a limit get equal shares of its free memory.
+    /// Opens the GPUs of a list. If a physical GPU is listed more than once, entries without a limit get equal shares of its free
+    /// memory.
     ///
     /// # Errors
     /// A GPU does not exist, the driver cannot open it, or the GPU or the driver is too old for the kernels.
@@ -220,7 +221,8 @@ impl Gpu {
         unsafe { to.begin_download(self.stream(), from, at, n) }
     }
 
-    /// Copies the first `bytes` of memory on another GPU to memory on this one. The current operation starts when the copy has ended.
+    /// Copies the first `bytes` of memory on another GPU to memory on this one. The current operation starts when the copy has
+    /// ended.
     ///
     /// # Errors
     /// The copy cannot be started.
@@ -245,8 +247,8 @@ impl Gpu {
         self.queue.follow(&other.queue)
     }
 
-    /// Measured memory bandwidth in bytes/s: reads plus writes of the fastest of five D2D copies of `bytes`. It is the upper limit for
-    /// kernels that read weights.
+    /// Measured memory bandwidth in bytes/s: reads plus writes of the fastest of five D2D copies of `bytes`. It is the upper
+    /// limit for kernels that read weights.
     ///
     /// # Errors
     /// Two buffers of `bytes` do not fit into GPU memory, or the GPU failed.

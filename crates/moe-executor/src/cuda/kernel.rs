@@ -56,8 +56,8 @@ impl Kind {
     }
 }
 
-/// Declares the kernels that a file launches: a constant for each, and `KERNELS` with all of them. One declaration may name several kernels
-/// that have the same parameters.
+/// Declares the kernels that a file launches: a constant for each, and `KERNELS` with all of them. One declaration may name
+/// several kernels that have the same parameters.
 macro_rules! kernels {
     (@params ($($param:ident: $kind:ident),+ $(,)?)) => {
         &[$($crate::cuda::kernel::Param {

@@ -135,8 +135,8 @@ impl DeviceBuffer {
         self.queue.gpu()
     }
 
-    /// Starts a copy of the first bytes of memory on another GPU to the first bytes of this memory, after everything the stream of the
-    /// other GPU was given so far. Then `other` must [wait](DeviceBuffer::wait_for) for this memory.
+    /// Starts a copy of the first bytes of memory on another GPU to the first bytes of this memory, after everything the stream
+    /// of the other GPU was given so far. Then `other` must [wait](DeviceBuffer::wait_for) for this memory.
     ///
     /// # Errors
     /// The copy cannot be started.

@@ -1,11 +1,11 @@
-//! NVIDIA GPUs: kernels, memory, streams. The driver is loaded at run time. Building needs no CUDA toolkit, and running on the CPU
-//! needs no driver.
+//! NVIDIA GPUs: kernels, memory, streams. The driver is loaded at run time. Building needs no CUDA toolkit, and running on the
+//! CPU needs no driver.
 //!
-//! Code that launches a kernel or starts a copy must ensure that addresses and lengths are valid. So none of it is public: other crates
-//! open a [`Gpu`] and pass it to [`Devices`](crate::Devices).
+//! Code that launches a kernel or starts a copy must ensure that addresses and lengths are valid. So none of it is public: other
+//! crates open a [`Gpu`] and pass it to [`Devices`](crate::Devices).
 //!
-//! Without the feature `cuda`, `absent.rs` replaces this file. It has the same items for the rest of the crate, and a [`Gpu`] that
-//! cannot be created.
+//! Without the feature `cuda`, `absent.rs` replaces this file. It has the same items for the rest of the crate, and a [`Gpu`]
+//! that cannot be created.
 //!
 //! ```text
 //! kernels/*.cu ──(scripts/compile-kernels.py)──► ptx/*.ptx.zst ──► module: functions by name ──► launch/*: one method per kernel

@@ -1,5 +1,5 @@
-//! The embedded kernels: compressed PTX for three compute capabilities. At the first launch of a kernel, its PTX is decompressed and
-//! compiled by the driver.
+//! The embedded kernels: compressed PTX for three compute capabilities. At the first launch of a kernel, its PTX is decompressed
+//! and compiled by the driver.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,15 +17,15 @@ use moe_gguf::GgmlType;
 use super::kernel::{Kernel, Kind};
 use super::{DriverStatus, Error, Ptr, Result};
 
-/// From this capability on, a kernel may start while the previous one on its stream still runs (programmatic dependent launch). Each kernel
-/// waits for the previous one after its independent work (`wait_for_previous` in pipeline.cuh).
+/// From this capability on, a kernel may start while the previous one on its stream still runs (programmatic dependent launch).
+/// Each kernel waits for the previous one after its independent work (`wait_for_previous` in pipeline.cuh).
 const OVERLAP: u32 = 90;
 
 /// Ten times the compute capabilities for which each source file is compiled, in ascending order.
 const CAPABILITIES: [u32; 3] = [75, 80, OVERLAP];
 
-/// The compressed PTX of one source file, with a section for each of [`CAPABILITIES`]. The sections are similar, so one compressed file
-/// takes half the space of three.
+/// The compressed PTX of one source file, with a section for each of [`CAPABILITIES`]. The sections are similar, so one
+/// compressed file takes half the space of three.
 pub(super) struct Embedded {
     name: &'static str,
     ptx: &'static [u8],
@@ -153,8 +153,8 @@ impl Module {
         })
     }
 
-    /// Launches `kernel` on `stream`. It may start early ([`OVERLAP`]). `args` must match its declaration, and the caller must ensure that
-    /// pointers are valid. An empty grid is not launched.
+    /// Launches `kernel` on `stream`. It may start early ([`OVERLAP`]). `args` must match its declaration, and the caller must
+    /// ensure that pointers are valid. An empty grid is not launched.
     ///
     /// # Errors
     /// The module cannot be loaded, or the driver rejects the launch.
@@ -168,8 +168,8 @@ impl Module {
         self.start(stream, kernel, grid, args, self.capability >= OVERLAP)
     }
 
-    /// As [`Module::launch`], but the kernel starts after everything the stream was given so far. Use it for kernels with long-running blocks:
-    /// blocks that start early are distributed unevenly over the multiprocessors.
+    /// As [`Module::launch`], but the kernel starts after everything the stream was given so far. Use it for kernels with
+    /// long-running blocks: blocks that start early are distributed unevenly over the multiprocessors.
     ///
     /// # Errors
     /// As [`Module::launch`].
@@ -216,8 +216,9 @@ impl Module {
         let (width, height, depth) = grid.block_dim;
         let follows_copy = self.in_order.swap(false, Ordering::Relaxed);
         if !early || follows_copy {
-            // SAFETY: the function is loaded. The driver reads the parameters in the signature of the kernel. A test compares this signature
-            // with the declaration, and the assertion above compares the declaration with `args`. Each argument has eight bytes.
+            // SAFETY: the function is loaded. The driver reads the parameters in the signature of the kernel. A test compares
+            // this signature with the declaration, and the assertion above compares the declaration with `args`. Each argument
+            // has eight bytes.
             let launched = unsafe {
                 sys::cuLaunchKernel(
                     function,
@@ -330,8 +331,8 @@ fn capability(context: &CudaContext) -> Result<u32> {
     Ok((major * 10 + minor) as u32)
 }
 
-/// A kernel argument of up to eight bytes. The driver reads as many bytes as the parameter has, the low ones first. So a `usize` can be
-/// passed for `unsigned` and for `size_t`.
+/// A kernel argument of up to eight bytes. The driver reads as many bytes as the parameter has, the low ones first. So a `usize`
+/// can be passed for `unsigned` and for `size_t`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arg {
     pub bits: u64,

@@ -21,7 +21,8 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// Creates a stream for GPU number `gpu` of the list, which may allocate `limit` bytes. `in_order` is the flag of its kernels.
+    /// Creates a stream for GPU number `gpu` of the list, which may allocate `limit` bytes. `in_order` is the flag of its
+    /// kernels.
     ///
     /// # Errors
     /// The driver cannot create a stream or an event.
@@ -87,8 +88,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Starts a copy of memory of another GPU, after everything its stream was given so far. The other GPU must not overwrite the memory
-    /// before the copy has ended: it has to [follow](Queue::follow) this stream.
+    /// Starts a copy of memory of another GPU, after everything its stream was given so far. The other GPU must not overwrite the
+    /// memory before the copy has ended: it has to [follow](Queue::follow) this stream.
     ///
     /// # Safety
     /// `bytes` bytes are allocated at `from` on the GPU of `other`, and at `to` on the GPU of this stream.

@@ -7,8 +7,8 @@ use crate::cuda::Result;
 use crate::cuda::post_fetch::Settings;
 
 impl Device {
-    /// Returns the properties, the memory usage and the fallbacks so far. `min_batch` is the smallest number of tokens for which a
-    /// matrix in CPU memory is copied to the GPU.
+    /// Returns the properties, the memory usage and the fallbacks so far. `min_batch` is the smallest number of tokens for which
+    /// a matrix in CPU memory is copied to the GPU.
     pub(crate) fn describe(&self, min_batch: Option<usize>) -> manifest::Gpu {
         let info = self.gpu().info();
         let (_, peak, limit) = self.gpu().memory();

@@ -43,7 +43,8 @@ pub struct Device {
     post_fetch: Option<PostFetch>,
     /// Whether a transfer of the current layer could not be started.
     transfers_failed: bool,
-    /// Pinned copies of matrices, if the files of the model are not registered. By index in the tensor table; `None` if the allocation failed.
+    /// Pinned copies of matrices, if the files of the model are not registered. By index in the tensor table; `None` if the
+    /// allocation failed.
     pinned: HashMap<u32, Option<Pinned>>,
     /// Whether the files of the model are registered, so that the GPU reads them directly.
     reads_files: bool,
@@ -139,8 +140,8 @@ impl Device {
             .map_or(0, PostFetch::scratchpad_bytes)
     }
 
-    /// Starts the Post-Fetch transfers of layer `il`: the matrices of the selected experts `ids` `(tokens, k)` of `stack`, which is in CPU
-    /// memory. Returns `false` if Post-Fetch is not enabled.
+    /// Starts the Post-Fetch transfers of layer `il`: the matrices of the selected experts `ids` `(tokens, k)` of `stack`, which
+    /// is in CPU memory. Returns `false` if Post-Fetch is not enabled.
     pub(crate) fn begin_post_fetch(
         &mut self,
         il: usize,
@@ -170,8 +171,8 @@ impl Device {
             n_tokens: tokens,
             expert_bytes: size,
         };
-        // SAFETY: the session borrows the model, so the mapped files outlive it. `self.pinned` keeps its copies, and is dropped after
-        // `self.post_fetch`, whose `drop` waits for its transfers.
+        // SAFETY: the session borrows the model, so the mapped files outlive it. `self.pinned` keeps its copies, and is dropped
+        // after `self.post_fetch`, whose `drop` waits for its transfers.
         unsafe { post_fetch.begin(&self.gpu, &selected, bytes_of) };
         self.note_transfers();
         true
@@ -316,8 +317,8 @@ impl Device {
         Ok(event)
     }
 
-    /// The event at which the next operation starts: the end of the previous one on this GPU, or a new event if another device ran an
-    /// operation in between.
+    /// The event at which the next operation starts: the end of the previous one on this GPU, or a new event if another device
+    /// ran an operation in between.
     ///
     /// # Errors
     /// As [`Device::record_event`].
@@ -329,8 +330,8 @@ impl Device {
         }
     }
 
-    /// Start and end of the operation that was launched after [`Device::start_event`] returned `from`. If the operation reads copies from
-    /// other GPUs, it starts after the last of these copies.
+    /// Start and end of the operation that was launched after [`Device::start_event`] returned `from`. If the operation reads
+    /// copies from other GPUs, it starts after the last of these copies.
     ///
     /// # Errors
     /// As [`Device::record_event`].

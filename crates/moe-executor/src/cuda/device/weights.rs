@@ -116,8 +116,8 @@ impl Device {
         Ok(weights(matrix, room, matrix.ty, matrix.row_size))
     }
 
-    /// The matrices of the selected experts on the GPU: the resident ones, or copies in `scratch`. Copies omit the first `slot` entries of
-    /// `routing.ids` and require the ids in CPU memory.
+    /// The matrices of the selected experts on the GPU: the resident ones, or copies in `scratch`. Copies omit the first `slot`
+    /// entries of `routing.ids` and require the ids in CPU memory.
     ///
     /// # Errors
     /// The type has no kernel, or the copies do not fit or cannot be started.

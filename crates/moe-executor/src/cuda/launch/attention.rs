@@ -28,7 +28,8 @@ kernels! {
 const THREADS: usize = 128;
 /// Largest number of splits of the positions: the kernel that combines them processes them one by one.
 const MAX_SPLITS: usize = 128;
-/// Smallest numbers of tokens and of query rows (tokens times query heads per KV head) for the tiled kernels. Below, they are slower.
+/// Smallest numbers of tokens and of query rows (tokens times query heads per KV head) for the tiled kernels. Below, they are
+/// slower.
 const TILE_TOKENS: usize = 8;
 const TILE_ROWS: usize = 32;
 

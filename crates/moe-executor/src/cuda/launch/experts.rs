@@ -71,8 +71,8 @@ pub struct GateUp {
     pub n_expert: usize,
     /// f32 `(tokens, k, n_ff)`.
     pub out: Ptr,
-    /// Destination of the quantized results, [`Kernels::scratch_size`] bytes for `k` rows of `n_ff`, or null. It is only written for one token,
-    /// if `n_ff` is a multiple of 32.
+    /// Destination of the quantized results, [`Kernels::scratch_size`] bytes for `k` rows of `n_ff`, or null. It is only written
+    /// for one token, if `n_ff` is a multiple of 32.
     pub quantized: Ptr,
     /// [`Kernels::scratch_size`] bytes.
     pub scratch: Ptr,
@@ -83,7 +83,8 @@ pub struct GateUp {
 /// As [`MulMatId`], for matrices at arbitrary addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct Fetched {
-    /// u64 `(entries)`: address of the matrix of each entry. Entries with address 0 are skipped, and their rows of `out` are not written.
+    /// u64 `(entries)`: address of the matrix of each entry. Entries with address 0 are skipped, and their rows of `out` are not
+    /// written.
     pub table: Ptr,
     /// Type of the weights.
     pub ty: GgmlType,
@@ -219,11 +220,11 @@ impl Kernels {
         self.multiply(stream, product, None)
     }
 
-    /// Gate, up and their activation for every entry. One kernel computes them if entries are few and gate and up have the same type.
-    /// Returns whether the results are also stored in `quantized`.
+    /// Gate, up and their activation for every entry. One kernel computes them if entries are few and gate and up have the same
+    /// type. Returns whether the results are also stored in `quantized`.
     ///
-    /// The kernel may read a quantized `x` before the previous kernel on the stream ends. So that kernel must not have computed it, unless
-    /// [`Kernels::follow_copy`] was called after it.
+    /// The kernel may read a quantized `x` before the previous kernel on the stream ends. So that kernel must not have computed
+    /// it, unless [`Kernels::follow_copy`] was called after it.
     ///
     /// # Errors
     /// No kernel [supports](Kernels::supports) a type, or a driver error.
@@ -260,8 +261,8 @@ impl Kernels {
         Ok(false)
     }
 
-    /// Quantizes a row of `n` activations into [`Kernels::scratch_size`] bytes at `to`, unless `to` is null. `n` is a multiple of 32. The next
-    /// kernel starts after it, because some kernels read a quantized row early.
+    /// Quantizes a row of `n` activations into [`Kernels::scratch_size`] bytes at `to`, unless `to` is null. `n` is a multiple of
+    /// 32. The next kernel starts after it, because some kernels read a quantized row early.
     ///
     /// # Errors
     /// A driver error.
@@ -316,8 +317,8 @@ impl Kernels {
         self.mat_vec(stream, &one)
     }
 
-    /// `out[token] = Σ experts[token, slot] · weights[token, slot]`, summed in the order of the slots. `experts`: `(tokens, k, width)`,
-    /// `weights`: `(tokens, k)`, `out`: `(tokens, width)`.
+    /// `out[token] = Σ experts[token, slot] · weights[token, slot]`, summed in the order of the slots. `experts`: `(tokens, k,
+    /// width)`, `weights`: `(tokens, k)`, `out`: `(tokens, width)`.
     ///
     /// # Errors
     /// A driver error.

@@ -1,7 +1,7 @@
 //! One method per kernel: operands, results and grid.
 //!
-//! Activations are f32 in contiguous rows. The methods launch kernels on the given stream and do not wait. The caller must ensure that
-//! pointers refer to device memory of the documented shapes.
+//! Activations are f32 in contiguous rows. The methods launch kernels on the given stream and do not wait. The caller must ensure
+//! that pointers refer to device memory of the documented shapes.
 
 mod attention;
 mod experts;
@@ -110,8 +110,8 @@ impl Kernels {
         &self.in_order
     }
 
-    /// Makes the next kernel start after everything its stream was given. Call it after a copy: the CUDA documentation does not state
-    /// whether a kernel that may start early waits for a preceding copy.
+    /// Makes the next kernel start after everything its stream was given. Call it after a copy: the CUDA documentation does not
+    /// state whether a kernel that may start early waits for a preceding copy.
     pub(crate) fn follow_copy(&self) {
         self.in_order.store(true, Ordering::Relaxed);
     }

@@ -1,7 +1,7 @@
 //! Products of weights and rows of activations.
 //!
-//! Quantized weights are multiplied with 8-bit activations in integer arithmetic. The kernel that computes a single row quantizes it, or
-//! else the product kernel does. Several rows are quantized into `scratch` by a separate kernel before the product.
+//! Quantized weights are multiplied with 8-bit activations in integer arithmetic. The kernel that computes a single row quantizes
+//! it, or else the product kernel does. Several rows are quantized into `scratch` by a separate kernel before the product.
 
 use cudarc::driver::{CudaStream, LaunchConfig};
 use moe_gguf::GgmlType;
@@ -23,8 +23,8 @@ kernels! {
     );
 }
 
-/// Matrices in GPU memory in the format of the file, aligned to 16 bytes. Kernels read 16 bytes at a time, so up to 15 bytes after the last row
-/// must be readable.
+/// Matrices in GPU memory in the format of the file, aligned to 16 bytes. Kernels read 16 bytes at a time, so up to 15 bytes
+/// after the last row must be readable.
 #[derive(Clone, Copy, Debug)]
 pub struct Weights {
     /// First row of the first matrix.
@@ -114,8 +114,8 @@ impl Kernels {
         of_type(&module::PRODUCTS, ty).is_some()
     }
 
-    /// Size in bytes of `rows` quantized rows of `n_in` activations: one byte per element, and 8 bytes per group of 32 for its scale and the
-    /// sums of its halves.
+    /// Size in bytes of `rows` quantized rows of `n_in` activations: one byte per element, and 8 bytes per group of 32 for its
+    /// scale and the sums of its halves.
     pub fn scratch_size(rows: usize, n_in: usize) -> usize {
         let n = (rows * n_in).next_multiple_of(32);
         n + n / 32 * 8

@@ -45,7 +45,8 @@ pub struct Route {
 }
 
 impl Kernels {
-    /// Selects the experts of every token, best first; the lower index wins a tie. `ids`: i32 `(tokens, k)`, `weights`: f32 `(tokens, k)`.
+    /// Selects the experts of every token, best first; the lower index wins a tie. `ids`: i32 `(tokens, k)`, `weights`: f32
+    /// `(tokens, k)`.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if `n_expert` or `k` is out of range, or a driver error.

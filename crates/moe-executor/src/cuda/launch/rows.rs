@@ -45,8 +45,8 @@ pub struct Rope {
 }
 
 impl Kernels {
-    /// `out = x / sqrt(mean(x²) + eps) · weight` for each of `groups` groups of `width` elements. `weight`: `(width)`. `out` may be `x`. If
-    /// there is one group, `width` is a multiple of 32 and `quantized` is not null, the result is also quantized into
+    /// `out = x / sqrt(mean(x²) + eps) · weight` for each of `groups` groups of `width` elements. `weight`: `(width)`. `out` may
+    /// be `x`. If there is one group, `width` is a multiple of 32 and `quantized` is not null, the result is also quantized into
     /// [`Kernels::scratch_size`] bytes at `quantized`.
     #[allow(clippy::too_many_arguments)]
     pub fn rms_norm(
@@ -114,7 +114,8 @@ impl Kernels {
             .launch(stream, GET_ROWS, columns(n_rows, width), &args)
     }
 
-    /// `out[positions[i]] = x[i]` with `rows` rows of `width` elements. `positions`: u32 `(rows)`, all less than the number of rows of `out`.
+    /// `out[positions[i]] = x[i]` with `rows` rows of `width` elements. `positions`: u32 `(rows)`, all less than the number of
+    /// rows of `out`.
     pub fn store_rows(
         &self,
         stream: &CudaStream,

@@ -1,5 +1,5 @@
-//! The selected experts of one token, in two fused kernels that prefetch weights into shared memory. Each exists in two variants: with all
-//! rows of a block in shared memory ("whole"), and with rows that are read in stages ("staged").
+//! The selected experts of one token, in two fused kernels that prefetch weights into shared memory. Each exists in two variants:
+//! with all rows of a block in shared memory ("whole"), and with rows that are read in stages ("staged").
 
 use cudarc::driver::{CudaStream, LaunchConfig};
 use moe_gguf::GgmlType;
@@ -59,16 +59,17 @@ const GATE_ROWS: usize = 32;
 const SLOTS: usize = 2;
 /// Warps of a down block if a stage is a complete row, and if a row has several stages.
 const DOWN_WARPS: [usize; 2] = [8, 16];
-/// Limits of shared memory per block in bytes. With the first one, two blocks fit on a multiprocessor of an H100, or one on smaller GPUs.
-/// The second one is for down blocks with one stage per row: two of them fit in addition to one gate-and-up block.
+/// Limits of shared memory per block in bytes. With the first one, two blocks fit on a multiprocessor of an H100, or one on
+/// smaller GPUs. The second one is for down blocks with one stage per row: two of them fit in addition to one gate-and-up block.
 const SHARED: usize = 102 << 10;
 const SHARED_ONE_STAGE: usize = 64 << 10;
 /// Upper limit of the static shared memory of the kernels in bytes.
 const STATIC: usize = 384;
 /// Largest number of experts per token: one lane each.
 const MAX_EXPERTS_USED: usize = 32;
-/// For the kernels with whole rows: threads per block, row pairs per gate-and-up block, rows per down block, and the limits of shared memory
-/// per gate-and-up block and per down block in bytes. Two gate-and-up blocks and one down block fit on a multiprocessor of an H100.
+/// For the kernels with whole rows: threads per block, row pairs per gate-and-up block, rows per down block, and the limits of
+/// shared memory per gate-and-up block and per down block in bytes. Two gate-and-up blocks and one down block fit on a
+/// multiprocessor of an H100.
 const WHOLE_THREADS: usize = 256;
 const WHOLE_PAIRS: usize = 2 * GATE_ROWS / 2;
 const WHOLE_ROWS: usize = 16;
@@ -101,8 +102,8 @@ fn unit(ty: GgmlType) -> usize {
     }
 }
 
-/// The smallest number of stages per row with which `n` quantized activations and at least `slots` slots for each of `rows` rows of each of
-/// `warps` warps fit into `limit` bytes. `None` if they never fit.
+/// The smallest number of stages per row with which `n` quantized activations and at least `slots` slots for each of `rows` rows
+/// of each of `warps` warps fit into `limit` bytes. `None` if they never fit.
 fn staged_rows(
     weights: &Weights,
     (warps, slots, rows): (usize, usize, usize),
@@ -146,7 +147,8 @@ struct WholeRows {
     shared: usize,
 }
 
-/// The layout of `segments` segments of `rows` rows each, and `n` quantized activations. `None` if they do not fit into `limit` bytes.
+/// The layout of `segments` segments of `rows` rows each, and `n` quantized activations. `None` if they do not fit into `limit`
+/// bytes.
 fn whole_rows(
     weights: &Weights,
     (segments, rows): (usize, usize),
@@ -228,8 +230,8 @@ impl Plan {
 }
 
 impl Kernels {
-    /// Gate, up and their activation for the experts of one token. Returns whether the results are also quantized, or `None` if no kernel
-    /// supports the type and the shape.
+    /// Gate, up and their activation for the experts of one token. Returns whether the results are also quantized, or `None` if
+    /// no kernel supports the type and the shape.
     pub(super) fn token_gate_up(
         &self,
         stream: &CudaStream,
@@ -289,7 +291,8 @@ impl Kernels {
         of_type(&crate::cuda::module::TOKEN, ty).is_some()
     }
 
-    /// Down products of the experts of one token and their weighted sum. Returns `false` if no kernel supports the type and the shape.
+    /// Down products of the experts of one token and their weighted sum. Returns `false` if no kernel supports the type and the
+    /// shape.
     ///
     /// # Errors
     /// A driver error.

@@ -8,8 +8,8 @@ use crate::recorder::Routing;
 use crate::weights::{Linear, Matrix};
 
 impl Device {
-    /// Gate, up and their activation for the selected experts of every token, without the first `slot` experts. `slot` is 0 if there is
-    /// more than one token. Returns the address of the quantized results, if the kernel quantizes them (one token only).
+    /// Gate, up and their activation for the selected experts of every token, without the first `slot` experts. `slot` is 0 if
+    /// there is more than one token. Returns the address of the quantized results, if the kernel quantizes them (one token only).
     pub(crate) fn experts_gate_up(
         &mut self,
         [gate, up]: [&Linear; 2],
@@ -111,8 +111,8 @@ impl Device {
         self.kernels().mul_mat_id(self.stream(), &operands)
     }
 
-    /// As [`Device::mul_mat_id`], with the matrices that Post-Fetch has transferred. Returns for each row whether its matrix is on the
-    /// GPU. Other rows of `dst` are not written.
+    /// As [`Device::mul_mat_id`], with the matrices that Post-Fetch has transferred. Returns for each row whether its matrix is
+    /// on the GPU. Other rows of `dst` are not written.
     pub(crate) fn mul_mat_fetched(
         &mut self,
         linear: &Linear,

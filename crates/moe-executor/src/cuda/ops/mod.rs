@@ -1,9 +1,9 @@
-//! The operations of [`crate::ops`] on a GPU: a method of [`Device`] each. It copies operands that are not on the GPU yet, and launches
-//! the kernels.
+//! The operations of [`crate::ops`] on a GPU: a method of [`Device`] each. It copies operands that are not on the GPU yet, and
+//! launches the kernels.
 //!
 //! # Errors
-//! Every method fails if memory cannot be allocated, if no kernel supports the type or the shape, or if the driver fails. Then the CPU
-//! runs the operation.
+//! Every method fails if memory cannot be allocated, if no kernel supports the type or the shape, or if the driver fails. Then
+//! the CPU runs the operation.
 
 mod attention;
 mod elementwise;

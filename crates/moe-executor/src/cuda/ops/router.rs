@@ -12,8 +12,8 @@ impl Device {
         spec.groups.is_none() && n_expert <= MAX_EXPERTS
     }
 
-    /// Selects the experts of every token from its logits `scores (tokens, n_expert)`. Stores ids and weights in `routing`, which has the right
-    /// size.
+    /// Selects the experts of every token from its logits `scores (tokens, n_expert)`. Stores ids and weights in `routing`, which
+    /// has the right size.
     pub(crate) fn route(
         &mut self,
         spec: &RouterSpec,

@@ -1,8 +1,8 @@
-//! Post-Fetch: while the CPU computes gate and up of the selected experts, their down matrices are copied to the GPU. The method is that
-//! of [llama-prefetch.cpp](https://github.com/ernestuz-b/llama-prefetch.cpp).
+//! Post-Fetch: while the CPU computes gate and up of the selected experts, their down matrices are copied to the GPU. The method
+//! is that of [llama-prefetch.cpp](https://github.com/ernestuz-b/llama-prefetch.cpp).
 //!
-//! A transfer starts after the routing decision and ends before the down product, or else the CPU computes that product. No matrix is
-//! kept from layer to layer.
+//! A transfer starts after the routing decision and ends before the down product, or else the CPU computes that product. No
+//! matrix is kept from layer to layer.
 //!
 //! ```text
 //! session thread   begin: allocate, 1st copy ──► publish gate job ──► other copies ──► gate, up ──► finish: ready copies
@@ -137,8 +137,8 @@ impl PostFetch {
         waited.map_err(|source| Error::driver("a transfer", source))
     }
 
-    /// Starts the transfers of the selected experts, whose down matrices `bytes_of` returns. Experts whose transfer cannot start are left to
-    /// the CPU.
+    /// Starts the transfers of the selected experts, whose down matrices `bytes_of` returns. Experts whose transfer cannot start
+    /// are left to the CPU.
     ///
     /// # Safety
     /// The returned bytes stay valid and unchanged until `self` is dropped.
@@ -203,8 +203,8 @@ impl PostFetch {
                 Some(InjectedFault::LaterCopy) => i > 0,
                 _ => false,
             };
-            // SAFETY: the caller of `begin` ensures that the bytes stay valid. The scratchpad has room for `fits` experts, and it is not
-            // replaced before the transfers have ended.
+            // SAFETY: the caller of `begin` ensures that the bytes stay valid. The scratchpad has room for `fits` experts, and it
+            // is not replaced before the transfers have ended.
             pending.push_back(unsafe { PendingCopy::new(i, bytes, to, end, fails) });
         }
         self.copies.queue(0..fits);
@@ -220,7 +220,8 @@ impl PostFetch {
         Ok(())
     }
 
-    /// Starts the pending transfers. Starting eight of them takes about 30 µs, so this is called while other threads compute gate and up.
+    /// Starts the pending transfers. Starting eight of them takes about 30 µs, so this is called while other threads compute gate
+    /// and up.
     pub fn start_pending(&mut self, gpu: &Gpu) {
         self.start_next(gpu, self.pending.len());
     }
@@ -346,8 +347,8 @@ impl PostFetch {
         let scratchpad = match self.scratchpad.take() {
             Some(scratchpad) if scratchpad.size_bytes() >= bytes => scratchpad,
             outgrown => {
-                // Memory is freed and allocated in the order of the compute stream. The transfer stream may still write to the old
-                // buffer, and soon writes to the new one.
+                // Memory is freed and allocated in the order of the compute stream. The transfer stream may still write to the
+                // old buffer, and soon writes to the new one.
                 let waited = self.stream.synchronize();
                 waited.map_err(|source| Error::driver("a transfer", source))?;
                 // The old buffer is freed first: both at once may not fit.

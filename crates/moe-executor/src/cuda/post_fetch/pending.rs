@@ -23,8 +23,8 @@ impl PendingCopy {
     /// The copy number `index` of the layer, of `from` to `to`, with the event `end` after it.
     ///
     /// # Safety
-    /// Until the transfer has completed or the result is dropped without a call of [`PendingCopy::start`], `from` stays valid and unchanged,
-    /// and `from.len()` bytes are allocated at `to`.
+    /// Until the transfer has completed or the result is dropped without a call of [`PendingCopy::start`], `from` stays valid and
+    /// unchanged, and `from.len()` bytes are allocated at `to`.
     pub(super) unsafe fn new(
         index: usize,
         from: &[u8],

@@ -15,7 +15,8 @@ pub struct Settings {
     pub scratchpad_bytes: Option<usize>,
     /// Whether transfers have their own stream; otherwise they share the compute stream and delay its kernels.
     pub dedicated_streams: bool,
-    /// Number of selected experts per token whose gate and up the CPU computes; the GPU computes the others. `None`: all on the CPU.
+    /// Number of selected experts per token whose gate and up the CPU computes; the GPU computes the others. `None`: all on the
+    /// CPU.
     pub cpu_limit: Option<usize>,
     /// An error to inject, for tests.
     pub fault: Option<InjectedFault>,

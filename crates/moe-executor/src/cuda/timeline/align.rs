@@ -10,19 +10,19 @@
 //!
 //! # Offset of a clock
 //!
-//! The offset of a GPU is the CPU time minus the GPU time of an event. Every lower limit of an event is a lower limit of the offset.
-//! [`align`] returns the times of the smallest offsets that satisfy all limits and are constant throughout the pass. Then all
-//! durations and gaps are as measured.
+//! The offset of a GPU is the CPU time minus the GPU time of an event. Every lower limit of an event is a lower limit of the
+//! offset. [`align`] returns the times of the smallest offsets that satisfy all limits and are constant throughout the pass. Then
+//! all durations and gaps are as measured.
 //!
 //! The clocks may disagree by more than the limits leave room for, because they drift:
 //!
 //! - Between two waits of the CPU, the offset is reduced until the wait covers its events.
-//! - If no constant offsets satisfy the limits between GPUs, an offset grows at the events that follow copies, until the end of the
-//!   segment. So the time that a GPU waits for a copy absorbs the drift, and durations of kernels stay as measured.
+//! - If no constant offsets satisfy the limits between GPUs, an offset grows at the events that follow copies, until the end of
+//!   the segment. So the time that a GPU waits for a copy absorbs the drift, and durations of kernels stay as measured.
 //! - If neither is enough, an event is moved to its own limit.
 //!
-//! So the limits above always hold. If they contradict each other (a copy from events that the CPU recorded after it had waited for
-//! the copy, which cannot happen), the waits take precedence.
+//! So the limits above always hold. If they contradict each other (a copy from events that the CPU recorded after it had waited
+//! for the copy, which cannot happen), the waits take precedence.
 
 /// The events of one GPU in a pass. All times are in ns; CPU times have the same origin on all GPUs.
 #[derive(Clone, Default, Debug)]
@@ -163,8 +163,8 @@ impl<'p> Pass<'p> {
         latest
     }
 
-    /// Places the events in the order of the calls with these offsets. Where a limit between GPUs requires it, an offset grows for the
-    /// rest of the segment.
+    /// Places the events in the order of the calls with these offsets. Where a limit between GPUs requires it, an offset grows
+    /// for the rest of the segment.
     fn place(&self, offsets: &[i64]) -> Placed {
         let n_gpus = self.passes.len();
         let mut times: Vec<Vec<Option<i64>>> = self.passes.iter().map(unplaced).collect();

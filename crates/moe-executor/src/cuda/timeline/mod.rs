@@ -1,17 +1,18 @@
 //! Times of GPU events on the CPU clock.
 //!
-//! The driver reports the time between two events of a GPU, by the clock of that GPU. It does not report the offset between this clock
-//! and the CPU clock. The CPU knows two limits of every event: it was after the start of the call that recorded it, and before
-//! the return of a wait that covers it. The offset is chosen so that all limits hold. Then no event is before a CPU operation
-//! that had ended when the event was recorded, and none is after a CPU operation that started when the wait had returned:
+//! The driver reports the time between two events of a GPU, by the clock of that GPU. It does not report the offset between this
+//! clock and the CPU clock. The CPU knows two limits of every event: it was after the start of the call that recorded it, and
+//! before the return of a wait that covers it. The offset is chosen so that all limits hold. Then no event is before a CPU
+//! operation that had ended when the event was recorded, and none is after a CPU operation that started when the wait had
+//! returned:
 //!
 //! ```text
 //! CPU    ──┤ operation ├─ record event ─┬──────────────── wait ──┬─┤ operation ├──
 //! GPU                                   └─ start ─ kernel ─ end ─┘
 //! ```
 //!
-//! The earliest such offset is used: the event with the shortest launch latency is at the start of its call. Copies between GPUs limit
-//! the offsets of both clocks, so the times of all GPUs are found together ([`align`]).
+//! The earliest such offset is used: the event with the shortest launch latency is at the start of its call. Copies between GPUs
+//! limit the offsets of both clocks, so the times of all GPUs are found together ([`align`]).
 
 mod align;
 
@@ -85,7 +86,8 @@ impl Timeline {
         self.waits.push(at);
     }
 
-    /// Ends the pass: a wait for all streams returned at `end`. `elapsed` returns the GPU time from the first event to another one.
+    /// Ends the pass: a wait for all streams returned at `end`. `elapsed` returns the GPU time from the first event to another
+    /// one.
     ///
     /// # Errors
     /// Those of `elapsed`.
@@ -105,8 +107,8 @@ impl Timeline {
         Ok(())
     }
 
-    /// Finds the times of all events of a pass that has [ended](Timeline::end) on all GPUs. The place of a timeline is the index that
-    /// [`Stream::AfterCopyFrom`] refers to.
+    /// Finds the times of all events of a pass that has [ended](Timeline::end) on all GPUs. The place of a timeline is the index
+    /// that [`Stream::AfterCopyFrom`] refers to.
     pub(super) fn find_times(timelines: &mut [&mut Timeline]) {
         let calls = timelines.iter().flat_map(|timeline| &timeline.events);
         let Some(origin) = calls.flatten().map(|call| call.start).min() else {
