@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The map of a model of 13.8 GB: `moe-analyze gguf-map` against the package `gguf` from PyPI, as whole processes, in turn.
-# The models are sparse files with true headers, so nothing is downloaded and little is written.
+# Time to map a model of 13.8 GB: `moe-analyze gguf-map` and the Python package `gguf`, as complete processes, alternately.
+# The models are sparse files with real headers, so nothing is downloaded and little is written.
 #
 #   docs/measurements/gguf-map.sh [REPETITIONS] > docs/measurements/gguf-map.txt
 #
-# MOE_ANALYZE names the binary (a release build), PYTHON an interpreter with the package; NOTE is printed.
+# MOE_ANALYZE is the program (a release build), PYTHON an interpreter with the package. NOTE is printed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -17,7 +17,7 @@ trap 'rm -rf "$models"' EXIT
 for name in olmoe-1b-7b mixtral-8x7b qwen3-30b-a3b qwen3-next-80b gpt-oss-20b gpt-oss-120b; do
   "$moe_analyze" --quiet synth --like "$name" --sparse --out "$models/$name.gguf"
 done
-# The same header before ten times the bytes: what is behind the last tensor is no fault.
+# The same header with ten times the data: bytes after the last tensor are not an error.
 cp --sparse=always "$models/gpt-oss-20b.gguf" "$models/gpt-oss-20b-and-a-hole.gguf"
 truncate --size=138G "$models/gpt-oss-20b-and-a-hole.gguf"
 

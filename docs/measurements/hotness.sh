@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Hotness of a routing.parquet against DuckDB's answer from the same file: within a process, with one thread and with all, and
-# as a whole process. The trace is that of a demo run, repeated to 4 GiB.
+# Hotness from routing.parquet, compared with a DuckDB query on the same file: within a process with one thread and with all
+# threads, and as complete processes. The trace is that of a demo run, repeated to 4 GiB.
 #
 #   scripts/demo.sh && docs/measurements/hotness.sh > docs/measurements/hotness.txt
 #
-# Ours counts more than the query: tokens and passes of each layer, router weights always, experts that a token names twice.
-# DuckDB's whole process is Python's less what Python and `import duckdb` take by themselves.
+# moe-analyze counts more than the query: tokens and passes of each layer, router weights, and duplicate experts of a token.
+# The time of the DuckDB process is that of the Python process minus the time of starting Python and `import duckdb`.
 #
-# MOE_ANALYZE names the binary, BENCH the bench of hotness as cargo built it, RUN the run to repeat (default: runs/demo/run), ROUTING
-# a table to take instead, PYTHON an interpreter with duckdb, NOTE is printed.
+# MOE_ANALYZE is the program, BENCH the compiled hotness benchmark, RUN the run to repeat (default: runs/demo/run), ROUTING a
+# table to use instead, PYTHON an interpreter with duckdb. NOTE is printed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -78,7 +78,7 @@ def process(command):
     return time.perf_counter() - start
 
 
-# Both say the same.
+# Both results must be equal.
 _, rows = query(QUERIES["count"], 1)
 theirs = {}
 for layer, expert, _, n in rows:

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# What recording costs: the same text formed with --trace off, experts and all, as whole processes in turn.
+# Overhead of recording: the same text generated with --trace off, experts and all, as complete processes, alternately.
 #
 #   docs/measurements/recording.sh [REPETITIONS] > docs/measurements/recording.txt
 #
-# MOE_ANALYZE names the binary (a release build), MODEL a model of 1 GB or more (default: one is made up), THREADS the
-# threads (default: all cores), NOTE is printed.
+# MOE_ANALYZE is the program (a release build), MODEL a model of at least 1 GB (default: a synthetic one), THREADS the number of
+# threads (default: all cores). NOTE is printed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -51,7 +51,7 @@ def run(model, mode, n_predict):
 
 
 for model, n_predict in (("fixtures/tiny-qwen3moe-Q4_K_M.gguf", 900), ("fixtures/tiny-gpt-oss-MXFP4.gguf", 900), (big, 100)):
-    # A run of one token has what a run directory costs by itself: the map, the manifest, the graphs.
+    # A run of one token shows the fixed size of a run directory: map, manifest, graphs.
     lengths = (1, n_predict)
     times = {(mode, n): [] for mode in MODES for n in lengths}
     records = {}

@@ -1,5 +1,7 @@
-"""Makes a long run of a short one: repeat_run.py RUN OUT MIB. The trace is repeated until it has so many MiB; time and positions
-go on from one to the next."""
+"""Creates a long run from a short one: repeat_run.py RUN OUT MIB.
+
+The records are repeated until the trace has at least MIB MiB. Timestamps and token ids continue in each repetition.
+"""
 
 import shutil
 import struct

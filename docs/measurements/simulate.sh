@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Simulated caches: look-ups in a second for each policy (criterion), beside a replay in plain Python of the same trace, and time
-# and memory of a trace of 100 million choices.
+# Simulated caches: lookups per second for each policy (criterion), compared with a simulation in plain Python of the same
+# trace; and time and memory for a trace of 100 million selected experts.
 #
 #   docs/measurements/simulate.sh > docs/measurements/simulate.txt
 #
-# MOE_ANALYZE names the binary, BENCH the bench of simulate as cargo built it, PYTHON an interpreter with numpy, MILLIONS another
-# length of the long trace, NOTE is printed.
+# MOE_ANALYZE is the program, BENCH the compiled simulate benchmark, PYTHON an interpreter with numpy, MILLIONS another length of the
+# long trace. NOTE is printed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -34,7 +34,7 @@ from statistics import median
 
 import numpy as np
 
-from replay import POLICIES, made_up
+from replay import POLICIES, synthetic
 
 moe_analyze, bench, work, millions = sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])
 N_LAYER, N_EXPERT, N_USED, BYTES = 48, 128, 8, 1 << 20
@@ -70,7 +70,7 @@ def ours(n_token, policy, part):
 
 print("\nthe same trace in plain Python (replay.py) and here, one policy; hits are equal; three rounds in turn, medians")
 for n_token, names in ((2000, ("lru",)), (60, ("lru", "lfu", "belady"))):
-    tokens = made_up(n_token)
+    tokens = synthetic(n_token)
     trace = work / "trace.npy"
     np.save(trace, np.array(tokens, dtype=np.int16))
     n = n_token * N_LAYER * N_USED

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Tokens per second of this executor and of llama.cpp, in one process each, in turn, on the same files with the same
-# tokens, threads and batch: prompts of 512 tokens and 128 decoded tokens. llama.cpp runs with its defaults (flash
-# attention, an F16 cache) and is compiled for this very processor.
+# Tokens per second of this executor and of llama.cpp, in alternating processes, with the same files, tokens, threads and batch
+# size: prompts of 512 tokens and 128 decoded tokens. llama.cpp runs with its defaults (flash attention, F16 KV cache) and is
+# compiled for the CPU of this machine.
 #
 #   RUSTFLAGS="-C target-cpu=native" cargo build --release --features llama-cpp
 #   docs/measurements/speed.sh [REPETITIONS] > docs/measurements/speed.txt
 #
-# MOE_ANALYZE names the binary, THREADS the threads (default: all cores), MODELS a folder for the made-up models (default: a
-# temporary one), NOTE is printed.
+# MOE_ANALYZE is the program, THREADS the number of threads (default: all cores), MODELS a directory for synthetic models
+# (default: a temporary one). NOTE is printed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -19,7 +19,7 @@ if [ -z "${MODELS:-}" ]; then
   trap 'rm -rf "$MODELS"' EXIT
 fi
 
-# name, architecture, layers, n_embd, heads, key heads, head width, experts, experts used, n_ff_exp, types, pre-tokenizer
+# name, architecture, n_layer, n_embd, n_head, n_head_kv, head_dim, n_expert, n_expert_used, n_ff_exp, types, pre-tokenizer
 while read -r name arch layers n_embd heads kv_heads head_dim experts used n_ff quant pre; do
   [ -f "$MODELS/$name.gguf" ] && continue
   cat > "$MODELS/$name.json" <<JSON

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Memory while a trace of 4 GiB becomes tables. The trace is that of a demo run, repeated; time and positions go on from one to
-# the next.
+# Peak memory of converting a trace of 4 GiB to tables. The trace is that of a demo run, repeated. Timestamps and positions
+# continue in each repetition.
 #
 #   scripts/demo.sh && docs/measurements/tables.sh > docs/measurements/tables.txt
 #
-# MOE_ANALYZE names the binary (a release build), RUN the run to repeat (default: runs/first), PYTHON an interpreter,
-# NOTE is printed. Speeds beside a copy in memory: cargo bench --package moe-trace --package moe-analysis.
+# MOE_ANALYZE is the program (a release build), RUN the run to repeat (default: runs/first), PYTHON an interpreter. NOTE is printed.
+# Speed relative to a copy in memory: cargo bench --package moe-trace --package moe-analysis.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
