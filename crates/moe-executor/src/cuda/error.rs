@@ -45,7 +45,7 @@ pub enum Error {
     /// A test injected it.
     #[error("{what} failed: a test injected the error")]
     Injected {
-        /// What failed.
+        /// The operation that fails.
         what: &'static str,
     },
     /// The driver is too old for the kernels.
@@ -73,7 +73,7 @@ pub enum Error {
     Decompress {
         /// Source file of the kernels.
         module: &'static str,
-        /// What the decompressor reported.
+        /// Error of the decompressor.
         source: io::Error,
     },
     /// The driver rejects embedded kernels.
@@ -81,7 +81,7 @@ pub enum Error {
     Load {
         /// Source file of the kernels.
         module: &'static str,
-        /// What the driver reported.
+        /// Error of the driver.
         status: DriverStatus,
     },
     /// A kernel could not be launched.
@@ -89,7 +89,7 @@ pub enum Error {
     Launch {
         /// Name of the kernel.
         kernel: &'static str,
-        /// What the driver reported.
+        /// Error of the driver.
         status: DriverStatus,
     },
     /// No kernel supports an operation.
@@ -97,15 +97,15 @@ pub enum Error {
     Unsupported {
         /// Name of the kernel.
         kernel: &'static str,
-        /// What is not supported.
+        /// The unsupported type, shape or size.
         what: String,
     },
     /// Another driver call failed.
     #[error("{what} failed: {status}")]
     Driver {
-        /// What was attempted.
+        /// The operation that was attempted.
         what: &'static str,
-        /// What the driver reported.
+        /// Error of the driver.
         status: DriverStatus,
     },
 }

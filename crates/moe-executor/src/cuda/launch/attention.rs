@@ -191,7 +191,7 @@ impl Kernels {
         })
     }
 
-    /// The number of splits that gives every multiprocessor `wanted` blocks, at most `pieces`.
+    /// The number of splits with which every multiprocessor has `wanted` blocks, at most `pieces`.
     fn splits(&self, blocks: usize, wanted: usize, pieces: usize) -> usize {
         let idle = (wanted * self.multiprocessors) / blocks.max(1);
         idle.min(pieces).clamp(1, MAX_SPLITS)

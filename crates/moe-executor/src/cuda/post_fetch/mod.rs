@@ -5,7 +5,7 @@
 //! matrix is kept from layer to layer.
 //!
 //! ```text
-//! session thread   begin: allocate, 1st copy ──► publish gate job ──► other copies ──► gate, up ──► finish: ready copies
+//! session thread   start: allocate, 1st copy ──► publish gate job ──► other copies ──► gate, up ──► finish: ready copies
 //! worker threads                                 gate ───────────────────────────────► gate, up
 //! ```
 

@@ -29,7 +29,7 @@ pub(super) struct Timeline {
     events: Vec<Option<Call>>,
     /// When the waits for the compute stream returned. Each wait ends a segment.
     waits: Vec<Instant>,
-    /// What the GPU measured; unset until it has completed the pass.
+    /// Measurements of the GPU; `None` until the pass has ended.
     measured: Option<Measured>,
     /// CPU time of each event; empty until [`Timeline::find_times`].
     times: Vec<Instant>,
@@ -44,7 +44,7 @@ struct Call {
     stream: Stream,
 }
 
-/// What is known of a pass that has ended.
+/// End and GPU times of a pass that has ended.
 struct Measured {
     /// When the wait for all streams returned.
     end: Instant,
@@ -123,7 +123,7 @@ impl Timeline {
         }
     }
 
-    /// What is known of the pass, in ns since `origin`.
+    /// The measurements as input of [`align`](align::align). CPU times are in ns since `origin`.
     fn pass(&self, origin: Instant) -> GpuPass {
         let Some(measured) = &self.measured else {
             return GpuPass::default();
@@ -155,7 +155,7 @@ impl Timeline {
 mod tests {
     use super::*;
 
-    /// Events of a pass as the host issued them and as the GPU timed them, µs.
+    /// Events of a pass with the times of their calls and the GPU times, µs.
     struct TimedPass {
         start: Instant,
         timeline: Timeline,
@@ -192,7 +192,7 @@ mod tests {
             self.timeline.waited(self.at(us));
         }
 
-        /// Times of all events, µs.
+        /// Ends the pass. Returns the times of all events, µs.
         fn resolve(mut self, end: u64) -> Vec<u64> {
             let (end, gpu) = (self.at(end), self.gpu.clone());
             let elapsed = |event: Event| -> Result<Duration, ()> {
@@ -208,9 +208,9 @@ mod tests {
     }
 
     #[test]
-    fn event_with_the_shortest_delay_is_at_its_call() {
+    fn event_with_the_shortest_latency_is_at_its_call() {
         let mut pass = TimedPass::new();
-        // 8 µs to the GPU, then 3, then behind a kernel of 100 µs.
+        // Latencies of 8 µs and 3 µs; then the event follows a kernel of 100 µs.
         pass.event(0, 1008);
         pass.event(20, 1023);
         pass.event(22, 1123);
@@ -218,19 +218,19 @@ mod tests {
     }
 
     #[test]
-    fn event_after_host_work_is_not_before_it() {
+    fn event_is_not_before_its_call() {
         let mut pass = TimedPass::new();
-        // The first event took 30 µs to the GPU. Laid onto its own call, the second would be at 170, before the call.
+        // The first event has a latency of 30 µs. If it were placed at its call, the second event would be at 170, before its call.
         pass.event(0, 5030);
         pass.event(200, 5200);
         assert_eq!(pass.resolve(300), [30, 200]);
     }
 
     #[test]
-    fn event_that_was_waited_for_is_not_after_the_wait() {
+    fn event_is_not_after_the_wait_that_covers_it() {
         let mut pass = TimedPass::new();
         pass.event(0, 1000);
-        // The GPU's clock is 5 % fast, far more than any: the wait at 1010 shows it.
+        // The GPU clock is 5 % fast, far more than real clocks: the wait at 1010 shows it.
         pass.event(0, 2050);
         pass.waited(1010);
         pass.event(1020, 2072);
@@ -238,23 +238,23 @@ mod tests {
         pass.waited(1130);
         let times = pass.resolve(1140);
         assert_eq!(times[..2], [0, 1010]);
-        // In the next segment durations are as measured, and both bounds hold.
+        // In the next segment, durations are as measured, and both limits hold.
         assert_eq!(times[2..], [1030, 1130]);
     }
 
     #[test]
-    fn drift_between_waits_moves_segments_and_keeps_durations() {
+    fn drift_changes_offsets_between_waits_and_keeps_durations() {
         let mut pass = TimedPass::new();
-        let (mut host, mut gpu) = (0, 0);
+        let (mut cpu, mut gpu) = (0, 0);
         for _ in 0..100 {
-            // Issue, 5 µs to the GPU, a kernel of 1000 µs, 5 µs back; the GPU's clock is 0.1 % slow.
-            pass.event(host, gpu + 5);
-            pass.event(host, gpu + 1004);
-            pass.waited(host + 1010);
-            host += 1010;
+            // 5 µs from the call to the GPU, a kernel of 1000 µs, 5 µs to the return of the wait. The GPU clock is 0.1 % slow.
+            pass.event(cpu, gpu + 5);
+            pass.event(cpu, gpu + 1004);
+            pass.waited(cpu + 1010);
+            cpu += 1010;
             gpu += 1009;
         }
-        let times = pass.resolve(host);
+        let times = pass.resolve(cpu);
         assert!(times.is_sorted(), "{times:?}");
         for (i, span) in times.chunks(2).enumerate() {
             assert_eq!(span[1] - span[0], 999, "kernel {i} of {times:?}");
@@ -264,10 +264,10 @@ mod tests {
     }
 
     #[test]
-    fn other_stream_is_bounded_by_the_end_of_the_pass() {
+    fn transfer_stream_is_limited_by_the_end_of_the_pass() {
         let mut pass = TimedPass::new();
         pass.event(0, 100);
-        // A copy that ends after the wait for the stream that computes.
+        // A copy that ends after the wait for the compute stream.
         pass.event_on(Stream::Transfer, 10, 110);
         pass.event_on(Stream::Transfer, 10, 400);
         pass.event(20, 150);

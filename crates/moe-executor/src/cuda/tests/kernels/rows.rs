@@ -196,13 +196,13 @@ fn get_rows_and_store_rows() {
     let Some(device) = Device::open() else { return };
     let (stream, kernels) = (&device.stream, &device.kernels);
     let mut report = Report::default();
-    for (rows, width, chosen) in [
+    for (rows, width, indices) in [
         (9, 2048, vec![8u32, 0, 3, 3]),
         (1, 1, vec![0]),
         (40, 300, (0..40).rev().collect()),
     ] {
-        let (n, x) = (chosen.len(), noise(rows * width, 10));
-        let (dx, dc) = (device.upload(&x), device.upload(&chosen));
+        let (n, x) = (indices.len(), noise(rows * width, 10));
+        let (dx, dc) = (device.upload(&x), device.upload(&indices));
         let out = device.nan_output(n * width);
         let done = kernels.get_rows(
             stream,
@@ -214,7 +214,7 @@ fn get_rows_and_store_rows() {
         );
         let got = device.after(done, &out);
         let row = |i: u32| &x[i as usize * width..][..width];
-        let want: Vec<f64> = chosen.iter().flat_map(|&i| wide(row(i))).collect();
+        let want: Vec<f64> = indices.iter().flat_map(|&i| wide(row(i))).collect();
         report.compare(
             &format!("get_rows {n} of {rows} × {width}"),
             got,
@@ -223,7 +223,7 @@ fn get_rows_and_store_rows() {
         );
 
         // Store them at distinct positions; the other rows must not change.
-        let mut stored = chosen.clone();
+        let mut stored = indices.clone();
         stored.sort();
         stored.dedup();
         let before = noise(rows * width, 11);

@@ -48,7 +48,7 @@ impl Matrices {
             }
         };
         let mut values = vec![0.0; count];
-        dequantize_row(ty, &bytes, &mut values).expect("whole blocks");
+        dequantize_row(ty, &bytes, &mut values).expect("complete blocks");
         Matrices {
             ty,
             n_in,
@@ -59,7 +59,7 @@ impl Matrices {
     }
 
     pub fn row_size(&self) -> usize {
-        self.ty.row_size(self.n_in as u64).expect("whole blocks") as usize
+        self.ty.row_size(self.n_in as u64).expect("complete blocks") as usize
     }
 
     /// Row `row` of matrix `i`.

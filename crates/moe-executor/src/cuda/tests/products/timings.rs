@@ -188,7 +188,7 @@ impl Bench {
                 kernels.merge(stream, out, weights, tokens, k, n_embd, sum)
             }
         };
-        let chosen = (tokens * k).min(n_expert);
+        let n_selected = (tokens * k).min(n_expert);
         let operations = 2 * tokens * k * n_embd * n_ff;
         let what = |part| {
             let types = if ty == down_ty {
@@ -199,7 +199,7 @@ impl Bench {
             format!("{part} {types}, {tokens} × {k} of {n_expert} experts of {n_embd} × {n_ff}")
         };
         let calls = if tokens == 1 { 100 } else { 10 };
-        let (up, down) = (up / n_expert * chosen, down / n_expert * chosen);
+        let (up, down) = (up / n_expert * n_selected, down / n_expert * n_selected);
         let parts = [
             (
                 "gate_up",

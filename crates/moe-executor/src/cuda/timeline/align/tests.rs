@@ -18,7 +18,7 @@ struct SimulatedGpu {
     latency: i64,
     /// GPU time per CPU time.
     rate: f64,
-    /// When all work so far ends.
+    /// End of all work so far.
     end: i64,
     /// Time of each event.
     times: Vec<i64>,
@@ -169,7 +169,7 @@ const NONE: [String; 0] = [];
 
 #[test]
 fn destination_whose_first_call_was_delayed_does_not_start_before_the_source() {
-    // The thread lost its CPU within the first call for GPU 1: alone, this GPU would be placed 2000 too early.
+    // The CPU thread was preempted in the first call for GPU 1. Alone, this GPU would be placed 2000 too early.
     let mut pass = Simulation::new(&[3, 2000]);
     pass.kernel(0, 3000);
     pass.kernel_after_copy(0, 1, 100);
@@ -216,7 +216,7 @@ fn copies_there_and_back_limit_both_clocks() {
 
 #[test]
 fn limits_lead_through_three_gpus() {
-    // Of each order one GPU is placed early by far more than a kernel takes.
+    // Alone, one or two of the GPUs would be placed too early by much more than the time of a kernel.
     for latencies in [[3, 900, 2000], [2000, 3, 900], [900, 2000, 3], [3, 2000, 3]] {
         let mut pass = Simulation::new(&latencies);
         pass.kernel(0, 50);
@@ -269,7 +269,7 @@ fn gpu_that_receives_nothing_keeps_its_times() {
 
 #[test]
 fn drifting_clocks_keep_order_and_kernel_times() {
-    // No constant offsets fit: the pass takes 500 000, and one clock gains or loses 500 on the other.
+    // No constant offsets satisfy the limits: in a pass of 500 000, the clocks drift apart by 500.
     for rates in [[1.0, 1.001], [1.001, 1.0], [1.0, 0.999], [0.999, 1.0]] {
         let mut pass = Simulation::new(&[3, 700]);
         pass.rounding = 1;
@@ -284,7 +284,7 @@ fn drifting_clocks_keep_order_and_kernel_times() {
         let (found, wrong) = pass.end();
         assert_eq!(wrong, NONE, "{rates:?}");
         let n_other = pass.other_kernel_times(&found).len();
-        // If a clock runs fast, the events of the last 500 are at the wait, which is earlier than they are by that clock.
+        // If a clock is fast, the events of the last 500 are moved to the wait at the end of the pass.
         assert!(
             n_other <= 20,
             "{rates:?}: {n_other} of {}",
@@ -321,7 +321,7 @@ fn limits_hold_in_random_passes() {
         let mut pass = Simulation::new(&latencies);
         let drifts = round % 2 == 1;
         for gpu in &mut pass.gpus {
-            // Work that comes later may be launched faster.
+            // Only the first launch has the long latency.
             gpu.latency = below(20);
             if drifts {
                 gpu.rate = 1.0 + below(2000) as f64 * 1e-6;
