@@ -65,7 +65,7 @@ enum Never {}
 pub struct Gpu(Never);
 
 impl Gpu {
-    pub fn look() -> Result<()> {
+    pub fn detect() -> Result<()> {
         Err(Error::NotBuilt)
     }
 

@@ -31,7 +31,7 @@ impl Gpu {
     ///
     /// # Errors
     /// [`Error::NoDriver`], [`Error::NoDevice`], or a driver error.
-    pub fn look() -> Result<()> {
+    pub fn detect() -> Result<()> {
         // SAFETY: loads the driver library and calls nothing in it. The initializers of the library are sound.
         if !unsafe { sys::is_culib_present() } {
             return Err(Error::NoDriver);
@@ -49,7 +49,7 @@ impl Gpu {
     /// # Errors
     /// A GPU does not exist, the driver cannot open it, or the GPU or the driver is too old for the kernels.
     pub fn open_all(specs: &[GpuSpec]) -> Result<Vec<Gpu>> {
-        Gpu::look()?;
+        Gpu::detect()?;
         let failed = |source| Error::driver("opening the GPU", source);
         let mut driver = 0;
         // SAFETY: the driver writes one integer to `driver`.

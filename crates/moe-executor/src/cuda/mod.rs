@@ -17,7 +17,6 @@ mod clock;
 mod device;
 mod download;
 mod error;
-mod fetch;
 mod gpu;
 mod handles;
 mod kernel;
@@ -28,6 +27,7 @@ mod ops;
 mod policy;
 pub mod post_fetch;
 mod queue;
+mod staging;
 mod timeline;
 
 #[cfg(test)]

@@ -12,9 +12,9 @@ use cudarc::driver::CudaStream;
 
 use super::clock::EventClock;
 use super::download::{Download, Downloads};
-use super::fetch::Staging;
 use super::launch::Kernels;
 use super::post_fetch::{self, PostFetch, Sample, Selected, Settings};
+use super::staging::StagingBuffer;
 use super::{DeviceBuffer, Error, Event, Fallbacks, Gpu, Pinned, Result, Wanted};
 use crate::placement::{DeviceId, Placement};
 use crate::recorder::Routing;
@@ -38,7 +38,7 @@ pub struct Device {
     /// Whether the last pass has ended: all its work is complete.
     pass_has_ended: bool,
     downloads: Downloads,
-    staging: Staging,
+    staging: StagingBuffer,
     /// Transfers that overlap with work of the CPU, if the policy is Post-Fetch.
     post_fetch: Option<PostFetch>,
     /// Whether a transfer of the current layer could not be started.
@@ -69,7 +69,7 @@ impl Device {
             pinned: HashMap::new(),
             reads_files: false,
             downloads: Downloads::default(),
-            staging: Staging::default(),
+            staging: StagingBuffer::default(),
             fallbacks: Fallbacks::default(),
         }
     }

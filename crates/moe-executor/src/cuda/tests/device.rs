@@ -30,7 +30,7 @@ impl Device {
     }
 
     fn new() -> Result<Device, String> {
-        Gpu::look().map_err(|missing| missing.to_string())?;
+        Gpu::detect().map_err(|missing| missing.to_string())?;
         let context = CudaContext::new(0).expect("the GPU can be opened");
         let stream = context.default_stream();
         let kernels = Kernels::load(&context).expect("the GPU supports the kernels");

@@ -9,7 +9,7 @@ use crate::placement::DeviceId;
 /// Opens the first GPU twice with these limits in bytes. Skips the running test if there is no GPU.
 #[track_caller]
 fn open_twice(limits: [Option<u64>; 2]) -> Option<[Gpu; 2]> {
-    if let Err(missing) = Gpu::look() {
+    if let Err(missing) = Gpu::detect() {
         skip(Need::Gpu, missing);
         return None;
     }

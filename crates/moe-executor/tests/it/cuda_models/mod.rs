@@ -38,7 +38,7 @@ fn open(name: &str) -> Gguf {
 /// Whether there is a GPU; skips the running test if not.
 #[track_caller]
 fn has_gpu() -> bool {
-    match Gpu::look() {
+    match Gpu::detect() {
         Ok(()) => true,
         Err(missing) => {
             skip(Need::Gpu, missing);

@@ -4,11 +4,11 @@ use super::{Gpu, Pinned, Result, Wanted};
 
 /// A pinned staging buffer for D2H copies.
 #[derive(Default)]
-pub(super) struct Staging {
+pub(super) struct StagingBuffer {
     memory: Option<Pinned>,
 }
 
-impl Staging {
+impl StagingBuffer {
     /// Copies values to the CPU through the staging buffer, with one wait.
     ///
     /// # Errors
