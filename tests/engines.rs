@@ -253,7 +253,7 @@ mod with_llama_cpp {
 /// Without a GPU one line says what is missing, and nothing is written; with `auto` the processor computes.
 #[test]
 fn a_gpu_that_is_not_there() {
-    if moe_executor::cuda::Gpu::look().is_ok() {
+    if moe_executor::cuda::Gpu::detect().is_ok() {
         skip(Need::NoGpu, "this machine has a GPU");
         return;
     }

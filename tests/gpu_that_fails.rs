@@ -19,13 +19,13 @@ fn record(model: &Path, out: &Path) -> Vec<OsString> {
 
 /// Each step at which a GPU may fail to open, and what is told of it.
 const OPENING: [(&str, &str); 4] = [
-    ("old", "the driver is of CUDA 11.8; the kernels need 12.4"),
+    ("old", "the driver supports CUDA 11.8; the kernels need 12.4"),
     (
         "open",
-        "opening the GPU: CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA-capable device(s) is/are busy or unavailable; another process",
+        "opening the GPU failed: CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA-capable device(s) is/are busy or unavailable; another process",
     ),
     ("capability", "the GPU has compute capability 7.0; the kernels need 7.5"),
-    ("stream", "a new stream: CUDA_ERROR_OUT_OF_MEMORY, out of memory; "),
+    ("stream", "creating a stream failed: CUDA_ERROR_OUT_OF_MEMORY, out of memory; "),
 ];
 
 #[test]

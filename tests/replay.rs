@@ -91,7 +91,7 @@ fn replay_of_a_record(model: &Path) -> Routing {
 /// On a machine with a GPU there is nothing to look at.
 #[test]
 fn without_a_gpu_auto_is_the_processor() {
-    if moe_executor::cuda::Gpu::look().is_ok() {
+    if moe_executor::cuda::Gpu::detect().is_ok() {
         skip(Need::NoGpu, "this machine has a GPU");
         return;
     }

@@ -1,4 +1,5 @@
-# Sourced by the measurements: prints date, machine, program and NOTE. COMMIT replaces git. Needs `moe_analyze`, the path of the program.
+# Sourced by the measurement scripts: prints date, machine, load, program version and NOTE. `moe_analyze` must be the path of the program.
+# COMMIT replaces the commit if there is no git repository.
 
 echo "date       $(date -u +%F)"
 echo "machine    $(lscpu | sed -n 's/^Model name: *//p' | head -1), $(nproc) CPUs, $(uname -sr)"

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Hotness of a routing.parquet compared with DuckDB on the same file: in process with one thread and with all threads, and as a
-# complete process. The trace is the demo run, repeated to 4 GiB.
+# Hotness from routing.parquet, compared with a DuckDB query on the same file: within a process with one thread and with all
+# threads, and as complete processes. The trace is that of a demo run, repeated to 4 GiB.
 #
 #   scripts/demo.sh && docs/measurements/hotness.sh > docs/measurements/hotness.txt
 #
-# `hotness` counts more than the query: tokens and passes of each layer, router weights, experts that a token selects twice.
-# The time of DuckDB's process excludes the start of Python and `import duckdb`.
+# moe-analyze counts more than the query: tokens and passes of each layer, router weights, and duplicate experts of a token.
+# The time of the DuckDB process is that of the Python process minus the time of starting Python and `import duckdb`.
 #
-# MOE_ANALYZE is the binary, BENCH the benchmark of hotness as built by cargo, RUN the run to repeat (default: runs/demo/run), ROUTING
-# a table to use instead, PYTHON an interpreter with duckdb. NOTE is printed.
+# MOE_ANALYZE is the program, BENCH the compiled hotness benchmark, RUN the run to repeat (default: runs/demo/run), ROUTING a
+# table to use instead, PYTHON an interpreter with duckdb. NOTE is printed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -57,7 +57,7 @@ def note(name, seconds):
 
 
 def ours(threads):
-    """Criterion's median of counting the table in process."""
+    """Criterion's median of counting the table within a process."""
     environment = os.environ | {"MOE_ANALYZE_ROUTING": routing, "RAYON_NUM_THREADS": str(threads)}
     command = [bench, "--bench", "routing.parquet", "--warm-up-time", "0.5", "--measurement-time", "1", "--noplot"]
     out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
@@ -78,7 +78,7 @@ def process(command):
     return time.perf_counter() - start
 
 
-# Both return the same counts.
+# Both results must be equal.
 _, rows = query(QUERIES["count"], 1)
 theirs = {}
 for layer, expert, _, n in rows:

@@ -1,4 +1,7 @@
-"""Makes a long run from a short one: repeat_run.py RUN OUT MIB. Repeats the trace up to MIB MiB, with increasing times and positions."""
+"""Creates a long run from a short one: repeat_run.py RUN OUT MIB.
+
+The records are repeated until the trace has at least MIB MiB. Timestamps and token ids continue in each repetition.
+"""
 
 import shutil
 import struct

@@ -1,8 +1,8 @@
-"""Cache simulation in plain Python: the baseline of simulate.sh.
+"""Simulated caches in plain Python: the baseline of simulate.sh.
 
-Written from docs/cache-policies.md, without code of BigMoeOnEdge. A trace is a list of tokens, each a list of layers,
-each a list of experts. All experts have one size, so a budget is a number of slots, and each layer's experts of a token are a
-batch. They are looked up in order; then other experts are evicted until the cache fits its slots.
+It follows docs/cache-policies.md and does not use the replay of BigMoeOnEdge. A trace is a list of tokens, a token a list of
+layers, and a layer a list of experts. All experts have the same size, so a budget is a number of slots. The experts of a layer and
+token are a batch: they are looked up in order. Then experts outside the batch are evicted until the rest fits into the slots.
 """
 
 from collections import OrderedDict
@@ -23,7 +23,7 @@ class Xorshift:
 
 
 def synthetic(n_token, n_layer=48, n_expert=128, n_used=8):
-    """The synthetic trace of the benchmark."""
+    """The same synthetic trace as in the benchmark."""
     random, last, tokens = Xorshift(), [[] for _ in range(n_layer)], []
     for _ in range(n_token):
         layers = []
@@ -91,7 +91,7 @@ def belady(tokens, slots):
             held[key], last[key] = next_use[at], at
             at += 1
         while len(held) > slots:
-            # Of experts without a next use, the least recently used.
+            # Among experts that are never used again, the least recently used one.
             del held[max((key for key in held if key not in batch), key=lambda key: (held[key], -last[key]))]
     return hits
 

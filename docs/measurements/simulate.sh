@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Cache simulation: look-ups per second of each policy (criterion), a replay of the same trace in plain Python, and time and memory
-# for a trace of 100 million selections.
+# Simulated caches: lookups per second for each policy (criterion), compared with a simulation in plain Python of the same
+# trace; and time and memory for a trace of 100 million selected experts.
 #
 #   docs/measurements/simulate.sh > docs/measurements/simulate.txt
 #
-# MOE_ANALYZE is the binary, BENCH the benchmark of simulate as built by cargo, PYTHON an interpreter with numpy, MILLIONS another
-# length of the long trace. NOTE is printed.
+# MOE_ANALYZE is the program, BENCH the compiled simulate benchmark, PYTHON an interpreter with numpy, MILLIONS another length of the
+# long trace. NOTE is printed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -45,7 +45,7 @@ sizes.write_text("layer,expert,bytes\n" + "".join(f"{l},{e},{BYTES}\n" for l in 
 
 
 def simulate(trace, *args):
-    """Rows of `simulate`, its seconds, and its peak of resident memory in MiB."""
+    """Rows of `simulate`, its seconds and its most resident memory in MiB."""
     command = [moe_analyze, "--quiet", "simulate", str(trace), "--sizes", str(sizes), "-o", "csv", *args]
     out = open(work / "out.csv", "w+")
     start = time.perf_counter()

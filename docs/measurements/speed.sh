@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Tokens per second of the executor and of llama.cpp, one process each, in turn, with the same files, tokens, threads and batch:
-# prompts of 512 tokens and 128 decoded tokens. llama.cpp runs with its defaults (flash attention, F16 cache) and is compiled for
-# this CPU.
+# Tokens per second of this executor and of llama.cpp, in alternating processes, with the same files, tokens, threads and batch
+# size: prompts of 512 tokens and 128 decoded tokens. llama.cpp runs with its defaults (flash attention, F16 KV cache) and is
+# compiled for the CPU of this machine.
 #
 #   RUSTFLAGS="-C target-cpu=native" cargo build --release --features llama-cpp
 #   docs/measurements/speed.sh [REPETITIONS] > docs/measurements/speed.txt
 #
-# MOE_ANALYZE is the binary, THREADS the number of threads (default: all cores), MODELS a directory for the synthetic models
+# MOE_ANALYZE is the program, THREADS the number of threads (default: all cores), MODELS a directory for synthetic models
 # (default: a temporary one). NOTE is printed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -19,7 +19,7 @@ if [ -z "${MODELS:-}" ]; then
   trap 'rm -rf "$MODELS"' EXIT
 fi
 
-# name, architecture, layers, n_embd, heads, key heads, head width, experts, experts used, n_ff_exp, types, pre-tokenizer
+# name, architecture, n_layer, n_embd, n_head, n_head_kv, head_dim, n_expert, n_expert_used, n_ff_exp, types, pre-tokenizer
 while read -r name arch layers n_embd heads kv_heads head_dim experts used n_ff quant pre; do
   [ -f "$MODELS/$name.gguf" ] && continue
   cat > "$MODELS/$name.json" <<JSON
@@ -51,7 +51,7 @@ ENGINES = ("native", "llama.cpp")
 
 
 def bench(engine, model):
-    """Rows of one process: a prompt and decoded tokens, each after one warm-up run."""
+    """Rows of one process: a prompt and a run of decoded tokens, each after one to warm up."""
     command = [moe_analyze, "--quiet", "bench", "--engine", engine, "--model", model, "-p", "512", "-n", "128", "-r", "1"]
     out = subprocess.run(command + ["-t", threads, "-o", "json"], capture_output=True, text=True, check=True).stdout
     return json.loads(out)

@@ -5,6 +5,9 @@
    microsecond. A kernel that chooses experts chooses the first ones; the others write nothing. What is given to a stream is refused
    while another GPU is the current one.
 
+   With the environment variable STAND_IN_PREEMPT=N, every N-th call that records an event takes 1.5 ms longer before it records the
+   event, as if the thread had been preempted.
+
    With the environment variable STAND_IN_FAILS it fails at the step of that name:
 
    old         the driver knows no newer CUDA than 11.8
@@ -25,7 +28,7 @@ enum {
     INVALID_HANDLE = 400, NOT_READY = 600
 };
 /* Nanoseconds. */
-enum { START = 3000, KERNEL = 20000, COPY = 5000, RESOLUTION = 512 };
+enum { START = 3000, KERNEL = 20000, COPY = 5000, RESOLUTION = 512, PREEMPTED = 1500000 };
 enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, MEMORY_POOLS = 115 };
 
 static int fails_at(const char *step) {
@@ -138,9 +141,17 @@ int cuEventCreate(struct event **event, unsigned flags) {
     return created;
 }
 int cuEventDestroy_v2(struct event *event) { free(event); return SUCCESS; }
+/* Waits if the call is one that loses its CPU. */
+static void maybe_preempt(void) {
+    static unsigned calls;
+    const char *every = getenv("STAND_IN_PREEMPT");
+    if (every && ++calls % (unsigned)atoi(every) == 0) wait_until(now() + PREEMPTED);
+}
+
 int cuEventRecord(struct event *event, struct stream *stream) {
     if (event->context != stream->context) return INVALID_HANDLE;
     if (stream->context != current) return INVALID_CONTEXT;
+    maybe_preempt();
     event->at = later(stream->end, now() + START);
     return SUCCESS;
 }

@@ -198,13 +198,15 @@ impl<'g> Devices<'g> {
         self.gpus.iter_mut().try_for_each(Device::begin_pass)
     }
 
-    /// Ends a pass: waits for all that was launched.
+    /// Ends a pass: waits for all work on all GPUs, and finds the times of the events of the pass.
     ///
     /// # Errors
-    /// The first GPU's that failed; the others have been waited for, too.
+    /// That of the first GPU that failed; the work of the others has ended, too.
     pub(crate) fn end_pass(&mut self) -> Result<()> {
         let ended: Vec<Result<()>> = self.gpus.iter_mut().map(Device::end_pass).collect();
-        ended.into_iter().collect()
+        ended.into_iter().collect::<Result<()>>()?;
+        Device::find_times(&self.gpus);
+        Ok(())
     }
 
     /// The time of a GPU event of the last pass, on the CPU's clock.

@@ -373,7 +373,7 @@ impl DeviceArgs {
         self.post_fetch.settings()?;
         self.post_fetch.postfetch_debug.get()?;
         self.min_batch()?;
-        match (&self.device, Gpu::look()) {
+        match (&self.device, Gpu::detect()) {
             (DeviceList::Cuda(_), Err(missing)) => Err(anyhow!(self.with_advice(&missing))),
             _ => Ok(()),
         }

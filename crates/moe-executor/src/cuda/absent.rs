@@ -1,8 +1,8 @@
-//! Built without the feature `cuda`: the items of the module with it, and no value of those that stand for a GPU. So the rest of the
-//! crate is the same in both builds, and its branches for the GPU are never taken here.
+//! Replaces [`crate::cuda`] in builds without the feature `cuda`. It has the same items for the rest of the crate, but the types
+//! for a GPU have no values. So the rest of the crate is the same in both builds, and its GPU branches are unreachable.
 #![allow(
     missing_docs,
-    reason = "what an item does is written in `mod.rs` and below it"
+    reason = "the items are documented in the modules that this file replaces"
 )]
 
 mod handles;
@@ -40,7 +40,7 @@ pub mod post_fetch {
     pub use transfer::{Observer, Reason, Sample, State, Transfer};
 }
 
-/// Why there is no GPU.
+/// Why no GPU can be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -58,14 +58,14 @@ impl Error {
 
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Has no value.
+/// A type without values.
 enum Never {}
 
-/// Has no value. The field keeps that from the rest of the crate, which the compiler would call unreachable otherwise.
+/// Has no values. The field is private so that the compiler does not warn of unreachable code in the rest of the crate.
 pub struct Gpu(Never);
 
 impl Gpu {
-    pub fn look() -> Result<()> {
+    pub fn detect() -> Result<()> {
         Err(Error::NotBuilt)
     }
 
@@ -122,13 +122,13 @@ impl Gpu {
     }
 }
 
-/// Has no value.
+/// Has no values.
 pub struct Registered<'m> {
     _never: Never,
     _mapped: PhantomData<&'m [u8]>,
 }
 
-/// Has no value.
+/// Has no values.
 pub struct DeviceBuffer(Never);
 
 impl DeviceBuffer {
@@ -149,7 +149,7 @@ impl DeviceBuffer {
     }
 }
 
-/// A copy that nobody starts.
+/// A copy that is never started.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Download;
 
@@ -159,7 +159,7 @@ impl Download {
     }
 }
 
-/// Has no value.
+/// Has no values.
 pub struct Device {
     never: Never,
     pub fallbacks: Fallbacks,
@@ -216,6 +216,8 @@ impl Device {
     pub(crate) fn end_pass(&mut self) -> Result<()> {
         match self.never {}
     }
+
+    pub(crate) fn find_times(_: &[Device]) {}
 
     pub(crate) fn record_event(&mut self) -> Result<Event> {
         match self.never {}

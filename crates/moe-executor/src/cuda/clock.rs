@@ -1,48 +1,46 @@
-//! Events of a pass, and their times on the host's clock.
+//! Events of a pass, and their times on the CPU clock.
 
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaEvent, CudaStream};
 
-use super::timeline::Timeline;
+use super::timeline::{Stream, Timeline};
 use super::{Error, Event, Gpu, Result};
 
-/// The events of a pass, on any streams of one GPU. They are created once and recorded again in every pass.
+/// The events of a pass on all streams of one GPU. CUDA events are created once and recorded again in every pass.
 #[derive(Default)]
 pub(crate) struct EventClock {
     events: Vec<CudaEvent>,
     timeline: Timeline,
-    /// The last event on the stream that computes.
-    last: Option<Event>,
-    /// The event after the last copy from another GPU that the operation under way waited for.
+    /// The event after the last copy from another GPU that the current operation reads.
     received: Option<Event>,
 }
 
 impl EventClock {
-    /// Forgets all events and records the first one, on the stream that computes, which is idle.
+    /// Removes all events, and records the first one of a pass on the compute stream, which is idle.
     ///
     /// # Errors
     /// As [`EventClock::record`].
-    pub(super) fn restart(&mut self, gpu: &Gpu) -> Result<()> {
+    pub(super) fn restart(&mut self, gpu: &Gpu) -> Result<Event> {
         self.timeline.clear();
-        (self.last, self.received) = (None, None);
-        self.record(gpu, gpu.stream()).map(|_| ())
+        self.received = None;
+        self.record(gpu, gpu.stream())
     }
 
     /// Records an event on `stream`.
     ///
     /// # Errors
-    /// It cannot be created or recorded.
+    /// The driver cannot create or record it.
     pub(super) fn record(&mut self, gpu: &Gpu, stream: &CudaStream) -> Result<Event> {
         let event = self.reserve(gpu)?;
         self.record_reserved(event, gpu, stream)?;
         Ok(event)
     }
 
-    /// An event that is to be recorded later.
+    /// Returns an event that is recorded later, or never.
     ///
     /// # Errors
-    /// It cannot be created.
+    /// The driver cannot create it.
     pub(super) fn reserve(&mut self, gpu: &Gpu) -> Result<Event> {
         if self.timeline.len() == self.events.len() {
             self.events.push(gpu.event()?);
@@ -53,79 +51,90 @@ impl EventClock {
     /// Records a [reserved](EventClock::reserve) event on `stream`.
     ///
     /// # Errors
-    /// It cannot be recorded.
+    /// The driver cannot record it.
     pub(super) fn record_reserved(
         &mut self,
         event: Event,
         gpu: &Gpu,
         stream: &CudaStream,
     ) -> Result<()> {
-        let issued = Instant::now();
-        let recorded = self.event(event).record(stream);
-        recorded.map_err(|source| Error::driver("an event", source))?;
         let computes = stream.cu_stream() == gpu.stream().cu_stream();
-        self.timeline.issue(event, issued, computes);
-        if computes {
-            self.last = Some(event);
-        }
+        let of = if computes {
+            Stream::Compute
+        } else {
+            Stream::Transfer
+        };
+        self.record_on(event, stream, of)
+    }
+
+    fn record_on(&mut self, event: Event, stream: &CudaStream, of: Stream) -> Result<()> {
+        let start = Instant::now();
+        let recorded = self.event(event).record(stream);
+        recorded.map_err(|source| Error::driver("recording an event", source))?;
+        self.timeline.record(event, start, of);
         Ok(())
     }
 
-    /// An operation starts: what was received before is not its own.
+    /// Starts an operation, which has not received anything yet.
     pub(super) fn start_operation(&mut self) {
         self.received = None;
     }
 
-    /// The stream that computes has been given a copy from another GPU for the operation under way.
+    /// Records an event on the compute stream right after a copy from the GPU with index `from`, for the current operation.
     ///
     /// # Errors
     /// As [`EventClock::record`].
-    pub(super) fn receive(&mut self, gpu: &Gpu) -> Result<()> {
-        self.received = Some(self.record(gpu, gpu.stream())?);
+    pub(super) fn receive(&mut self, gpu: &Gpu, from: usize) -> Result<()> {
+        let event = self.reserve(gpu)?;
+        self.record_on(event, gpu.stream(), Stream::AfterCopyFrom(from))?;
+        self.received = Some(event);
         Ok(())
     }
 
-    /// The event at which the operation under way had all that it reads, if it waited for another GPU.
+    /// The event after which the current operation had everything it reads, if it reads copies from other GPUs.
     pub(super) fn received(&self) -> Option<Event> {
         self.received
     }
 
-    /// The last event on the stream that computes.
-    pub(super) fn last(&self) -> Option<Event> {
-        self.last
-    }
-
-    /// The driver's event.
+    /// The CUDA event.
     pub(super) fn event(&self, event: Event) -> &CudaEvent {
         &self.events[event.0]
     }
 
-    /// The host has waited for the stream that computes.
+    /// A wait for the compute stream has just returned.
     pub(super) fn waited(&mut self) {
         self.timeline.waited(Instant::now());
     }
 
-    /// Finds the times of all events; the host has waited for all streams.
+    /// Ends the pass, after a wait for all streams: reads the GPU times of its events.
     ///
     /// # Errors
-    /// The GPU's work failed.
-    pub(super) fn finish(&mut self) -> Result<()> {
+    /// The work of the GPU failed.
+    pub(super) fn end(&mut self) -> Result<()> {
         let EventClock {
             events, timeline, ..
         } = self;
-        timeline.resolve(Instant::now(), |event| {
+        timeline.end(Instant::now(), |event| {
             let since = events[0].elapsed_ms(&events[event.0]);
-            let since = since.map_err(|source| Error::driver("an event's time", source))?;
+            let since =
+                since.map_err(|source| Error::driver("reading the time of an event", source))?;
             Ok(Duration::from_nanos(
                 (f64::from(since).max(0.0) * 1e6) as u64,
             ))
         })
     }
 
-    /// When an event was; see [`EventClock::finish`].
+    /// Finds the CPU times of the events of all GPUs, in the order of the list, once the pass has [ended](EventClock::end) on
+    /// each.
+    pub(super) fn find_times<'c>(clocks: impl Iterator<Item = &'c mut EventClock>) {
+        let mut timelines: Vec<&mut Timeline> = clocks.map(|clock| &mut clock.timeline).collect();
+        Timeline::find_times(&mut timelines);
+    }
+
+    /// CPU time of an event.
     ///
     /// # Errors
-    /// The pass has not ended.
+    /// The times of the pass have not been [found](EventClock::find_times).
     pub(super) fn time(&self, event: Event) -> Result<Instant> {
         self.timeline.time(event).ok_or(Error::PassNotEnded)
     }

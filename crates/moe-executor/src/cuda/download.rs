@@ -1,44 +1,50 @@
-//! The choices of a pass on their way to the host, in the order of the GPU's stream: recording adds no wait to it.
+//! D2H copies of the routing decisions of a pass. They are ordered by the compute stream, and nothing waits for them before the
+//! pass ends: recording adds no wait.
 
 use zerocopy::FromBytes;
 
 use super::{Gpu, Pinned, Ptr, Result};
 
-/// Bytes of a piece of pinned memory, if no single choice needs more.
-const PIECE: usize = 1 << 20;
+/// Smallest size of a block of pinned memory in bytes.
+const BLOCK_BYTES: usize = 1 << 20;
 
-/// Where the experts of a choice and their weights will lie.
+/// The copy of the selected experts of a layer and their weights: where it is after the pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Download {
     gpu: usize,
-    piece: usize,
+    block: usize,
+    /// Offset in the block in bytes.
     at: usize,
+    /// Number of experts.
     n: usize,
 }
 
 impl Download {
-    /// Index of the GPU that they are copied from.
+    /// Index of the GPU that is copied from.
     pub fn gpu(&self) -> usize {
         self.gpu
     }
 }
 
-/// Pinned memory for the choices of a pass. A piece stays where it is while copies into it are under way.
+/// Pinned memory for the routing decisions of a pass, in blocks that never move.
 #[derive(Default)]
 pub(super) struct Downloads {
-    pieces: Vec<Pinned>,
-    /// The piece in use, and its bytes in use.
-    piece: usize,
+    blocks: Vec<Pinned>,
+    /// Index of the current block, and its bytes in use.
+    block: usize,
     used: usize,
 }
 
 impl Downloads {
-    /// Forgets the choices of the pass before.
+    /// Removes the copies of the previous pass.
     pub(super) fn clear(&mut self) {
-        (self.piece, self.used) = (0, 0);
+        (self.block, self.used) = (0, 0);
     }
 
-    /// Begins to copy `n` experts and their weights.
+    /// Starts the copies of `n` selected experts and their weights.
+    ///
+    /// # Errors
+    /// Pinned memory cannot be allocated, or a copy cannot be started.
     pub(super) fn begin(
         &mut self,
         gpu: &Gpu,
@@ -47,41 +53,41 @@ impl Downloads {
         n: usize,
     ) -> Result<Download> {
         let bytes = n * size_of::<i32>();
-        while let Some(piece) = self.pieces.get(self.piece)
-            && self.used + 2 * bytes > piece.len()
+        while let Some(block) = self.blocks.get(self.block)
+            && self.used + 2 * bytes > block.len()
         {
-            (self.piece, self.used) = (self.piece + 1, 0);
+            (self.block, self.used) = (self.block + 1, 0);
         }
-        if self.piece == self.pieces.len() {
-            self.pieces.push(gpu.pinned((2 * bytes).max(PIECE))?);
+        if self.block == self.blocks.len() {
+            self.blocks.push(gpu.pinned((2 * bytes).max(BLOCK_BYTES))?);
         }
         let download = Download {
             gpu: gpu.index(),
-            piece: self.piece,
+            block: self.block,
             at: self.used,
             n,
         };
-        let piece = &self.pieces[self.piece];
-        // SAFETY: the place is this copy's until `clear`, which the next pass starts with; `get` reads it once the pass has ended
-        // with a wait. Dropping pinned memory waits for the GPU.
+        let block = &self.blocks[self.block];
+        // SAFETY: this range is used by no other copy before `clear` at the start of the next pass. `get` reads it after the wait
+        // at the end of the pass. Dropping pinned memory waits for the GPU. The caller passes allocations of `n` elements.
         unsafe {
-            gpu.begin_download(ids, piece, self.used, bytes)?;
-            gpu.begin_download(weights, piece, self.used + bytes, bytes)?;
+            gpu.begin_download(ids, block, self.used, bytes)?;
+            gpu.begin_download(weights, block, self.used + bytes, bytes)?;
         }
         self.used += 2 * bytes;
         Ok(download)
     }
 
-    /// Experts and weights, which have arrived.
+    /// Selected experts and their weights.
     ///
     /// # Safety
-    /// The stream that the copies were begun on was waited for, and none was begun since.
+    /// The compute stream was waited for after the copies were started, and none was started since.
     pub(super) unsafe fn get(&self, download: &Download) -> (&[i32], &[f32]) {
         let bytes = download.n * size_of::<i32>();
-        // SAFETY: no copy is under way, by the caller's promise; one needs `&mut self` to start.
-        let piece = unsafe { self.pieces[download.piece].bytes() };
-        let (ids, weights) = piece[download.at..][..2 * bytes].split_at(bytes);
-        let aligned = "pieces are pages, and what lies in them has four bytes each";
+        // SAFETY: the caller ensures that no copy is in flight, and starting one needs `&mut self`.
+        let block = unsafe { self.blocks[download.block].bytes() };
+        let (ids, weights) = block[download.at..][..2 * bytes].split_at(bytes);
+        let aligned = "blocks are page-aligned, and all values have four bytes";
         (
             <[i32]>::ref_from_bytes(ids).expect(aligned),
             <[f32]>::ref_from_bytes(weights).expect(aligned),

@@ -1,4 +1,4 @@
-//! What can go wrong on a device.
+//! Errors of GPUs.
 
 use std::ffi::CStr;
 use std::fmt::{self, Display, Formatter};
@@ -7,112 +7,114 @@ use std::io;
 use cudarc::driver::DriverError;
 use cudarc::driver::sys::CUresult;
 
-/// Errors of the GPU. Each names what was tried and what the driver reported.
+/// An error of a GPU: what was attempted, and what the driver reported.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No driver on this machine.
-    #[error("no CUDA driver was found (libcuda.so.1, nvcuda.dll): install NVIDIA's driver")]
+    /// This machine has no CUDA driver.
+    #[error("no CUDA driver was found (libcuda.so.1, nvcuda.dll): install the NVIDIA driver")]
     NoDriver,
-    /// No GPU on this machine.
-    #[error("the CUDA driver finds no GPU: check nvidia-smi and the variable CUDA_VISIBLE_DEVICES")]
-    NoDevice,
-    /// No GPU of that number.
+    /// The driver finds no GPU.
     #[error(
-        "there is no GPU {ordinal}: the CUDA driver finds {count}, counted from 0; check nvidia-smi and the variable CUDA_VISIBLE_DEVICES"
+        "the CUDA driver finds no GPU: check nvidia-smi and the environment variable CUDA_VISIBLE_DEVICES"
+    )]
+    NoDevice,
+    /// A GPU of the list does not exist.
+    #[error(
+        "there is no GPU {ordinal}: the CUDA driver finds {count}, counted from 0; check nvidia-smi and the environment variable CUDA_VISIBLE_DEVICES"
     )]
     NoSuchGpu {
-        /// Number asked for.
+        /// Requested number.
         ordinal: usize,
-        /// GPUs of the machine.
+        /// Number of GPUs that the driver finds.
         count: usize,
     },
-    /// There is no room in the GPU's memory, or not under the limit that was set.
-    #[error("{wanted} bytes of GPU memory do not fit: {used} of {limit} are in use")]
+    /// An allocation exceeds the memory limit.
+    #[error("cannot allocate {wanted} bytes of GPU memory: {used} of {limit} bytes are in use")]
     OutOfMemory {
-        /// Bytes asked for.
+        /// Requested size in bytes.
         wanted: u64,
         /// Bytes in use.
         used: u64,
-        /// Bytes that may be used.
+        /// Memory limit in bytes.
         limit: u64,
     },
-    /// Times or copies of a pass were asked for before it ended.
-    #[error("times and copies of a pass are known when it has ended")]
+    /// Event times or copied values of a pass were requested before it ended.
+    #[error("event times and copied values are not available before the pass has ended")]
     PassNotEnded,
-    /// A test asked for it.
-    #[error("{what} was made to fail")]
+    /// A test injected it.
+    #[error("{what} failed: a test injected the error")]
     Injected {
-        /// What failed.
+        /// The operation that fails.
         what: &'static str,
     },
-    /// The driver is older than the kernels.
+    /// The driver is too old for the kernels.
     #[error(
-        "the driver is of CUDA {}.{}; the kernels need 12.4 (driver 550) or later: update it",
+        "the driver supports CUDA {}.{}; the kernels need 12.4 (driver 550) or later: update the driver",
         .version / 1000, .version % 1000 / 10
     )]
     OldDriver {
-        /// As the driver reports it, such as 12040.
+        /// As the driver reports it, such as 11080 for 11.8.
         version: i32,
     },
-    /// The device cannot run the kernels.
+    /// The GPU is too old for the kernels.
     #[error(
         "the GPU has compute capability {}.{}; the kernels need 7.5 (Turing) or later",
         .capability / 10, .capability % 10
     )]
     Capability {
-        /// Ten times the compute capability.
+        /// Ten times the compute capability, such as 70 for 7.0.
         capability: u32,
     },
-    /// The embedded kernels are damaged.
+    /// Embedded kernels are damaged.
     #[error(
-        "the kernels `{module}` in the program cannot be decompressed: {source}; install the program again"
+        "the embedded kernels `{module}` cannot be decompressed: {source}; reinstall the program"
     )]
     Decompress {
         /// Source file of the kernels.
         module: &'static str,
-        /// What the decompressor reported.
+        /// Error of the decompressor.
         source: io::Error,
     },
-    /// The driver rejects the kernels.
+    /// The driver rejects embedded kernels.
     #[error("the driver rejects the kernels `{module}`: {status}")]
     Load {
         /// Source file of the kernels.
         module: &'static str,
-        /// What the driver reported.
+        /// Error of the driver.
         status: DriverStatus,
     },
-    /// A kernel could not be started.
-    #[error("kernel `{kernel}` could not be started: {status}")]
+    /// A kernel could not be launched.
+    #[error("kernel `{kernel}` could not be launched: {status}")]
     Launch {
         /// Name of the kernel.
         kernel: &'static str,
-        /// What the driver reported.
+        /// Error of the driver.
         status: DriverStatus,
     },
-    /// An operation that no kernel supports.
+    /// No kernel supports an operation.
     #[error("kernel `{kernel}`: {what} is not supported")]
     Unsupported {
         /// Name of the kernel.
         kernel: &'static str,
-        /// What was asked for.
+        /// The unsupported type, shape or size.
         what: String,
     },
-    /// Another call of the driver failed.
-    #[error("{what}: {status}")]
+    /// Another driver call failed.
+    #[error("{what} failed: {status}")]
     Driver {
-        /// What was tried.
+        /// The operation that was attempted.
         what: &'static str,
-        /// What the driver reported.
+        /// Error of the driver.
         status: DriverStatus,
     },
 }
 
-/// Result of a call to the device.
+/// Result of an operation on a GPU.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// Whether there was not enough GPU memory.
+    /// Whether GPU memory was insufficient.
     pub fn is_out_of_memory(&self) -> bool {
         match self {
             Error::OutOfMemory { .. } => true,
@@ -123,38 +125,38 @@ impl Error {
         }
     }
 
-    /// A call of the driver that failed.
+    /// The error of a failed driver call.
     pub(crate) fn driver(what: &'static str, error: DriverError) -> Error {
         let status = DriverStatus(error);
         Error::Driver { what, status }
     }
 }
 
-/// An error of the driver, displayed as its name, its description, and what to do.
+/// An error of the driver. It is displayed as its name, its description, and what to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DriverStatus(pub DriverError);
 
 impl DriverStatus {
-    fn what_to_do(self) -> &'static str {
+    fn advice(self) -> &'static str {
         use CUresult::*;
         match self.0.0 {
             CUDA_ERROR_DEVICE_UNAVAILABLE => {
-                "another process holds the GPU (nvidia-smi); wait until it ends"
+                "another process uses the GPU exclusively; find it with nvidia-smi and wait until it ends"
             }
             CUDA_ERROR_OUT_OF_MEMORY => {
-                "end what else uses the GPU's memory (nvidia-smi), or leave more of the model on the CPU"
+                "stop other processes that use GPU memory (nvidia-smi), or keep more of the model on the CPU"
             }
             CUDA_ERROR_NO_DEVICE | CUDA_ERROR_INVALID_DEVICE => {
-                "check nvidia-smi and the variable CUDA_VISIBLE_DEVICES"
+                "check nvidia-smi and the environment variable CUDA_VISIBLE_DEVICES"
             }
             CUDA_ERROR_SYSTEM_DRIVER_MISMATCH | CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE => {
-                "the driver's library and its kernel module differ: restart the machine, or install the driver again"
+                "the versions of the driver library and the kernel module differ: restart the machine, or reinstall the driver"
             }
             CUDA_ERROR_NO_BINARY_FOR_GPU
             | CUDA_ERROR_INVALID_PTX
             | CUDA_ERROR_UNSUPPORTED_PTX_VERSION
             | CUDA_ERROR_JIT_COMPILER_NOT_FOUND => "update the driver to 550 or later",
-            _ => "nvidia-smi and the system log may report more",
+            _ => "see nvidia-smi and the system log for details",
         }
     }
 }
@@ -166,9 +168,9 @@ impl Display for DriverStatus {
             Ok(name) => f.write_str(&name)?,
             Err(_) => write!(f, "error {}", error.0 as u32)?,
         }
-        if let Ok(words) = error.error_string().map(CStr::to_string_lossy) {
-            write!(f, ", {words}")?;
+        if let Ok(description) = error.error_string().map(CStr::to_string_lossy) {
+            write!(f, ", {description}")?;
         }
-        write!(f, "; {}", self.what_to_do())
+        write!(f, "; {}", self.advice())
     }
 }

@@ -1,4 +1,4 @@
-//! One GPU of the list: its stream, its kernels, its memory, its clock.
+//! A GPU of the list: compute stream, kernels, memory and event clock.
 
 use std::cell::{Ref, RefCell, RefMut};
 use std::sync::Arc;
@@ -11,15 +11,15 @@ use super::launch::Kernels;
 use super::queue::{Queue, bind};
 use super::{DeviceBuffer, Error, GpuInfo, GpuSpec, Pinned, Ptr, Registered, Result};
 
-/// The first version of CUDA whose driver takes the kernels' PTX (ISA 8.4).
+/// The first CUDA version whose driver loads the PTX of the kernels (ISA 8.4).
 const OLDEST_DRIVER: i32 = 12040;
 
-/// An entry in the list of GPUs. Entries of the same physical GPU share nothing but its hardware.
+/// An entry in the list of GPUs. Entries for the same physical GPU share only its hardware and its context.
 pub struct Gpu {
-    /// Place in the list.
+    /// Index in the list.
     index: usize,
     context: Arc<CudaContext>,
-    /// The stream that computes.
+    /// The compute stream.
     queue: Arc<Queue>,
     kernels: Kernels,
     clock: RefCell<EventClock>,
@@ -27,32 +27,32 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// Whether there is a driver and a GPU.
+    /// Checks whether this machine has a driver and a GPU.
     ///
     /// # Errors
-    /// What is missing.
-    pub fn look() -> Result<()> {
-        // SAFETY: asks the system's loader whether the library can be loaded, and nothing of it.
+    /// [`Error::NoDriver`], [`Error::NoDevice`], or a driver error.
+    pub fn detect() -> Result<()> {
+        // SAFETY: loads the driver library and calls nothing in it. The initializers of the library are sound.
         if !unsafe { sys::is_culib_present() } {
             return Err(Error::NoDriver);
         }
         match CudaContext::device_count() {
             Ok(0) | Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => Err(Error::NoDevice),
             Ok(_) => Ok(()),
-            Err(source) => Err(Error::driver("looking for a GPU", source)),
+            Err(source) => Err(Error::driver("counting GPUs", source)),
         }
     }
 
-    /// Opens GPUs in the order of a list. If a GPU is listed more than once, its entries without a limit get equal shares of its free
+    /// Opens the GPUs of a list. If a physical GPU is listed more than once, entries without a limit get equal shares of its free
     /// memory.
     ///
     /// # Errors
-    /// There is none, or not that one, the driver does not open it, or one of both is too old for the kernels.
+    /// A GPU does not exist, the driver cannot open it, or the GPU or the driver is too old for the kernels.
     pub fn open_all(specs: &[GpuSpec]) -> Result<Vec<Gpu>> {
-        Gpu::look()?;
+        Gpu::detect()?;
         let failed = |source| Error::driver("opening the GPU", source);
         let mut driver = 0;
-        // SAFETY: writes one number.
+        // SAFETY: the driver writes one integer to `driver`.
         let version = unsafe { sys::cuDriverGetVersion(&mut driver) };
         version.result().map_err(failed)?;
         if driver < OLDEST_DRIVER {
@@ -70,11 +70,11 @@ impl Gpu {
         specs.iter().enumerate().map(open).collect()
     }
 
-    /// Opens one of `entries` entries of a GPU.
+    /// Opens one of `entries` entries for a physical GPU.
     fn open(index: usize, spec: &GpuSpec, entries: u64, driver: i32) -> Result<Gpu> {
         let failed = |source| Error::driver("opening the GPU", source);
         let context = CudaContext::new(spec.ordinal).map_err(failed)?;
-        // SAFETY: order between streams is made by events of our own; cudarc's would cost a call for every buffer.
+        // SAFETY: this crate orders streams with its own events. cudarc's tracking would cost a driver call per buffer and use.
         unsafe { context.disable_event_tracking() };
         let (free, total) = context.mem_get_info().map_err(failed)?;
         let info = GpuInfo {
@@ -89,7 +89,7 @@ impl Gpu {
         let kernels = Kernels::load(&context)?;
         Ok(Gpu {
             index,
-            queue: Queue::new(&context, limit.min(free as u64), kernels.in_order())?,
+            queue: Queue::new(index, &context, limit.min(free as u64), kernels.in_order())?,
             kernels,
             clock: RefCell::default(),
             context,
@@ -97,12 +97,12 @@ impl Gpu {
         })
     }
 
-    /// Its place in the list.
+    /// Index in the list of GPUs.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// What it is.
+    /// Properties of the GPU.
     pub fn info(&self) -> &GpuInfo {
         &self.info
     }
@@ -112,49 +112,49 @@ impl Gpu {
         &self.kernels
     }
 
-    /// The stream that computes.
+    /// The compute stream.
     pub(crate) fn stream(&self) -> &Arc<CudaStream> {
         self.queue.stream()
     }
 
-    /// The events of the pass, to read.
+    /// The events of the pass.
     pub(super) fn clock(&self) -> Ref<'_, EventClock> {
         self.clock.borrow()
     }
 
-    /// The events of the pass, to record one.
+    /// The events of the pass, to record more.
     pub(super) fn clock_mut(&self) -> RefMut<'_, EventClock> {
         self.clock.borrow_mut()
     }
 
-    /// Another stream, which waits for none.
+    /// Creates a stream that is not ordered with the other streams.
     ///
     /// # Errors
-    /// The driver has none left.
+    /// The driver cannot create it.
     pub(crate) fn new_stream(&self) -> Result<Arc<CudaStream>> {
         let stream = self.context.new_stream();
-        stream.map_err(|source| Error::driver("a new stream", source))
+        stream.map_err(|source| Error::driver("creating a stream", source))
     }
 
-    /// An event that tells the time.
+    /// Creates an event with timing.
     ///
     /// # Errors
-    /// The driver has none left.
+    /// The driver cannot create it.
     pub(crate) fn event(&self) -> Result<CudaEvent> {
         let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
         let event = self.context.new_event(Some(flags));
-        event.map_err(|source| Error::driver("a new event", source))
+        event.map_err(|source| Error::driver("creating an event", source))
     }
 
-    /// Memory of the GPU.
+    /// Allocates GPU memory.
     ///
     /// # Errors
-    /// There is not enough, or not enough under the limit.
+    /// [`Error::OutOfMemory`] if the limit is exceeded, or a driver error.
     pub(crate) fn alloc(&self, bytes: usize) -> Result<DeviceBuffer> {
         DeviceBuffer::new(&self.queue, bytes)
     }
 
-    /// Memory for a row of `n_in` activations, quantized: `before` if it is large enough. None if there is not enough.
+    /// Memory for one quantized row of `n_in` activations: `before` if it is large enough. `None` if the allocation fails.
     pub(crate) fn quantized_row(
         &self,
         n_in: usize,
@@ -167,32 +167,32 @@ impl Gpu {
         }
     }
 
-    /// Memory of the host that copies to and from the GPU run fastest with, zeros.
+    /// Allocates pinned CPU memory, filled with zeros.
     ///
     /// # Errors
-    /// The system has no memory to spare.
+    /// The driver cannot allocate it.
     pub(crate) fn pinned(&self, bytes: usize) -> Result<Pinned> {
         Pinned::new(&self.context, bytes)
     }
 
-    /// Has the GPU read mapped memory by itself, as long as the result lives.
+    /// Registers mapped memory with the driver until the result is dropped, so that the GPU reads it directly.
     ///
     /// # Errors
-    /// The driver does not register such memory.
+    /// The driver cannot register such memory.
     pub(crate) fn register<'m>(&self, bytes: &'m [u8]) -> Result<Registered<'m>> {
         Registered::new(&self.context, bytes)
     }
 
-    /// Bytes in use, most that were in use at once, and those that may be.
+    /// GPU memory in bytes: in use, peak, limit.
     pub fn memory(&self) -> (u64, u64, u64) {
         let account = self.queue.account();
         (account.used(), account.peak(), account.limit())
     }
 
-    /// Copies values to the GPU, in the order of its stream. They may change once this returns, unless they are pinned.
+    /// Starts an H2D copy on the compute stream. The values may change once this returns, unless they are in pinned memory.
     ///
     /// # Errors
-    /// The copy failed.
+    /// The copy cannot be started.
     pub(crate) fn upload<T: IntoBytes + Immutable + ?Sized>(
         &self,
         to: Ptr,
@@ -202,7 +202,7 @@ impl Gpu {
         upload_on(self.stream(), to, values.as_bytes())
     }
 
-    /// Begins to copy `n` bytes to the place `at` of pinned memory; they are there once the stream has come so far.
+    /// Starts a D2H copy of `n` bytes to byte `at` of pinned memory on the compute stream.
     ///
     /// # Safety
     /// As [`Pinned::begin_download`].
@@ -217,11 +217,12 @@ impl Gpu {
         n: usize,
     ) -> Result<()> {
         self.kernels.follow_copy();
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller ensures it.
         unsafe { to.begin_download(self.stream(), from, at, n) }
     }
 
-    /// Copies the first `bytes` of another GPU's memory to this one's. The operation under way starts after that by the clock.
+    /// Copies the first `bytes` of memory on another GPU to memory on this one. The current operation starts when the copy has
+    /// ended.
     ///
     /// # Errors
     /// The copy cannot be started.
@@ -232,61 +233,64 @@ impl Gpu {
         bytes: usize,
     ) -> Result<()> {
         to.copy_from(from, bytes)?;
-        self.clock_mut().receive(self)
+        // Before the other GPU waits for the copy, so that whatever it runs next is after this event.
+        let recorded = self.clock_mut().receive(self, from.gpu());
+        from.wait_for(to)?;
+        recorded
     }
 
-    /// Has what this GPU is given next start after all that `other` was given so far.
+    /// Makes the compute stream wait for everything the compute stream of `other` was given so far.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver cannot record or wait for an event.
     pub(crate) fn follow(&self, other: &Gpu) -> Result<()> {
         self.queue.follow(&other.queue)
     }
 
-    /// Bytes that its memory moves in a second, read and written, in copies of `bytes`: what the reading of weights is held
-    /// against.
+    /// Measured memory bandwidth in bytes/s: reads plus writes of the fastest of five D2D copies of `bytes`. It is the upper
+    /// limit for kernels that read weights.
     ///
     /// # Errors
-    /// There is no room for two such buffers, or the GPU failed.
+    /// Two buffers of `bytes` do not fit into GPU memory, or the GPU failed.
     pub fn bandwidth(&self, bytes: usize) -> Result<f64> {
         let (from, to) = (self.alloc(bytes)?, self.alloc(bytes)?);
-        let (begin, end) = (self.event()?, self.event()?);
-        let failed = |source| Error::driver("a copy on the GPU", source);
+        let (start, end) = (self.event()?, self.event()?);
+        let failed = |source| Error::driver("a D2D copy", source);
         let mut best = f32::INFINITY;
         for _ in 0..5 {
-            begin.record(self.stream()).map_err(failed)?;
+            start.record(self.stream()).map_err(failed)?;
             let stream = self.stream().cu_stream();
-            // SAFETY: both buffers have as many bytes.
+            // SAFETY: both buffers have `bytes` bytes.
             unsafe { result::memcpy_dtod_async(to.ptr().0, from.ptr().0, bytes, stream) }
                 .map_err(failed)?;
             end.record(self.stream()).map_err(failed)?;
-            best = best.min(begin.elapsed_ms(&end).map_err(failed)?);
+            best = best.min(start.elapsed_ms(&end).map_err(failed)?);
         }
         Ok(2.0 * bytes as f64 / f64::from(best) * 1e3)
     }
 
-    /// Waits for all that was launched.
+    /// Waits until the compute stream has completed its work.
     ///
     /// # Errors
-    /// Some of it failed.
+    /// Some of the work failed.
     pub(crate) fn synchronize(&self) -> Result<()> {
         self.queue.wait()
     }
 
-    /// Times that the host has waited for the stream that computes.
+    /// Number of times that the CPU has waited for the compute stream.
     pub fn waits(&self) -> u64 {
         self.queue.account().waits()
     }
 }
 
-/// Copies bytes to the GPU on a stream. Kernels that are launched behind it on the same stream have to be [told](Kernels::follow_copy).
+/// Starts an H2D copy on a stream. If kernels follow on the same stream, the caller must also call [`Kernels::follow_copy`].
 ///
 /// # Errors
-/// The copy failed.
+/// The copy cannot be started.
 pub(super) fn upload_on(stream: &CudaStream, to: Ptr, bytes: &[u8]) -> Result<()> {
     bind(stream.context())?;
-    // SAFETY: the caller has room at `to`; memory that is not pinned is read before the call returns, pinned memory lives as
-    // long as the session.
+    // SAFETY: the caller has allocated `bytes.len()` bytes at `to`. The driver reads pageable memory before the call returns, and
+    // pinned memory lives as long as the session.
     unsafe { result::memcpy_htod_async(to.0, bytes, stream.cu_stream()) }
-        .map_err(|source| Error::driver("a copy to the GPU", source))
+        .map_err(|source| Error::driver("an H2D copy", source))
 }

@@ -1,28 +1,28 @@
-//! Addresses in device memory, and events: what operations and records keep of the GPU.
+//! Device addresses, events and pending D2H copies, as operations and records refer to them.
 
-/// An address in device memory, or none. Whoever launches a kernel vouches for what lies there.
+/// An address in device memory. The code that launches a kernel ensures that the memory is valid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Ptr(pub u64);
 
 impl Ptr {
-    /// No memory: an optional argument that is left out.
+    /// No memory: stands for an optional argument that is omitted.
     pub const NULL: Ptr = Ptr(0);
 
-    /// The address `bytes` further on.
+    /// The address plus `bytes`.
     pub fn offset(self, bytes: usize) -> Ptr {
         Ptr(self.0 + bytes as u64)
     }
 }
 
-/// Values of the GPU that the host wants.
+/// A D2H copy that is requested.
 pub struct Wanted<'a> {
-    /// Where they lie.
+    /// Source on the GPU.
     pub from: Ptr,
-    /// Where they go.
+    /// Destination. Its length is the size of the copy.
     pub to: &'a mut [u8],
 }
 
-/// An event of the current pass.
+/// A CUDA event of the current pass, as an index into the events of its GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Event(pub(super) usize);
 

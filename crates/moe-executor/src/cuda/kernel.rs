@@ -1,9 +1,9 @@
-//! Kernels as the launching code declares them. A test compares the declarations with the signatures in the PTX, and a debug assertion
-//! compares the arguments of every launch with the declaration.
+//! Declarations of kernels. A test compares them with the signatures in the PTX, and a debug assertion compares them with the
+//! arguments of every launch.
 
 use super::module::Arg;
 
-/// Type of a parameter of a kernel, or of an argument.
+/// Type of a kernel parameter or argument.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     /// A pointer.
@@ -18,14 +18,14 @@ pub(super) enum Kind {
     Bool,
 }
 
-/// A parameter of a kernel.
+/// A kernel parameter.
 #[derive(Debug)]
 pub(super) struct Param {
     pub name: &'static str,
     pub kind: Kind,
 }
 
-/// A kernel: its name in the PTX, and its parameters in their order.
+/// A kernel: its name in the PTX and its parameters in order.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kernel {
     pub name: &'static str,
@@ -33,7 +33,7 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    /// Why a launch with these arguments would be wrong; `None` if it would not.
+    /// The first difference between `args` and the declaration; `None` if they match.
     pub fn mismatch(&self, args: &[Arg]) -> Option<String> {
         let (name, wanted, given) = (self.name, self.params.len(), args.len());
         if given != wanted {
@@ -49,15 +49,15 @@ impl Kernel {
 impl Kind {
     fn takes(self, arg: &Arg) -> bool {
         match (self, arg.kind) {
-            // The driver reads the low half of a `usize`.
+            // The driver reads the low 32 bits of a `usize`.
             (Kind::U32, Kind::U64) => u32::try_from(arg.bits).is_ok(),
             (param, arg) => param == arg,
         }
     }
 }
 
-/// Declares the kernels that a file launches: a constant for each, and `KERNELS` with all of them. Kernels with the same parameters are
-/// declared together.
+/// Declares the kernels that a file launches: a constant for each, and `KERNELS` with all of them. One declaration may name
+/// several kernels that have the same parameters.
 macro_rules! kernels {
     (@params ($($param:ident: $kind:ident),+ $(,)?)) => {
         &[$($crate::cuda::kernel::Param {
@@ -88,9 +88,9 @@ mod tests {
     }
 
     #[test]
-    fn arguments_are_compared_with_the_declaration() {
+    fn rejects_arguments_that_differ_from_the_declaration() {
         let [copy] = KERNELS else {
-            panic!("one kernel is declared")
+            panic!("expected one kernel")
         };
         let mismatch = |args: &[Arg]| copy.mismatch(args).unwrap_or_default();
         let (from, n) = (Ptr::NULL, 1usize << 33);

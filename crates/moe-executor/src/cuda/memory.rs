@@ -1,4 +1,4 @@
-//! Memory of the GPU, counted and capped, and memory of the host that it reads and writes by itself.
+//! GPU memory with a limit, and CPU memory that the GPU accesses directly.
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -10,7 +10,7 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, result, sys};
 use super::queue::{Queue, bind};
 use super::{Error, Ptr, Result};
 
-/// What is allocated and how much may be, and how often the host waited for the results.
+/// Allocated bytes and their limit, and the number of times that the CPU waited for the GPU.
 #[derive(Debug)]
 pub(super) struct Account {
     used: AtomicU64,
@@ -29,35 +29,35 @@ impl Account {
         }
     }
 
-    /// Counts a wait of the host.
+    /// Counts a wait of the CPU.
     pub(super) fn waited(&self) {
         self.waits.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Times that the host waited.
+    /// Number of waits of the CPU.
     pub(super) fn waits(&self) -> u64 {
         self.waits.load(Ordering::Relaxed)
     }
 
-    /// Bytes that are allocated.
+    /// Allocated bytes.
     pub(super) fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Most bytes that were allocated at once.
+    /// Peak of the allocated bytes.
     pub(super) fn peak(&self) -> u64 {
         self.peak.load(Ordering::Relaxed)
     }
 
-    /// Bytes that may be allocated.
+    /// Limit of the allocated bytes.
     pub(super) fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Counts `bytes` as allocated, if the limit leaves room for them.
+    /// Counts `bytes` as allocated.
     ///
     /// # Errors
-    /// It does not.
+    /// [`Error::OutOfMemory`] if the limit would be exceeded. Then nothing is counted.
     fn take(&self, bytes: u64) -> Result<()> {
         let fits = |used: u64| used.checked_add(bytes).filter(|&used| used <= self.limit);
         let order = Ordering::Relaxed;
@@ -75,12 +75,12 @@ impl Account {
     }
 
     /// Counts `bytes` as free again.
-    fn give_back(&self, bytes: u64) {
+    fn release(&self, bytes: u64) {
         self.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
-/// Memory of a GPU. Its contents are copied and written in the order of one stream.
+/// GPU memory. All copies and kernels that access it are ordered by one stream.
 pub struct DeviceBuffer {
     slice: CudaSlice<u8>,
     ptr: Ptr,
@@ -91,11 +91,11 @@ impl DeviceBuffer {
     pub(super) fn new(queue: &Arc<Queue>, bytes: usize) -> Result<DeviceBuffer> {
         let (stream, account) = (queue.stream(), queue.account());
         account.take(bytes as u64)?;
-        // SAFETY: whoever reads it has written it before; a kernel that reads what none wrote gets any values, as on the host.
+        // SAFETY: the memory is uninitialized. Only kernels and copies access it, for which every bit pattern is a valid value.
         let slice = unsafe { stream.alloc::<u8>(bytes) };
         let slice = slice.map_err(|source| {
-            account.give_back(bytes as u64);
-            Error::driver("an allocation of GPU memory", source)
+            account.release(bytes as u64);
+            Error::driver("allocating GPU memory", source)
         })?;
         use cudarc::driver::DevicePtr as _;
         let ptr = Ptr(slice.device_ptr(stream).0);
@@ -111,48 +111,64 @@ impl DeviceBuffer {
         self.ptr
     }
 
-    /// Bytes.
+    /// Size in bytes.
     pub fn size_bytes(&self) -> usize {
         self.slice.num_bytes()
     }
 
-    /// Copies its first bytes to the host, once all that was launched before has ended.
+    /// Copies its first bytes to `out` after all work so far, and waits for the copy.
     ///
     /// # Errors
-    /// The copy failed, or something before it.
+    /// The copy or earlier work on the stream failed.
     pub fn download(&self, out: &mut [u8]) -> Result<()> {
         let out_len = out.len().min(self.size_bytes());
         let stream = self.queue.stream();
         self.queue.bind()?;
-        // SAFETY: as many bytes as both sides have; the wait below ends before `out` can go.
+        // SAFETY: the length is at most the size of either side, and the wait below ends before the borrow of `out`.
         unsafe { result::memcpy_dtoh_async(&mut out[..out_len], self.ptr.0, stream.cu_stream()) }
-            .map_err(|source| Error::driver("a copy from the GPU", source))?;
+            .map_err(|source| Error::driver("a D2H copy", source))?;
         self.queue.wait()
     }
 
-    /// Overwrites its first bytes with those of memory on another GPU: after all that GPU was given so far, and before what it is
-    /// given next.
+    /// Index of its GPU in the list.
+    pub(super) fn gpu(&self) -> usize {
+        self.queue.gpu()
+    }
+
+    /// Starts a copy of the first bytes of memory on another GPU to the first bytes of this memory, after everything the stream
+    /// of the other GPU was given so far. Then `other` must [wait](DeviceBuffer::wait_for) for this memory.
     ///
     /// # Errors
     /// The copy cannot be started.
     pub(super) fn copy_from(&self, other: &DeviceBuffer, bytes: usize) -> Result<()> {
         let bytes = bytes.min(self.size_bytes()).min(other.size_bytes());
-        // SAFETY: both have as many bytes.
+        // SAFETY: `bytes` is at most the size of either buffer.
         unsafe {
             self.queue
                 .copy_from(&other.queue, other.ptr, self.ptr, bytes)
         }
     }
 
-    /// A larger buffer with the first `kept` bytes of this one.
+    /// Makes the stream of this memory's GPU wait for everything the stream of the GPU of `other` was given so far.
+    ///
+    /// # Errors
+    /// The driver cannot record or wait for an event.
+    pub(super) fn wait_for(&self, other: &DeviceBuffer) -> Result<()> {
+        self.queue.follow(&other.queue)
+    }
+
+    /// Returns a larger buffer with the first `kept` bytes of this one, and waits for the copy.
+    ///
+    /// # Errors
+    /// The allocation or the copy failed.
     pub(crate) fn grown(&self, bytes: usize, kept: usize) -> Result<DeviceBuffer> {
         let stream = self.queue.stream();
         let grown = DeviceBuffer::new(&self.queue, bytes)?;
         let kept = kept.min(self.size_bytes());
-        // SAFETY: both have `kept` bytes, and the stream frees this one after the copy.
+        // SAFETY: both buffers have at least `kept` bytes, and the stream frees this one after the copy.
         unsafe { result::memcpy_dtod_async(grown.ptr.0, self.ptr.0, kept, stream.cu_stream()) }
-            .map_err(|source| Error::driver("a copy on the GPU", source))?;
-        // Seldom, and no kernel must start before it has ended.
+            .map_err(|source| Error::driver("a D2D copy", source))?;
+        // Growing is rare, and no kernel may start before the copy has ended.
         self.queue.wait()?;
         Ok(grown)
     }
@@ -160,14 +176,14 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        self.queue.account().give_back(self.size_bytes() as u64);
-        // The driver takes back memory of the current GPU. An error is that of the next call.
+        self.queue.account().release(self.size_bytes() as u64);
+        // The driver frees memory of the current context only. The next call returns the error, if any.
         let context = self.queue.stream().context();
         context.record_err(context.bind_to_thread());
     }
 }
 
-/// Memory of the host that stays where it is, so that copies run at the link's full speed and beside other work.
+/// Pinned CPU memory: copies run at full PCIe bandwidth and asynchronously.
 pub struct Pinned {
     context: Arc<CudaContext>,
     address: *mut c_void,
@@ -177,10 +193,10 @@ pub struct Pinned {
 impl Pinned {
     pub(super) fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Pinned> {
         bind(context)?;
-        // SAFETY: the context is current on this thread; the memory is given back once, when this is dropped.
+        // SAFETY: the context is current on this thread. `drop` frees the memory once.
         let address = unsafe { result::malloc_host(bytes.max(1), 0) }
-            .map_err(|source| Error::driver("an allocation of pinned memory", source))?;
-        // SAFETY: as many bytes were allocated.
+            .map_err(|source| Error::driver("allocating pinned memory", source))?;
+        // SAFETY: at least `bytes` bytes were allocated at `address`.
         unsafe { std::ptr::write_bytes(address.cast::<u8>(), 0, bytes) };
         Ok(Pinned {
             context: context.clone(),
@@ -189,7 +205,7 @@ impl Pinned {
         })
     }
 
-    /// Number of bytes.
+    /// Size in bytes.
     pub(super) fn len(&self) -> usize {
         self.bytes
     }
@@ -197,28 +213,28 @@ impl Pinned {
     /// The bytes.
     ///
     /// # Safety
-    /// No copy into them is under way, and none is started while the result lives.
+    /// No copy into the memory is in flight, and none is started during the lifetime of the result.
     pub(super) unsafe fn bytes(&self) -> &[u8] {
-        // SAFETY: allocated and set to zero in `new`; nobody writes to them, by the caller's promise.
+        // SAFETY: `new` allocated and initialized the bytes, and the caller ensures that nothing writes to them.
         unsafe { std::slice::from_raw_parts(self.address.cast(), self.bytes) }
     }
 
     /// Overwrites the first bytes.
     ///
     /// # Safety
-    /// No copy into them or from them is under way.
+    /// No copy into or from the memory is in flight.
     pub(super) unsafe fn write(&mut self, bytes: &[u8]) {
         assert!(bytes.len() <= self.bytes, "pinned memory is too small");
-        // SAFETY: both have as many bytes, and this memory is nobody else's, by the caller's promise.
+        // SAFETY: both have at least `bytes.len()` bytes, they do not overlap, and the caller ensures that no copy is in flight.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.address.cast(), bytes.len());
         }
     }
 
-    /// Begins to copy `n` bytes of the GPU to the place `at`, in the order of `stream`.
+    /// Starts a D2H copy of `n` bytes to byte `at` of this memory on `stream`.
     ///
     /// # Safety
-    /// This memory is not read or written, nor dropped, until `stream` has come so far.
+    /// This memory is not read or written until `stream` has completed the copy, and `n` bytes are allocated at `from`.
     ///
     /// # Errors
     /// The copy cannot be started.
@@ -234,24 +250,24 @@ impl Pinned {
             "pinned memory is too small"
         );
         bind(stream.context())?;
-        // SAFETY: in bounds by the assertion above.
+        // SAFETY: the assertion above ensures that the offset is within the allocation.
         let to = unsafe { self.address.cast::<u8>().add(at) };
-        // SAFETY: `n` bytes of this memory, which the caller leaves to the copy.
+        // SAFETY: `n` bytes are allocated at `to`, and the caller ensures that nothing else accesses them during the copy.
         unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from.0, n, stream.cu_stream()) }
             .result()
-            .map_err(|source| Error::driver("a copy from the GPU", source))
+            .map_err(|source| Error::driver("a D2H copy", source))
     }
 }
 
 impl Drop for Pinned {
     fn drop(&mut self) {
         let _ = self.context.synchronize();
-        // SAFETY: allocated in `new`, and no copy is under way any more. Nothing can be done about an error here.
+        // SAFETY: `new` allocated the memory, and no copy is in flight after the wait. An error cannot be returned from `drop`.
         let _ = unsafe { result::free_host(self.address) };
     }
 }
 
-/// Mapped memory of a file that the GPU may read by itself.
+/// Mapped memory of a file that GPUs read directly.
 pub struct Registered<'m> {
     context: Arc<CudaContext>,
     address: *mut c_void,
@@ -259,18 +275,18 @@ pub struct Registered<'m> {
 }
 
 impl<'m> Registered<'m> {
-    /// Registers `bytes` for all GPUs; they stay mapped for longer than this lives.
+    /// Registers `bytes` for all GPUs.
     ///
     /// # Errors
-    /// The driver does not register such memory.
+    /// The driver cannot register such memory.
     pub(super) fn new(context: &Arc<CudaContext>, bytes: &'m [u8]) -> Result<Registered<'m>> {
         bind(context)?;
         let address = bytes.as_ptr().cast_mut().cast::<c_void>();
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_READ_ONLY;
-        // SAFETY: the bytes are borrowed until this is dropped; they are registered for reading alone.
+        // SAFETY: the bytes stay mapped while `'m` lives, which outlives the result. They are registered as read-only.
         unsafe { sys::cuMemHostRegister_v2(address, bytes.len(), flags) }
             .result()
-            .map_err(|source| Error::driver("the registration of mapped memory", source))?;
+            .map_err(|source| Error::driver("registering mapped memory", source))?;
         Ok(Registered {
             context: context.clone(),
             address,
@@ -282,7 +298,7 @@ impl<'m> Registered<'m> {
 impl Drop for Registered<'_> {
     fn drop(&mut self) {
         let _ = self.context.synchronize();
-        // SAFETY: registered in `new`, and no copy is under way any more. Nothing can be done about an error here.
+        // SAFETY: `new` registered the memory, and no copy is in flight after the wait. An error cannot be returned from `drop`.
         let _ = unsafe { sys::cuMemHostUnregister(self.address) };
     }
 }
@@ -292,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn account_refuses_what_exceeds_the_limit() {
+    fn rejects_allocations_beyond_the_limit() {
         let account = Account::new(100);
         account.take(60).unwrap();
         for bytes in [41, u64::MAX, u64::MAX - 60] {
@@ -308,12 +324,12 @@ mod tests {
             assert_eq!(refused.map_err(of), Err((bytes, 60, 100)));
         }
         account.take(40).unwrap();
-        account.give_back(100);
+        account.release(100);
         assert_eq!((account.used(), account.peak()), (0, 100));
     }
 
     #[test]
-    fn threads_never_take_more_than_the_limit() {
+    fn concurrent_allocations_never_exceed_the_limit() {
         const LIMIT: u64 = 3;
         let account = Account::new(LIMIT);
         let most = AtomicU64::new(0);
@@ -327,7 +343,7 @@ mod tests {
                             most.fetch_max(now, Ordering::SeqCst);
                             std::hint::spin_loop();
                             holders.fetch_sub(1, Ordering::SeqCst);
-                            account.give_back(1);
+                            account.release(1);
                         }
                     }
                 });

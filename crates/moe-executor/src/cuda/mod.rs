@@ -1,13 +1,14 @@
-//! The GPU: kernels, memory, streams. The driver is loaded at run time; nothing of CUDA is needed to build or to run without one.
+//! NVIDIA GPUs: kernels, memory, streams. The driver is loaded at run time. Building needs no CUDA toolkit, and running on the
+//! CPU needs no driver.
 //!
-//! Whoever launches a kernel or starts a copy vouches for its addresses and lengths. So nothing that does is public: other crates open a
-//! [`Gpu`], make a [`Device`] of it and hand that to a session.
+//! Code that launches a kernel or starts a copy must ensure that addresses and lengths are valid. So none of it is public: other
+//! crates open a [`Gpu`] and pass it to [`Devices`](crate::Devices).
 //!
-//! Without the feature `cuda`, `absent.rs` takes the place of this file. It has the same items for the rest of the crate, and a [`Gpu`]
-//! that cannot be made.
+//! Without the feature `cuda`, `absent.rs` replaces this file. It has the same items for the rest of the crate, and a [`Gpu`]
+//! that cannot be created.
 //!
 //! ```text
-//! kernels/*.cu ──(scripts/compile-kernels.py)──► ptx/*.ptx.zst ──► module: functions by name ──► launch/*: one method a kernel
+//! kernels/*.cu ──(scripts/compile-kernels.py)──► ptx/*.ptx.zst ──► module: functions by name ──► launch/*: one method per kernel
 //!                                                                                                ▲
 //!                                                  crate::ops ──► ops/*: operands to the GPU ────┘
 //! ```
@@ -16,7 +17,6 @@ mod clock;
 mod device;
 mod download;
 mod error;
-mod fetch;
 mod gpu;
 mod handles;
 mod kernel;
@@ -27,6 +27,7 @@ mod ops;
 mod policy;
 pub mod post_fetch;
 mod queue;
+mod staging;
 mod timeline;
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! The embedded kernels: compressed PTX for three compute capabilities, decompressed and then translated by the driver when a
-//! kernel of it is first asked for.
+//! The embedded kernels: compressed PTX for three compute capabilities. At the first launch of a kernel, its PTX is decompressed
+//! and compiled by the driver.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,15 +17,15 @@ use moe_gguf::GgmlType;
 use super::kernel::{Kernel, Kind};
 use super::{DriverStatus, Error, Ptr, Result};
 
-/// Kernels for this capability and above may be started while the one before them on their stream still runs: each waits by
-/// itself for that one, behind what it can do before (`wait_for_previous` in pipeline.cuh).
+/// From this capability on, a kernel may start while the previous one on its stream still runs (programmatic dependent launch).
+/// Each kernel waits for the previous one after its independent work (`wait_for_previous` in pipeline.cuh).
 const OVERLAP: u32 = 90;
 
-/// Ten times the compute capabilities that each source file is compiled for, ascending.
+/// Ten times the compute capabilities for which each source file is compiled, in ascending order.
 const CAPABILITIES: [u32; 3] = [75, 80, OVERLAP];
 
-/// The compressed PTX of one source file: a section for each of [`CAPABILITIES`]. The sections differ so little that one file takes
-/// half the space of three.
+/// The compressed PTX of one source file, with a section for each of [`CAPABILITIES`]. The sections are similar, so one
+/// compressed file takes half the space of three.
 pub(super) struct Embedded {
     name: &'static str,
     ptx: &'static [u8],
@@ -47,7 +47,7 @@ impl Embedded {
         Ok(rest.split("\n// sm_").next().unwrap_or(rest).to_owned())
     }
 
-    /// The PTX for each of [`CAPABILITIES`] with a name for messages.
+    /// The PTX for each of [`CAPABILITIES`], with a name for messages.
     #[cfg(test)]
     pub fn sections(&self) -> impl Iterator<Item = (String, String)> {
         CAPABILITIES.into_iter().map(|capability| {
@@ -71,7 +71,7 @@ pub(super) static ROUTER: Embedded = embedded!("router");
 pub(super) static ROWS: Embedded = embedded!("rows");
 pub(super) static EXPERTS: Embedded = embedded!("experts");
 
-/// Products, a module for each type of weights.
+/// Matrix products: a module for each type of weights.
 pub(super) static PRODUCTS: [(GgmlType, Embedded); 16] = [
     (GgmlType::F32, embedded!("products_f32")),
     (GgmlType::F16, embedded!("products_f16")),
@@ -91,7 +91,7 @@ pub(super) static PRODUCTS: [(GgmlType, Embedded); 16] = [
     (GgmlType::MXFP4, embedded!("products_mxfp4")),
 ];
 
-/// The experts of one token, a module for each type of weights.
+/// Fused kernels for the experts of one token: a module for each type of weights.
 pub(super) static TOKEN: [(GgmlType, Embedded); 10] = [
     (GgmlType::Q4_0, embedded!("token_q4_0")),
     (GgmlType::Q4_1, embedded!("token_q4_1")),
@@ -105,15 +105,15 @@ pub(super) static TOKEN: [(GgmlType, Embedded); 10] = [
     (GgmlType::MXFP4, embedded!("token_mxfp4")),
 ];
 
-/// Bytes of shared memory, static and dynamic, that a block may take without asking.
-const SHARED_WITHOUT_ASKING: u32 = 48 << 10;
+/// Shared memory in bytes, static and dynamic, that a block may use without a function attribute.
+const DEFAULT_SHARED: u32 = 48 << 10;
 
-/// The kernels of one source file on one device.
+/// The kernels of one source file on one GPU.
 pub(super) struct Module {
     embedded: &'static Embedded,
-    /// The one of [`CAPABILITIES`] whose PTX runs on the device.
+    /// The largest of [`CAPABILITIES`] that the GPU supports.
     capability: u32,
-    /// Set where the next kernel must not start early: it follows a copy.
+    /// Whether the next kernel must not start early, because it follows a copy. All modules of a GPU share it.
     in_order: Arc<AtomicBool>,
     context: Arc<CudaContext>,
     loaded: Mutex<Loaded>,
@@ -128,12 +128,15 @@ struct Loaded {
 #[derive(Clone)]
 struct Function {
     function: CudaFunction,
-    /// Dynamic shared memory that it may be started with.
+    /// Limit of dynamic shared memory in bytes.
     shared: u32,
 }
 
 impl Module {
-    /// Nothing is translated yet.
+    /// A module on the GPU of `context`, not loaded yet. `in_order` is the flag that all modules of the GPU share.
+    ///
+    /// # Errors
+    /// [`Error::Capability`], or a driver error.
     pub fn new(
         context: &Arc<CudaContext>,
         embedded: &'static Embedded,
@@ -150,8 +153,11 @@ impl Module {
         })
     }
 
-    /// Starts `kernel` on `stream`, early if it can be ([`OVERLAP`]). The arguments must be those that it declares, in their order;
-    /// what their pointers show to is the caller's promise. An empty grid is no error: there is nothing to do.
+    /// Launches `kernel` on `stream`. It may start early ([`OVERLAP`]). `args` must match its declaration, and the caller must
+    /// ensure that pointers are valid. An empty grid is not launched.
+    ///
+    /// # Errors
+    /// The module cannot be loaded, or the driver rejects the launch.
     pub fn launch(
         &self,
         stream: &CudaStream,
@@ -162,8 +168,11 @@ impl Module {
         self.start(stream, kernel, grid, args, self.capability >= OVERLAP)
     }
 
-    /// As [`Module::launch`], but not before what the stream was given has ended: for blocks that are long at work. Those
-    /// that come early crowd together where there is room.
+    /// As [`Module::launch`], but the kernel starts after everything the stream was given so far. Use it for kernels with
+    /// long-running blocks: blocks that start early are distributed unevenly over the multiprocessors.
+    ///
+    /// # Errors
+    /// As [`Module::launch`].
     pub fn launch_after(
         &self,
         stream: &CudaStream,
@@ -207,8 +216,9 @@ impl Module {
         let (width, height, depth) = grid.block_dim;
         let follows_copy = self.in_order.swap(false, Ordering::Relaxed);
         if !early || follows_copy {
-            // SAFETY: the function is loaded; the driver reads as many parameters, and of each as many bytes, as the kernel
-            // declares, which a test compares with the declarations of the methods of `Kernels`.
+            // SAFETY: the function is loaded. The driver reads the parameters in the signature of the kernel. A test compares
+            // this signature with the declaration, and the assertion above compares the declaration with `args`. Each argument
+            // has eight bytes.
             let launched = unsafe {
                 sys::cuLaunchKernel(
                     function,
@@ -248,22 +258,22 @@ impl Module {
             attrs: &raw mut overlap,
             numAttrs: 1,
         };
-        // SAFETY: as above; the attribute outlives the call.
+        // SAFETY: as above, and the attribute outlives the call.
         let launched =
             unsafe { sys::cuLaunchKernelEx(&raw const config, function, params, null_mut()) };
         launched.result().map_err(failed)
     }
 
-    /// The function of that name, ready for `shared` bytes of dynamic shared memory.
+    /// The function of a kernel with a limit of at least `shared` bytes of dynamic shared memory.
     fn function(&self, kernel: &'static str, shared: u32) -> Result<CudaFunction> {
-        // A poisoned lock holds nothing half done: each map entry is whole.
+        // After a panic, the map is still consistent: each entry is inserted complete.
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         if !loaded.functions.contains_key(kernel) {
             let function = self.load(&mut loaded, kernel)?;
             loaded.functions.insert(kernel, function);
         }
         let Some(found) = loaded.functions.get_mut(kernel) else {
-            unreachable!("it was put there")
+            unreachable!("inserted above")
         };
         if shared > found.shared {
             let attribute = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -302,7 +312,7 @@ impl Module {
         let fixed = fixed.map_err(failed)?.max(0) as u32;
         Ok(Function {
             function,
-            shared: SHARED_WITHOUT_ASKING.saturating_sub(fixed),
+            shared: DEFAULT_SHARED.saturating_sub(fixed),
         })
     }
 }
@@ -317,12 +327,12 @@ fn decompress(ptx: &[u8]) -> io::Result<String> {
 fn capability(context: &CudaContext) -> Result<u32> {
     let capability = context.compute_capability();
     let (major, minor) =
-        capability.map_err(|error| Error::driver("the GPU's compute capability", error))?;
+        capability.map_err(|error| Error::driver("reading the compute capability", error))?;
     Ok((major * 10 + minor) as u32)
 }
 
-/// An argument of a kernel: a number of up to eight bytes. The driver reads as many of them as the kernel declares, the low
-/// ones first, so that a `usize` serves for `unsigned` as for `size_t`.
+/// A kernel argument of up to eight bytes. The driver reads as many bytes as the parameter has, the low ones first. So a `usize`
+/// can be passed for `unsigned` and for `size_t`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arg {
     pub bits: u64,
@@ -368,7 +378,7 @@ impl From<bool> for Arg {
     }
 }
 
-/// `[Arg; n]` of what can be arguments.
+/// An array of [`Arg`] from values that convert to it.
 macro_rules! args {
     ($($arg:expr),* $(,)?) => { [$($crate::cuda::module::Arg::from($arg)),*] };
 }
@@ -379,7 +389,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn embedded_kernels_are_for_their_architecture() {
+    fn each_section_targets_its_capability() {
         let by_type = PRODUCTS.iter().chain(&TOKEN).map(|(_, embedded)| embedded);
         for embedded in [&ATTENTION, &ROUTER, &ROWS, &EXPERTS]
             .into_iter()
@@ -397,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_kernels_are_an_error() {
+    fn rejects_truncated_ptx_and_missing_sections() {
         assert!(decompress(&ROWS.ptx[..ROWS.ptx.len() / 2]).is_err());
         assert_eq!(
             ROWS.section(60).unwrap_err().kind(),

@@ -1,32 +1,32 @@
-//! Who computes what on a machine with a GPU, and what a GPU reports of itself.
+//! Where experts are computed, which GPUs are opened, and what is known of them.
 
 use super::Error;
 
-/// What becomes of the chosen experts whose weights live with the host, when there are few rows.
+/// Where the selected experts are computed if their weights are in CPU memory and there are few tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Policy {
-    /// The host computes them.
+    /// On the CPU.
     #[default]
     Cpu,
-    /// They are copied to the GPU when they are chosen, and computed there.
+    /// On the GPU, after an H2D copy of the selected experts.
     Gpu,
-    /// The host computes gate and up while down is copied to the GPU.
+    /// Gate and up on the CPU, down on the GPU: the H2D copy of down overlaps with gate and up.
     PostFetch,
 }
 
-/// What went wrong on the GPU and was done by the host.
+/// Operations and tensors that a GPU left to the CPU.
 #[derive(Debug, Default, Clone)]
 pub struct Fallbacks {
-    /// Operations.
+    /// Number of operations that failed on the GPU.
     pub ops: u64,
-    /// Tensors that found no room.
+    /// Names of the tensors that did not fit into GPU memory.
     pub tensors: Vec<String>,
-    /// The first error.
+    /// Message of the first error.
     pub first: Option<String>,
 }
 
 impl Fallbacks {
-    /// Keeps the first error.
+    /// Keeps the message of `error` if it is the first one.
     pub(crate) fn note(&mut self, error: &Error) {
         self.first.get_or_insert_with(|| error.to_string());
     }
@@ -35,25 +35,25 @@ impl Fallbacks {
 /// A GPU to open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct GpuSpec {
-    /// Number of the physical GPU, by the driver's count from 0.
+    /// Number of the physical GPU as the driver counts, from 0.
     pub ordinal: usize,
-    /// Bytes of its memory that may be used; `None`: all that are free.
+    /// Limit of GPU memory in bytes; `None`: all free memory.
     pub limit: Option<u64>,
 }
 
-/// What a GPU says of itself.
+/// Properties of an opened GPU.
 #[derive(Debug, Clone)]
 pub struct GpuInfo {
-    /// Number of the physical GPU, by the driver's count from 0.
+    /// Number of the physical GPU as the driver counts, from 0.
     pub ordinal: usize,
-    /// Its name.
+    /// Product name.
     pub name: String,
     /// Compute capability, major and minor.
     pub compute_capability: (i32, i32),
-    /// Bytes of its memory.
+    /// Total memory in bytes.
     pub memory_bytes: u64,
-    /// Bytes of it that were free when it was opened.
+    /// Free memory in bytes when it was opened.
     pub free_bytes: u64,
-    /// Version of CUDA that its driver knows, such as 12040.
+    /// Newest CUDA version that the driver supports, such as 12040 for 12.4.
     pub driver: i32,
 }

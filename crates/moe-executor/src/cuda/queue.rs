@@ -1,4 +1,4 @@
-//! The stream of a GPU that computes, and its order with the streams of other GPUs.
+//! The compute stream of a GPU, and its order relative to the streams of other GPUs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,23 +8,26 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
 use super::memory::Account;
 use super::{Error, Ptr, Result};
 
-/// The stream of a GPU that computes, and what is counted of its GPU.
+/// The compute stream of a GPU, and the account of its memory.
 pub(super) struct Queue {
+    /// Index of the GPU in the list.
+    gpu: usize,
     stream: Arc<CudaStream>,
     account: Account,
-    /// Recorded where the stream of another GPU starts to wait for this one.
+    /// Recorded where the stream of another GPU waits for this one.
     so_far: CudaEvent,
-    /// Whether the next kernel must start after all that the stream was given.
+    /// Whether the next kernel must not start before everything the stream was given has ended.
     in_order: Arc<AtomicBool>,
 }
 
 impl Queue {
-    /// A new stream on the GPU of `context`, which may allocate `limit` bytes. Kernels on it start early unless `in_order` is
-    /// set.
+    /// Creates a stream for GPU number `gpu` of the list, which may allocate `limit` bytes. `in_order` is the flag of its
+    /// kernels.
     ///
     /// # Errors
-    /// The driver has no stream or event left.
+    /// The driver cannot create a stream or an event.
     pub fn new(
+        gpu: usize,
         context: &Arc<CudaContext>,
         limit: u64,
         in_order: &Arc<AtomicBool>,
@@ -32,11 +35,17 @@ impl Queue {
         let stream = context.new_stream();
         let so_far = context.new_event(None);
         Ok(Arc::new(Queue {
-            stream: stream.map_err(|source| Error::driver("a new stream", source))?,
+            gpu,
+            stream: stream.map_err(|source| Error::driver("creating a stream", source))?,
             account: Account::new(limit),
-            so_far: so_far.map_err(|source| Error::driver("a new event", source))?,
+            so_far: so_far.map_err(|source| Error::driver("creating an event", source))?,
             in_order: in_order.clone(),
         }))
+    }
+
+    /// Index of the GPU in the list.
+    pub fn gpu(&self) -> usize {
+        self.gpu
     }
 
     /// The stream.
@@ -44,33 +53,33 @@ impl Queue {
         &self.stream
     }
 
-    /// Memory in use, its limit, and how often the CPU waited.
+    /// Memory in use, memory limit, and number of waits of the CPU.
     pub fn account(&self) -> &Account {
         &self.account
     }
 
-    /// Makes the GPU the one that calls of the driver on this thread are for.
+    /// Makes the context of the GPU current on this thread.
     ///
     /// # Errors
-    /// The driver's, also of an earlier call whose error could not be returned.
+    /// The driver fails, or an earlier call failed whose error could not be returned.
     pub fn bind(&self) -> Result<()> {
         bind(self.stream.context())
     }
 
-    /// Waits for all that the stream was given.
+    /// Waits until the stream has completed its work.
     ///
     /// # Errors
-    /// Some of it failed.
+    /// Some of the work failed.
     pub fn wait(&self) -> Result<()> {
         self.account.waited();
         let waited = self.stream.synchronize();
-        waited.map_err(|source| Error::driver("the GPU's work", source))
+        waited.map_err(|source| Error::driver("work on the GPU", source))
     }
 
-    /// Has what this stream is given next start after all that `other` was given so far.
+    /// Makes this stream wait for everything `other` was given so far.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver cannot record or wait for an event.
     pub fn follow(&self, other: &Queue) -> Result<()> {
         let failed = |source| Error::driver("a wait between GPUs", source);
         other.so_far.record(&other.stream).map_err(failed)?;
@@ -79,10 +88,11 @@ impl Queue {
         Ok(())
     }
 
-    /// Copies memory of another GPU: after all that its stream was given so far, and before what it is given next.
+    /// Starts a copy of memory of another GPU, after everything its stream was given so far. The other GPU must not overwrite the
+    /// memory before the copy has ended: it has to [follow](Queue::follow) this stream.
     ///
     /// # Safety
-    /// There are as many bytes at `from`, on the GPU of `other`, and at `to`, on the GPU of this stream.
+    /// `bytes` bytes are allocated at `from` on the GPU of `other`, and at `to` on the GPU of this stream.
     ///
     /// # Errors
     /// The copy cannot be started.
@@ -90,7 +100,7 @@ impl Queue {
         self.follow(other)?;
         let (here, there) = (self.stream.context(), other.stream.context());
         let stream = self.stream.cu_stream();
-        // SAFETY: by the caller's promise. `follow` has made this GPU the current one.
+        // SAFETY: the caller ensures that both ranges are allocated. `follow` has made the context of this GPU current.
         let copied = unsafe {
             if here == there {
                 result::memcpy_dtod_async(to.0, from.0, bytes, stream)
@@ -99,16 +109,15 @@ impl Queue {
                 result::memcpy_peer_async(here, to.0, there, from.0, bytes, stream)
             }
         };
-        copied.map_err(|source| Error::driver("a copy between GPUs", source))?;
-        other.follow(self)
+        copied.map_err(|source| Error::driver("a copy between GPUs", source))
     }
 }
 
-/// Makes the GPU of `context` the one that calls of the driver on this thread are for.
+/// Makes `context` current on this thread.
 ///
 /// # Errors
-/// The driver's.
+/// The driver fails.
 pub(super) fn bind(context: &CudaContext) -> Result<()> {
     let bound = context.bind_to_thread();
-    bound.map_err(|source| Error::driver("switching to the GPU", source))
+    bound.map_err(|source| Error::driver("selecting the GPU", source))
 }

@@ -1,4 +1,4 @@
-//! A GPU as a manifest describes it.
+//! The description of a GPU in the manifest.
 
 use moe_trace::manifest;
 
@@ -7,8 +7,8 @@ use crate::cuda::Result;
 use crate::cuda::post_fetch::Settings;
 
 impl Device {
-    /// The GPU, its memory and what it could not do so far. `min_batch` is the number of rows from which weights of the host are
-    /// copied to it for a product.
+    /// Returns the properties, the memory usage and the fallbacks so far. `min_batch` is the smallest number of tokens for which
+    /// a matrix in CPU memory is copied to the GPU.
     pub(crate) fn describe(&self, min_batch: Option<usize>) -> manifest::Gpu {
         let info = self.gpu().info();
         let (_, peak, limit) = self.gpu().memory();
@@ -36,10 +36,10 @@ impl Device {
         }
     }
 
-    /// Bytes per second that its memory moves.
+    /// Measured memory bandwidth in bytes/s; see [`Gpu::bandwidth`](crate::cuda::Gpu::bandwidth).
     ///
     /// # Errors
-    /// There is no room for what is copied, or the GPU failed.
+    /// Two buffers of 1 GiB do not fit into GPU memory, or the GPU failed.
     pub fn bandwidth(&self) -> Result<f64> {
         const BYTES: usize = 1 << 30;
         self.gpu().bandwidth(BYTES)

@@ -1,4 +1,4 @@
-//! A GPU as a session uses it: what lies there, what is computed there, and when.
+//! A GPU as a session uses it: the weights and scratch memory on it, its transfers, and the times of its operations.
 
 mod describe;
 mod scratch;
@@ -10,10 +10,11 @@ use std::time::Instant;
 
 use cudarc::driver::CudaStream;
 
+use super::clock::EventClock;
 use super::download::{Download, Downloads};
-use super::fetch::Staging;
 use super::launch::Kernels;
-use super::post_fetch::{self, Chosen, PostFetch, Sample, Settings};
+use super::post_fetch::{self, PostFetch, Sample, Selected, Settings};
+use super::staging::StagingBuffer;
 use super::{DeviceBuffer, Error, Event, Fallbacks, Gpu, Pinned, Result, Wanted};
 use crate::placement::{DeviceId, Placement};
 use crate::recorder::Routing;
@@ -22,56 +23,58 @@ use crate::weights::Matrix;
 pub use scratch::Scratch;
 use weights::Resident;
 
-/// A GPU as a session uses it. Weights are copied to it when they are first asked for.
+/// A GPU as a session uses it. Weights are copied to it at their first use.
 pub struct Device {
     gpu: Gpu,
     placement: Rc<Placement>,
-    /// By index in the GGUF's tensor table; none where there was no room.
+    /// By index in the tensor table of the GGUF file; `None` if the matrix did not fit.
     matrices: HashMap<u32, Option<Resident>>,
     vectors: HashMap<u32, DeviceBuffer>,
-    scratch: [Option<DeviceBuffer>; Scratch::ALL],
+    scratch: [Option<DeviceBuffer>; Scratch::COUNT],
     positions: Vec<u32>,
-    /// Whether another device ran an operation, or the host waited, since the last event on the stream that computes.
-    others_ran: bool,
-    /// Whether all that was launched in the last pass has been waited for.
+    /// The end of the last operation on this GPU, if no other device ran an operation since, nor the CPU waited: then the next
+    /// operation starts there.
+    previous_end: Option<Event>,
+    /// Whether the last pass has ended: all its work is complete.
     pass_has_ended: bool,
     downloads: Downloads,
-    staging: Staging,
-    /// Transfers beside the host's work, with the policy that has them.
+    staging: StagingBuffer,
+    /// Transfers that overlap with work of the CPU, if the policy is Post-Fetch.
     post_fetch: Option<PostFetch>,
-    /// Whether a transfer of the layer that is under way could not be started.
+    /// Whether a transfer of the current layer could not be started.
     transfers_failed: bool,
-    /// Stacks copied to memory that the GPU reads by itself, where it does not read the model's files.
+    /// Pinned copies of matrices, if the files of the model are not registered. By index in the tensor table; `None` if the
+    /// allocation failed.
     pinned: HashMap<u32, Option<Pinned>>,
-    /// Whether the GPU reads the model's files by itself.
+    /// Whether the files of the model are registered, so that the GPU reads them directly.
     reads_files: bool,
-    /// What went wrong and was done by the host.
+    /// Operations and tensors that were left to the CPU.
     pub fallbacks: Fallbacks,
 }
 
 impl Device {
-    /// A GPU on which the tensors live that `placement` puts there.
+    /// A GPU that holds the tensors that `placement` assigns to it.
     pub(crate) fn new(gpu: Gpu, placement: Rc<Placement>) -> Device {
         Device {
             gpu,
             placement,
             matrices: HashMap::new(),
             vectors: HashMap::new(),
-            scratch: [const { None }; Scratch::ALL],
+            scratch: [const { None }; Scratch::COUNT],
             positions: Vec::new(),
-            others_ran: false,
+            previous_end: None,
             pass_has_ended: false,
             post_fetch: None,
             transfers_failed: false,
             pinned: HashMap::new(),
             reads_files: false,
             downloads: Downloads::default(),
-            staging: Staging::default(),
+            staging: StagingBuffer::default(),
             fallbacks: Fallbacks::default(),
         }
     }
 
-    /// Its place in the list of devices.
+    /// Its id in the list of devices.
     pub fn id(&self) -> DeviceId {
         DeviceId::Gpu(self.gpu.index())
     }
@@ -86,36 +89,36 @@ impl Device {
         self.gpu.kernels()
     }
 
-    /// The stream that computes.
+    /// The compute stream.
     pub(crate) fn stream(&self) -> &CudaStream {
         self.gpu.stream()
     }
 
-    /// Has the down matrices of chosen experts travel to it while the host computes the others.
+    /// Enables Post-Fetch: the down matrices of selected experts are copied to this GPU while the CPU computes gate and up.
     ///
     /// # Errors
-    /// The driver has no stream left.
+    /// The driver cannot create a stream.
     pub(crate) fn enable_post_fetch(&mut self, settings: Settings) -> Result<()> {
         self.post_fetch = Some(PostFetch::new(&self.gpu, settings)?);
         Ok(())
     }
 
-    /// The model's files were registered: the GPU reads them by itself.
+    /// Notes that the files of the model are registered: the GPU reads them directly.
     pub(crate) fn files_are_registered(&mut self) {
         self.reads_files = true;
     }
 
-    /// Has `observer` told of every transfer of Post-Fetch.
+    /// Calls `observer` at every change of state of a Post-Fetch transfer.
     pub fn observe_transfers(&mut self, observer: post_fetch::Observer) {
         if let Some(post_fetch) = &mut self.post_fetch {
             post_fetch.observe(observer);
         }
     }
 
-    /// What the layers of this pass transferred, once the pass is over.
+    /// The Post-Fetch transfers of each layer in the pass that has ended.
     ///
     /// # Errors
-    /// The pass has not ended.
+    /// [`Error::PassNotEnded`].
     pub(crate) fn samples(&mut self) -> Result<Vec<Sample>> {
         let samples = match &self.post_fetch {
             Some(post_fetch) => post_fetch.samples(&self.gpu),
@@ -125,18 +128,20 @@ impl Device {
         samples
     }
 
-    /// How Post-Fetch works, if that is the policy.
+    /// Settings of Post-Fetch, if it is enabled.
     pub fn post_fetch_settings(&self) -> Option<&Settings> {
         self.post_fetch.as_ref().map(PostFetch::settings)
     }
 
-    /// Bytes of the memory that transfers go to.
+    /// Size of the Post-Fetch scratchpad in bytes.
     pub fn scratchpad_bytes(&self) -> usize {
-        self.post_fetch.as_ref().map_or(0, PostFetch::pad_bytes)
+        self.post_fetch
+            .as_ref()
+            .map_or(0, PostFetch::scratchpad_bytes)
     }
 
-    /// Begins the transfers of the chosen experts of a stack that lives with the host. Gives whether there are any: the
-    /// policy, the number of rows and the type must allow it.
+    /// Starts the Post-Fetch transfers of layer `il`: the matrices of the selected experts `ids` `(tokens, k)` of `stack`, which
+    /// is in CPU memory. Returns `false` if Post-Fetch is not enabled.
     pub(crate) fn begin_post_fetch(
         &mut self,
         il: usize,
@@ -144,7 +149,7 @@ impl Device {
         ids: &[i32],
         tokens: usize,
     ) -> bool {
-        // What went wrong in the layer before is not this one's.
+        // Errors of the previous layer do not count for this one.
         self.note_transfers();
         self.transfers_failed = false;
         let pinned = if self.reads_files || self.post_fetch.is_none() {
@@ -160,51 +165,51 @@ impl Device {
             Some(copy) => &copy[expert as usize * size..][..size],
             None => stack.rows(expert as usize, 0..stack.n_out),
         };
-        let chosen = Chosen {
+        let selected = Selected {
             layer: il,
             ids,
             n_tokens: tokens,
             expert_bytes: size,
         };
-        // SAFETY: a session borrows its model, whose mapped files outlive it; pinned copies are kept, and dropped after
-        // `post_fetch`.
-        unsafe { post_fetch.begin(&self.gpu, &chosen, bytes_of) };
+        // SAFETY: the session borrows the model, so the mapped files outlive it. `self.pinned` keeps its copies, and is dropped
+        // after `self.post_fetch`, whose `drop` waits for its transfers.
+        unsafe { post_fetch.begin(&self.gpu, &selected, bytes_of) };
         self.note_transfers();
         true
     }
 
-    /// Starts the transfers of this layer that have not been started, if there are any.
+    /// Starts the remaining transfers of this layer.
     pub(crate) fn start_transfers(&mut self) {
         if let Some(post_fetch) = &mut self.post_fetch {
-            post_fetch.start_waiting(&self.gpu);
+            post_fetch.start_pending(&self.gpu);
         }
     }
 
-    /// Where the down matrix of each entry of `ids` lies on the GPU, 0 where the host computes: see [`PostFetch::land`].
+    /// Address on the GPU of the down matrix of each entry of `ids`; 0 if the CPU computes it. See [`PostFetch::finish`].
     ///
     /// # Errors
-    /// A transfer failed: the host computes all.
-    pub(crate) fn land_post_fetch(&mut self, ids: &[i32]) -> Result<Vec<u64>> {
+    /// A transfer failed: the CPU computes all experts.
+    pub(crate) fn finish_transfers(&mut self, ids: &[i32]) -> Result<Vec<u64>> {
         let Some(post_fetch) = &mut self.post_fetch else {
             return Ok(Vec::new());
         };
-        let places = post_fetch.land(&self.gpu, ids);
+        let addresses = post_fetch.finish(&self.gpu, ids);
         self.note_transfers();
-        places
+        addresses
     }
 
-    /// The product with what was transferred is about to be launched.
+    /// Records the start of the product with the transferred matrices, which is launched next.
     ///
     /// # Errors
-    /// An event cannot be recorded.
+    /// The driver cannot record an event.
     pub(crate) fn begin_fetched_product(&mut self) -> Result<Event> {
         self.gpu.clock_mut().record(&self.gpu, self.gpu.stream())
     }
 
-    /// The product that started at `start` has been launched; the scratchpad may be overwritten after it.
+    /// Records the end of the product that started at `start` and has been launched. After it, the scratchpad may be overwritten.
     ///
     /// # Errors
-    /// An event cannot be recorded.
+    /// The driver cannot record an event.
     pub(crate) fn end_fetched_product(&mut self, start: Event) -> Result<()> {
         match &mut self.post_fetch {
             Some(post_fetch) => post_fetch.end_product(&self.gpu, start),
@@ -212,19 +217,19 @@ impl Device {
         }
     }
 
-    /// The host computed gate and up of the layer from `start` to `end`.
+    /// Notes that the CPU computed gate and up of the layer from `start` to `end`.
     pub(crate) fn post_fetch_window(&mut self, start: Instant, end: Instant) {
         if let Some(post_fetch) = &mut self.post_fetch {
             post_fetch.window(start, end);
         }
     }
 
-    /// Whether a transfer of the layer that was begun last could not be started.
+    /// Whether a transfer of the current layer could not be started.
     pub(crate) fn transfers_failed(&self) -> bool {
         self.transfers_failed
     }
 
-    /// Counts that transfers could not be started, and keeps why.
+    /// Counts a failure to start transfers, and keeps its error.
     fn note_transfers(&mut self) {
         let post_fetch = self.post_fetch.as_mut();
         if let Some(error) = post_fetch.and_then(PostFetch::take_error) {
@@ -234,18 +239,18 @@ impl Device {
         }
     }
 
-    /// Copies values to the host, and waits for them once.
+    /// Copies values to the CPU with one wait.
     ///
     /// # Errors
-    /// There is no memory, or the GPU failed, now or in what was launched before.
+    /// Pinned memory cannot be allocated, or the GPU failed in a copy or in earlier work.
     pub(crate) fn fetch_together(&mut self, wanted: &mut [Wanted]) -> Result<()> {
         self.staging.fetch(&self.gpu, wanted)
     }
 
-    /// Begins to copy a choice to the host, for the records; nobody waits for it before the pass is over.
+    /// Starts the D2H copy of a routing decision for the records. It is complete when the pass has ended.
     ///
     /// # Errors
-    /// There is no memory, or the copy failed.
+    /// Memory cannot be allocated, or the copy cannot be started.
     pub(crate) fn begin_download(&mut self, routing: &mut Routing) -> Result<()> {
         let n = routing.ids.len();
         let ids = routing.ids.device(&self.gpu)?;
@@ -254,73 +259,79 @@ impl Device {
         Ok(())
     }
 
-    /// Experts and weights that were copied in the pass that has ended.
+    /// Selected experts and their weights that were copied in the pass that has ended.
     ///
     /// # Errors
-    /// The pass has not ended.
+    /// [`Error::PassNotEnded`].
     pub(crate) fn downloaded(&self, download: &Download) -> Result<(&[i32], &[f32])> {
         if !self.pass_has_ended {
             return Err(Error::PassNotEnded);
         }
-        // SAFETY: the pass ended with a wait, and the next copy belongs to another pass.
+        // SAFETY: the pass ended with a wait, and copies are only started within a pass.
         Ok(unsafe { self.downloads.get(download) })
     }
 
-    /// Begins a pass; nothing is under way on the stream that computes.
+    /// Starts a pass. The compute stream must be idle.
     ///
     /// # Errors
-    /// An event cannot be created or recorded, or a transfer of a pass before it failed.
+    /// The driver cannot create or record an event, or a transfer of an earlier pass failed.
     pub(crate) fn begin_pass(&mut self) -> Result<()> {
         self.downloads.clear();
         self.pass_has_ended = false;
         if let Some(post_fetch) = &mut self.post_fetch {
             post_fetch.begin_pass()?;
         }
-        self.others_ran = false;
-        self.gpu.clock_mut().restart(&self.gpu)
+        let start = self.gpu.clock_mut().restart(&self.gpu)?;
+        self.previous_end = Some(start);
+        Ok(())
     }
 
-    /// Ends a pass: waits for all that was launched, and finds the times of its events.
+    /// Ends a pass on this GPU: waits for all its work, and reads the GPU times of its events.
     ///
     /// # Errors
-    /// Some of it failed.
+    /// Some of the work failed.
     pub(crate) fn end_pass(&mut self) -> Result<()> {
         self.gpu.synchronize()?;
         self.waited();
         if let Some(post_fetch) = &self.post_fetch {
             post_fetch.synchronize()?;
         }
-        self.gpu.clock_mut().finish()?;
+        self.gpu.clock_mut().end()?;
         self.pass_has_ended = true;
         Ok(())
     }
 
-    /// Records an event on the stream that computes.
+    /// Finds the CPU times of the events of a pass that has [ended](Device::end_pass) on all `gpus` of the list.
+    pub(crate) fn find_times(gpus: &[Device]) {
+        let mut clocks: Vec<_> = gpus.iter().map(|gpu| gpu.gpu.clock_mut()).collect();
+        EventClock::find_times(clocks.iter_mut().map(|clock| &mut **clock));
+    }
+
+    /// Records an event on the compute stream.
     ///
     /// # Errors
-    /// It cannot be created or recorded.
+    /// The driver cannot create or record it.
     pub(crate) fn record_event(&mut self) -> Result<Event> {
         let event = self.gpu.clock_mut().record(&self.gpu, self.gpu.stream())?;
-        self.others_ran = false;
+        self.previous_end = Some(event);
         Ok(event)
     }
 
-    /// The event at which the operation that is launched next starts: the end of the one before it on this GPU, or a new event if
-    /// another device ran something in between.
+    /// The event at which the next operation starts: the end of the previous one on this GPU, or a new event if another device
+    /// ran an operation in between.
     ///
     /// # Errors
     /// As [`Device::record_event`].
     pub(crate) fn start_event(&mut self) -> Result<Event> {
         self.gpu.clock_mut().start_operation();
-        let last = self.gpu.clock().last();
-        match last {
-            Some(event) if !self.others_ran => Ok(event),
-            _ => self.record_event(),
+        match self.previous_end {
+            Some(event) => Ok(event),
+            None => self.record_event(),
         }
     }
 
-    /// The events between which the operation ran that [starts](Device::start_event) at `from` and has been launched. If it read
-    /// what another GPU had, it started when that had been copied.
+    /// Start and end of the operation that was launched after [`Device::start_event`] returned `from`. If the operation reads
+    /// copies from other GPUs, it starts after the last of these copies.
     ///
     /// # Errors
     /// As [`Device::record_event`].
@@ -329,27 +340,27 @@ impl Device {
         Ok((received.unwrap_or(from), self.record_event()?))
     }
 
-    /// Another device ran an operation: what this GPU gets next does not start at the end of what it got last.
+    /// Notes that another device ran an operation: the next operation on this GPU does not start at the end of the previous one.
     pub(crate) fn others_ran(&mut self) {
-        self.others_ran = true;
+        self.previous_end = None;
     }
 
-    /// The host waited for the stream that computes.
+    /// Notes that a wait of the CPU for the compute stream has returned.
     pub(crate) fn waited(&mut self) {
         self.gpu.clock_mut().waited();
-        self.others_ran = true;
+        self.previous_end = None;
     }
 
-    /// When an event of the pass that ended last was, on the host's clock.
+    /// CPU time of an event of the pass that ended last.
     ///
     /// # Errors
-    /// The pass has not ended.
+    /// [`Error::PassNotEnded`].
     pub(crate) fn time(&self, event: Event) -> Result<Instant> {
         self.gpu.clock().time(event)
     }
 }
 
-/// A stack in memory that the GPU reads by itself, copied there when it is first asked for; none if there is no memory.
+/// A copy of `stack` in pinned memory, made at its first use. `None` if pinned memory cannot be allocated.
 fn pinned_copy<'p>(
     gpu: &Gpu,
     pinned: &'p mut HashMap<u32, Option<Pinned>>,
@@ -357,10 +368,10 @@ fn pinned_copy<'p>(
 ) -> Option<&'p [u8]> {
     let copy = pinned.entry(stack.place.tensor_idx).or_insert_with(|| {
         let mut copy = gpu.pinned(stack.all().len()).ok()?;
-        // SAFETY: it is new: nothing copies from it or to it.
+        // SAFETY: the memory has just been allocated, so no copy is in flight.
         unsafe { copy.write(stack.all()) };
         Some(copy)
     });
-    // SAFETY: it is only copied from.
+    // SAFETY: after the write above, copies only read the memory.
     copy.as_ref().map(|copy| unsafe { copy.bytes() })
 }

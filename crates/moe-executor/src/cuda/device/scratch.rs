@@ -1,44 +1,44 @@
-//! Memory that kernels use beside what they read and write. It grows as it is asked for, and is used anew by every operation.
+//! Scratch memory of kernels. It grows on demand, and every operation reuses it.
 
 use super::Device;
 use crate::cuda::launch::Kernels;
 use crate::cuda::{DeviceBuffer, Ptr, Result};
 use crate::recorder::Routing;
 
-/// Memory that kernels use beside what they read and write.
+/// A scratch buffer, by its purpose.
 #[derive(Clone, Copy)]
 pub enum Scratch {
     /// Quantized activations.
     Quantized,
-    /// Rows grouped by expert.
+    /// Routed tokens grouped by expert.
     Worklist,
     /// Partial results of attention.
     Attention,
-    /// Positions of the rows.
+    /// Positions of the tokens.
     Positions,
-    /// Numbers of the rows that are wanted.
+    /// Indices of the rows that `get_rows` copies.
     Rows,
-    /// Experts that were copied for one product: of gate, up and down.
+    /// Matrices that were copied for one product: gate of experts, or any other matrix except up and down of experts.
     Gate,
-    /// Of up.
+    /// Up of experts, copied for one product.
     Up,
-    /// Of down.
+    /// Down of experts, copied for one product.
     Down,
-    /// Addresses of matrices.
+    /// Addresses of transferred matrices.
     Table,
-    /// What a token's experts have between up and down, quantized.
+    /// Quantized hidden activations of the experts of one token, between up and down.
     Hidden,
 }
 
 impl Scratch {
-    pub(super) const ALL: usize = Scratch::Hidden as usize + 1;
+    pub(super) const COUNT: usize = Scratch::Hidden as usize + 1;
 }
 
 impl Device {
-    /// Memory for a kernel, at least `bytes`, contents unspecified.
+    /// A scratch buffer of at least `bytes` bytes with unspecified contents.
     ///
     /// # Errors
-    /// There is no room.
+    /// It does not fit.
     pub(crate) fn scratch(&mut self, which: Scratch, bytes: usize) -> Result<Ptr> {
         let room = &mut self.scratch[which as usize];
         if let Some(buffer) = room
@@ -46,16 +46,16 @@ impl Device {
         {
             return Ok(buffer.ptr());
         }
-        // The old one goes first: both at once may not fit.
+        // The old buffer is freed first: both at once may not fit.
         *room = None;
         let buffer = self.gpu.alloc(bytes.max(1).next_multiple_of(1 << 16))?;
         Ok(room.insert(buffer).ptr())
     }
 
-    /// The positions of a pass's rows on the GPU.
+    /// The positions of the tokens on the GPU. They are copied only if they have changed.
     ///
     /// # Errors
-    /// There is no room, or the copy failed.
+    /// They do not fit, or the copy cannot be started.
     pub(crate) fn positions(&mut self, positions: &[u32]) -> Result<Ptr> {
         let room = self.scratch[Scratch::Positions as usize].as_ref();
         let before = room.map(DeviceBuffer::ptr);
@@ -68,18 +68,18 @@ impl Device {
         Ok(ptr)
     }
 
-    /// Memory for the activations of a product of `rows` rows of `n_in` elements.
+    /// Scratch memory for `rows` quantized rows of `n_in` activations.
     ///
     /// # Errors
-    /// There is no room.
+    /// It does not fit.
     pub(crate) fn quantized(&mut self, rows: usize, n_in: usize) -> Result<Ptr> {
         self.scratch(Scratch::Quantized, Kernels::scratch_size(rows, n_in))
     }
 
-    /// Memory for the rows of a choice, grouped by expert.
+    /// Scratch memory for grouping the routed tokens by expert.
     ///
     /// # Errors
-    /// There is no room.
+    /// It does not fit.
     pub(crate) fn worklist(&mut self, routing: &Routing, n_expert: usize) -> Result<Ptr> {
         let k = routing.n_expert_used;
         let bytes = Kernels::work_size(routing.ids.len() / k.max(1), k, n_expert);

@@ -1,4 +1,4 @@
-//! Weights on the GPU: those that live there, and copies of those that live with the host.
+//! Weights on the GPU: resident matrices, and temporary copies of matrices in CPU memory.
 
 use half::f16;
 use moe_gguf::GgmlType;
@@ -11,12 +11,12 @@ use crate::cuda::{DeviceBuffer, Error, Ptr, Result};
 use crate::recorder::Routing;
 use crate::weights::{Matrix, Vector};
 
-/// Bytes behind a matrix that a kernel may read and does not use.
+/// Bytes after a matrix or vector that kernels may read and ignore.
 const SLACK: usize = 256;
-/// Elements that are converted for the GPU at a time.
-const CONVERTED: usize = 1 << 20;
+/// Number of elements that are converted to F16 at a time.
+const CONVERTED_AT_ONCE: usize = 1 << 20;
 
-/// A matrix in the GPU's memory.
+/// A matrix in GPU memory.
 pub(super) struct Resident {
     buffer: DeviceBuffer,
     ty: GgmlType,
@@ -24,12 +24,13 @@ pub(super) struct Resident {
 }
 
 impl Device {
-    /// Whether a matrix lives on this GPU. One that finds no room there is told and stays with the host.
+    /// Whether a matrix is resident on this GPU. It is copied at the first call. If it does not fit, it stays in CPU memory, and
+    /// [`Device::fallbacks`] lists it.
     pub(crate) fn holds(&mut self, matrix: &Matrix) -> bool {
         self.resident(matrix).is_some()
     }
 
-    /// The matrix on the GPU, copied there now if it was not yet, if it finds room.
+    /// The matrix on the GPU, copied at the first call. `None` if it does not fit.
     pub(crate) fn matrix(&mut self, matrix: &Matrix) -> Option<Weights> {
         let index = matrix.place.tensor_idx;
         if !self.matrices.contains_key(&index) {
@@ -48,10 +49,10 @@ impl Device {
         Some(weights(matrix, resident.buffer.ptr(), ty, row_size))
     }
 
-    /// The matrix on the GPU: where it lives there, or a copy for one product.
+    /// The resident matrix, or a copy for one product.
     ///
     /// # Errors
-    /// There is no room, or a copy failed.
+    /// The copy does not fit or cannot be started.
     pub(crate) fn matrix_or_copy(&mut self, matrix: &Matrix) -> Result<Weights> {
         match self.resident(matrix) {
             Some(weights) => Ok(weights),
@@ -71,16 +72,16 @@ impl Device {
                 row_size: matrix.row_size,
             });
         }
-        // A type without a kernel of its own there goes as F16.
+        // A type without GPU kernels is converted to F16.
         let row_size = matrix.n_in * size_of::<f16>();
         let buffer = self.gpu.alloc(rows * row_size + SLACK)?;
-        let at_once = (CONVERTED / matrix.n_in).max(1);
+        let at_once = (CONVERTED_AT_ONCE / matrix.n_in).max(1);
         let (mut values, mut halves) = (vec![0.0; matrix.n_in], Vec::new());
         for (i, chunk) in matrix.all().chunks(at_once * matrix.row_size).enumerate() {
             halves.clear();
             for row in chunk.chunks_exact(matrix.row_size) {
                 dequantize_row(matrix.ty, row, &mut values)
-                    .expect("the matrix has a kernel, so its type can be read");
+                    .expect("a matrix has a CPU kernel, so its type can be dequantized");
                 halves.extend(values.iter().map(|&v| f16::from_f32(v).to_bits()));
             }
             let at = buffer.ptr().offset(i * at_once * row_size);
@@ -93,10 +94,10 @@ impl Device {
         })
     }
 
-    /// The chosen experts of a stack that lives with the host, copied into `scratch` at their places in the stack.
+    /// Copies the experts `ids` of a matrix in CPU memory into `scratch`, at the same offsets as in the matrix.
     ///
     /// # Errors
-    /// There is no room, or a copy failed; or the type has no kernel.
+    /// The type has no kernel, or the copies do not fit or cannot be started.
     fn fetch(&mut self, matrix: &Matrix, ids: &[i32], scratch: Scratch) -> Result<Weights> {
         if !Kernels::supports(matrix.ty) {
             return Err(Error::Unsupported {
@@ -115,11 +116,11 @@ impl Device {
         Ok(weights(matrix, room, matrix.ty, matrix.row_size))
     }
 
-    /// The experts of a choice on the GPU, of the first row from `slot` on: where they live there, or copies in `scratch`, for
-    /// which the host must know the choice.
+    /// The matrices of the selected experts on the GPU: the resident ones, or copies in `scratch`. Copies omit the first `slot`
+    /// entries of `routing.ids` and require the ids in CPU memory.
     ///
     /// # Errors
-    /// There is no room, or a copy failed; or the type has no kernel.
+    /// The type has no kernel, or the copies do not fit or cannot be started.
     pub(crate) fn experts(
         &mut self,
         matrix: &Matrix,
@@ -133,7 +134,7 @@ impl Device {
         }
     }
 
-    /// The matrix where it lives on this GPU, if it does.
+    /// The matrix, if it is resident on this GPU.
     pub(crate) fn resident(&mut self, matrix: &Matrix) -> Option<Weights> {
         if self.placement.tensor(&matrix.place) == self.id() {
             self.matrix(matrix)
@@ -142,10 +143,10 @@ impl Device {
         }
     }
 
-    /// A vector on the GPU.
+    /// The vector on the GPU, copied at the first call.
     ///
     /// # Errors
-    /// There is no room, or the copy failed.
+    /// It does not fit, or the copy cannot be started.
     pub(crate) fn vector(&mut self, vector: &Vector) -> Result<Ptr> {
         let index = vector.place.tensor_idx;
         if let Some(buffer) = self.vectors.get(&index) {
@@ -158,7 +159,7 @@ impl Device {
         Ok(self.vectors.entry(index).or_insert(buffer).ptr())
     }
 
-    /// A vector that may be missing; none is [`Ptr::NULL`].
+    /// An optional vector; [`Ptr::NULL`] if it does not exist.
     ///
     /// # Errors
     /// As [`Device::vector`].
@@ -167,7 +168,7 @@ impl Device {
     }
 }
 
-/// How a matrix of the model lies on the GPU from `ptr` on, in rows of a type.
+/// Describes a copy of `matrix` at `ptr` with rows of type `ty`.
 fn weights(matrix: &Matrix, ptr: Ptr, ty: GgmlType, row_size: usize) -> Weights {
     Weights {
         ptr,

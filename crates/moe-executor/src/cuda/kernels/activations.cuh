@@ -1,9 +1,9 @@
-// Activations as 8-bit integers: 32 of them share a scale, amax / 127; the sum of each 16 codes is kept for formats with a
-// minimum or an offset. The numbers are those of ggml's q8_1; the codes of a row lie together, and so do its scales.
+// Activations as 8-bit integers ("codes"). A group of 32 has a scale, amax / 127, and the sum of each half for formats with a
+// minimum or an offset. Values are the same as in ggml's Q8_1, but codes and groups are stored in separate arrays.
 #pragma once
 #include "intrinsics.cuh"
 
-// Scale of 32 activations, and the sums of their first and last 16 codes in the low and the high half.
+// Scale of 32 activations, and the sums of their first and last 16 codes in the low and the high 16 bits.
 struct alignas(8) Group {
     float scale;
     unsigned sums;
@@ -11,7 +11,7 @@ struct alignas(8) Group {
     __device__ int sum() const { return int(short(sums)) + (int(sums) >> 16); }
 };
 
-// Rows of quantized activations in memory: the codes of all rows, then their groups.
+// Rows of quantized activations: the codes of all rows, then their groups.
 struct Activations {
     const signed char* codes;
     const Group* groups;
@@ -22,7 +22,7 @@ struct Activations {
     __device__ const Group* groups_of(size_t row) const { return groups + row * (n_in / 32); }
 };
 
-// Sixteen activations of each lane, half a group, the other half its neighbour's. Both lanes take part.
+// Sixteen quantized activations, half a group. The neighbouring lane has the other half; both lanes must participate.
 struct HalfGroup {
     int codes[4];
     float scale;
@@ -31,7 +31,7 @@ struct HalfGroup {
 
 __device__ inline HalfGroup quantize_sixteen(const float4 (&x)[4]) {
     const auto magnitude = [](float value) { return __float_as_uint(value) & 0x7fffffff; };
-    // As integers, so that a NaN is the largest of all and stays.
+    // As integers, so that NaN is the largest value and propagates.
     unsigned most = 0;
 #pragma unroll
     for (unsigned i = 0; i < 4; i++) {
@@ -40,7 +40,7 @@ __device__ inline HalfGroup quantize_sixteen(const float4 (&x)[4]) {
     most = max(most, __shfl_xor_sync(ALL_LANES, most, 1));
     const float amax = __uint_as_float(most);
     const float inverse = most == 0 ? 0 : __fdiv_rn(127, amax);
-    // The scale in half precision, as ggml keeps it: near ties of a router fall as they do there.
+    // The scale in half precision like in ggml, so that near ties of a router are decided in the same way.
     HalfGroup half = {{}, round_to_half(__fdiv_rn(amax, 127)), 0};
 #pragma unroll
     for (unsigned i = 0; i < 4; i++) {
@@ -52,7 +52,8 @@ __device__ inline HalfGroup quantize_sixteen(const float4 (&x)[4]) {
     return half;
 }
 
-// Sixteens `i` of `x`, `n` of them in all; lanes past the end have zeros. Read past the first cache: it may be early.
+// Quantizes chunk `i` of the `n` chunks of 16 values in `x`; zeros after the end. Loads bypass L1, which may be stale if the
+// kernel started early.
 __device__ inline HalfGroup quantize_sixteen_of(const float* x, size_t i, size_t n) {
     float4 four[4] = {};
     if (i < n) {
@@ -62,13 +63,13 @@ __device__ inline HalfGroup quantize_sixteen_of(const float* x, size_t i, size_t
     return quantize_sixteen(four);
 }
 
-// Stores what the lanes of a group know of it.
+// Stores the scale and the sum of a half group.
 __device__ inline void store_group(const HalfGroup& half, size_t i, Group* groups) {
     if (i % 2 == 0) groups[i / 2].scale = half.scale;
     ((unsigned short*)&groups[i / 2].sums)[i % 2] = half.sum;
 }
 
-// Quantizes a row of `n` activations with all threads of the block.
+// Quantizes a row of `n` activations. All threads of the block participate.
 __device__ inline void quantize_row(const float* x, unsigned n, int4* codes, Group* groups) {
     const unsigned sixteens = n / 16;
     for (unsigned i = threadIdx.x; i - threadIdx.x % WARP < sixteens; i += blockDim.x) {
@@ -79,7 +80,7 @@ __device__ inline void quantize_row(const float* x, unsigned n, int4* codes, Gro
     }
 }
 
-// Copies a row with all threads of the block.
+// Copies a quantized row. All threads of the block participate.
 __device__ inline void copy_row(const Activations& from, size_t row, int4* codes, Group* groups) {
     for (unsigned i = threadIdx.x; i < from.n_in / 32; i += blockDim.x) {
         const int4* source = from.codes_of(row) + 2 * i;
@@ -90,7 +91,7 @@ __device__ inline void copy_row(const Activations& from, size_t row, int4* codes
     }
 }
 
-// One activation of each lane, a group in all.
+// Quantizes one activation per lane, a group per warp.
 __device__ inline void quantize_one(float x, signed char* codes, Group* group) {
     const unsigned most = warp_max(__float_as_uint(x) & 0x7fffffff);
     const float amax = __uint_as_float(most);

@@ -1,18 +1,19 @@
-// Causal attention over the key-value cache with grouped heads, windows and sinks, in f32.
+// Causal attention over the KV cache with grouped heads, sliding windows and sinks, in f32.
 //
-// The running softmax is that of "FlashAttention" (Dao et al., 2022). Where few rows of queries leave the device idle, the
-// positions are split over blocks ("Flash-Decoding", Dao et al., 2023): each leaves a part, which `attention_combine` joins.
+// The online softmax is that of "FlashAttention" (Dao et al., 2022). If few query rows would leave the GPU idle, the positions
+// are split among blocks ("Flash-Decoding", Dao et al., 2023). Each block stores a partial result, and `attention_combine`
+// combines them.
 #include "pipeline.cuh"
 
 enum : unsigned { THREADS = 128, WARPS = THREADS / WARP };
 
-// As launch/attention.rs passes it.
+// The parameters of launch/attention.rs.
 struct Shape {
     unsigned n_head, n_head_kv;
-    unsigned head_dim; // a multiple of four
+    unsigned head_dim; // a multiple of 4
     unsigned window;  // 0: all positions
-    unsigned heads;   // query heads of a block
-    unsigned splits;  // parts of the positions
+    unsigned heads;   // query heads per block
+    unsigned splits;  // number of parts of the positions
 };
 
 #define INPUTS \
@@ -32,30 +33,30 @@ __device__ void add_scaled(float4& sum, float factor, float4 x) {
 
 __device__ float4 scaled(float4 x, float factor) { return {x.x * factor, x.y * factor, x.z * factor, x.w * factor}; }
 
-// A row of a head in vectors of four.
+// A row of a head as vectors of four.
 __device__ const float4* fours_of(const float* row) { return reinterpret_cast<const float4*>(row); }
 
-// First position that a token sees, and the one behind the last.
+// First position that is visible to a token.
 __device__ unsigned first_seen(unsigned position, const Shape& shape) {
     return shape.window && position + 1 > shape.window ? position + 1 - shape.window : 0;
 }
 
-// The positions of split `split` of `first..end`: a multiple of `step` of them.
+// Reduces `first..end` to split `split`, whose size is a multiple of `step` except at the end.
 __device__ void split_range(unsigned& first, unsigned& end, unsigned split, unsigned splits, unsigned step) {
     const unsigned steps = (end - first + step - 1) / step, each = (steps + splits - 1) / splits * step;
     first = min(end, first + split * each);
     end = min(end, first + each);
 }
 
-// What the sum of values is multiplied with to make it an average; a sink takes part in the softmax without a value.
+// The factor that normalizes the weighted sum of the values. A sink is a score in the softmax without a value.
 __device__ float closing_factor(float top, float total, const float* sinks, unsigned head) {
     if (!sinks) return 1.0f / total;
     const float all = fmaxf(top, sinks[head]), shrink = expf(top - all);
     return shrink / (total * shrink + expf(sinks[head] - all));
 }
 
-// Where a block leaves what it has for a row (token, head): in `out`, or as part of a split: its sums
-// (row, split, head_dim), and behind those of all rows the largest score and the total weight (row, split, 2).
+// Destination of the result of a block for a row (token, head): `out` without splits. With splits, the sums (row, split,
+// head_dim), and after those of all rows the largest score and the total weight (row, split, 2).
 struct Sink {
     float4* to;
     float factor;
@@ -71,12 +72,12 @@ __device__ Sink sink_of(unsigned token, unsigned head, unsigned split, float top
     return {reinterpret_cast<float4*>(parts + part * shape.head_dim), 1.0f};
 }
 
-// One token, up to `H` heads that share their keys and values, heads of up to `D` elements. Block (token, kv head, part of its
-// heads), split.
+// One token and up to `H` query heads with the same KV head; heads of up to `D` elements. Block: (token, KV head, part of its
+// query heads), split.
 template <unsigned H, unsigned D>
 __device__ void attend_token(INPUTS) {
     follow_previous();
-    enum : unsigned { CHUNK = 64, LANES = 8 };  // positions between two rescalings; lanes that share a dot product
+    enum : unsigned { CHUNK = 64, LANES = 8 };  // positions per rescaling; lanes per dot product
     __shared__ float4 queries[H][D / 4];
     __shared__ float scores[H][CHUNK];  // then weights
     __shared__ float shrinks[H], tops[H], totals[H];
@@ -90,7 +91,7 @@ __device__ void attend_token(INPUTS) {
     k += size_t(kv_head) * head_dim;
     v += size_t(kv_head) * head_dim;
 
-    // Queries of heads and elements that are not there are zeros.
+    // Heads and elements that do not exist are zero.
     for (unsigned i = threadIdx.x; i < H * (D / 4); i += THREADS) {
         const unsigned head = i / (D / 4), four = i % (D / 4);
         float4 x = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -112,7 +113,7 @@ __device__ void attend_token(INPUTS) {
 
     for (unsigned start = first; start < end; start += CHUNK) {
         const unsigned n = min(unsigned(CHUNK), end - start);
-        // Scores: eight lanes a position. Beyond the end the last position is read again, and masked.
+        // Scores: eight lanes per position. After the end, the last position is read again and masked.
 #pragma unroll
         for (unsigned step = 0; step < CHUNK; step += THREADS / LANES) {
             const unsigned at = step + threadIdx.x / LANES, part = threadIdx.x % LANES;
@@ -135,7 +136,7 @@ __device__ void attend_token(INPUTS) {
             }
         }
         __syncthreads();
-        // Weights: one warp a head.
+        // Weights: one warp per head.
         for (unsigned h = warp; h < H; h += WARPS) {
             float x[CHUNK / WARP], top = tops[h], total = 0.0f;
             const float before = top;
@@ -152,7 +153,7 @@ __device__ void attend_token(INPUTS) {
                 scores[h][lane + i * WARP] = x[i];
             }
             total = warp_sum(total);
-            __syncwarp();  // all lanes have read the top so far
+            __syncwarp();  // all lanes have read tops[h]
             if (lane == 0) {
                 const float shrink = expf(before - top);
                 shrinks[h] = shrink;
@@ -161,7 +162,7 @@ __device__ void attend_token(INPUTS) {
             }
         }
         __syncthreads();
-        // Values: each warp has every fourth position, each lane four elements.
+        // Values: every fourth position per warp, four elements per lane.
 #pragma unroll
         for (unsigned h = 0; h < H; ++h) {
 #pragma unroll
@@ -208,10 +209,10 @@ ATTEND_TOKEN(8, 128)
 ATTEND_TOKEN(1, 256)
 ATTEND_TOKEN(4, 256)
 
-// Many tokens: 16 · R rows of queries (row r: token r / heads, head r % heads) against tiles of 8 · C positions. Thread (y, x)
-// has rows y + 16 i, positions x + 8 j, and elements 4 (x + 8 j) of the sums; eight threads, a quarter of a warp, share a row.
-// Block (tokens, kv head, part of its heads), split. Dynamic shared memory: queries (16 R), a tile of keys, then of values
-// (8 C), rows of head_dim + 4; weights (16 R, 8 C + 4).
+// Many tokens: 16 · R query rows (row r: token r / heads, head r % heads) and tiles of 8 · C positions. Thread (y, x) computes
+// rows y + 16 i, positions x + 8 j, and elements 4 (x + 8 j) of the sums; eight threads share a row. Block: (tokens, KV head,
+// part of its query heads), split. Dynamic shared memory: queries (16 R), a tile of keys and then of values (8 C), in rows of
+// head_dim + 4; weights (16 R, 8 C + 4).
 template <unsigned R, unsigned C, unsigned D>
 __device__ void attend_tokens(INPUTS) {
     wait_for_previous();
@@ -221,7 +222,7 @@ __device__ void attend_tokens(INPUTS) {
     const Shape shape = SHAPE;
     const unsigned x = threadIdx.x % X, y = threadIdx.x / X;
     const unsigned per_kv = n_head / n_head_kv, pieces = (per_kv + heads - 1) / heads;
-    // The last tokens see most: they begin first.
+    // The last tokens attend to most positions, so their blocks start first.
     const unsigned block = gridDim.x - 1 - blockIdx.x;
     const unsigned piece = block % pieces, kv_head = block / pieces % n_head_kv;
     const unsigned first_head = kv_head * per_kv + piece * heads, n_heads = min(heads, per_kv - piece * heads);
@@ -248,7 +249,7 @@ __device__ void attend_tokens(INPUTS) {
         }
         queries[r * stride + four] = scaled(value, scale);
     }
-    // The positions that each row sees; none for rows that are not there.
+    // The positions that are visible to each row; none for rows that do not exist.
     unsigned from[R], to[R];
     float top[R], total[R];
     float4 sum[R][D / 32];
@@ -269,7 +270,7 @@ __device__ void attend_tokens(INPUTS) {
     split_range(first, end, blockIdx.y, splits, TILE);
 
     for (unsigned start = first; start < end; start += TILE) {
-        // Positions behind the end are zeros; no row sees them.
+        // Positions after the end are zero and masked.
         const auto fill = [&](const float* cache) {
             for (unsigned i = threadIdx.x; i < TILE * fours; i += THREADS) {
                 const unsigned at = i / fours, four = i % fours;
@@ -314,7 +315,7 @@ __device__ void attend_tokens(INPUTS) {
             }
 #pragma unroll
             for (unsigned distance = X / 2; distance > 0; distance /= 2) best = fmaxf(best, __shfl_xor_sync(ALL_LANES, best, distance));
-            // A row that has seen nothing yet has no largest score.
+            // Without a visible position so far, there is no largest score.
             const float base = best == -INFINITE ? 0.0f : best;
             float* weight = reinterpret_cast<float*>(weights + (y + Y * i) * WEIGHTS);
 #pragma unroll
@@ -355,7 +356,7 @@ __device__ void attend_tokens(INPUTS) {
     for (unsigned i = 0; i < R; ++i) {
         const unsigned r = y + Y * i, token = first_token + r / heads, head = r % heads;
         if (r / heads >= tokens || token >= n_tokens || head >= n_heads) continue;
-        // The eight threads of a row write the same state.
+        // The eight threads of a row store the same state.
         const Sink sink = sink_of(token, first_head + head, blockIdx.y, top[i], total[i], sinks, n_tokens, shape, out, parts);
 #pragma unroll
         for (unsigned j = 0; j < D / 32; ++j) {
@@ -371,14 +372,14 @@ __device__ void attend_tokens(INPUTS) {
 ATTEND_TOKENS(4, 4, 128)
 ATTEND_TOKENS(2, 2, 256)
 
-// Joins the splits of a row; block (token, head).
+// Combines the splits of a row. Block: (token, head).
 KERNEL attention_combine(const float* parts, const float* __restrict__ sinks, unsigned n_head, unsigned head_dim, unsigned splits, float* out) {
     follow_previous();
     extern __shared__ float weights[];
     const size_t row = blockIdx.x, rows = gridDim.x;
     const float* states = parts + rows * splits * head_dim + 2 * row * splits;
     const unsigned lane = threadIdx.x % WARP;
-    // Every warp works out the same largest score and total.
+    // Every warp computes the same largest score and total.
     float top = -INFINITE, total = 0.0f;
     for (unsigned i = lane; i < splits; i += WARP) top = fmaxf(top, states[2 * i]);
     top = warp_max(top);

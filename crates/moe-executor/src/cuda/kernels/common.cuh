@@ -1,20 +1,20 @@
-// What kernels of several files use. NVRTC brings no headers: everything is here.
+// Definitions for kernels of several files. NVRTC has no headers, so everything is defined here.
 #pragma once
 
 #define KERNEL extern "C" __global__ void
 
-// An enumeration, not variables: those would lie in the device's memory.
+// An enumeration, because variables would be in GPU memory.
 enum : unsigned { WARP = 32, ALL_LANES = 0xffffffff };
 #define INFINITE __int_as_float(0x7f800000)
 
-// The sum over a warp, in every lane.
+// Sum over a warp, returned in every lane.
 __device__ inline float warp_sum(float x) {
 #pragma unroll
     for (unsigned step = WARP / 2; step > 0; step /= 2) x += __shfl_xor_sync(ALL_LANES, x, step);
     return x;
 }
 
-// The largest value of a warp, in every lane.
+// Maximum over a warp, returned in every lane.
 __device__ inline float warp_max(float x) {
 #pragma unroll
     for (unsigned step = WARP / 2; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, step));
@@ -30,7 +30,7 @@ __device__ inline unsigned warp_max(unsigned x) {
 #endif
 }
 
-// The sums over the first sixteen lanes and over the others, in every lane.
+// Sums over lanes 0 to 15 and over lanes 16 to 31, returned in every lane.
 __device__ inline int2 sums_of_halves(int x) {
     const bool second = threadIdx.x & 16;
 #if __CUDA_ARCH__ >= 800
@@ -43,7 +43,7 @@ __device__ inline int2 sums_of_halves(int x) {
 #endif
 }
 
-// The sums of `a` over a warp, in its first 16 lanes, and of `b`, in the others.
+// Sums over a warp: of `a`, returned in lanes 0 to 15, and of `b`, returned in lanes 16 to 31.
 __device__ inline float warp_sum_of_two(float a, float b) {
     const bool second = threadIdx.x & 16;
     float mine = second ? b : a;
@@ -53,5 +53,5 @@ __device__ inline float warp_sum_of_two(float a, float b) {
     return mine;
 }
 
-// Has a value computed here and not later.
+// Makes the compiler compute a value here, not later.
 __device__ inline void compute_now(unsigned& x) { asm volatile("" : "+r"(x)); }

@@ -1,17 +1,17 @@
-// What a product of chosen experts reads and writes: an entry is a pair (token, slot), its number token * k + slot.
+// Entries of a product of selected experts: entry token * k + slot is one selected expert of one token.
 #pragma once
 #include "common.cuh"
 
-// The entries of each expert, in their order, as `group_entries` sorts them; or, without a list, the rows of a plain product.
+// The entries sorted by expert, as `group_entries` stores them; or, without a list, the rows of a plain product.
 struct Entries {
     const void* list;        // null: entry i is row i
-    const unsigned* bounds;  // (n_expert + 1): where each expert's entries begin
-    bool wide;               // whether the list has 64 bits an entry
+    const unsigned* bounds;  // (n_expert + 1): first entry of each expert in the list
+    bool wide;               // whether entries have 64 bits instead of 32
     unsigned k, rows_per, n_rows;
 
     __device__ unsigned begin(unsigned expert) const { return list ? bounds[expert] : 0; }
     __device__ unsigned end(unsigned expert) const { return list ? bounds[expert + 1] : n_rows; }
-    // Number of the `i`th entry of the list.
+    // Entry number of element `i` of the list.
     __device__ unsigned at(unsigned i) const {
         if (!list) return i;
         if (wide) {
@@ -21,19 +21,19 @@ struct Entries {
         const unsigned code = ((const unsigned*)list)[i];
         return (code & 0x3fffff) * k + (code >> 22);
     }
-    // The row of activations that an entry reads.
+    // The activation row that an entry reads.
     __device__ unsigned row(unsigned entry) const { return entry / rows_per; }
 };
 
-// The gated activation: 1 is SwiGLU, 2 that of gpt-oss, with limits.
+// The gated activation. 1: SwiGLU; 2: the clamped variant of gpt-oss.
 __device__ inline float activate(unsigned glu, float gate, float up) {
     const bool oai = glu == 2;
     const float limit = oai ? 7 : INFINITE;
-    // Comparisons, so that a NaN stays one.
+    // Comparisons propagate NaN.
     gate = gate > limit ? limit : gate;
     up = up > limit ? limit : up < -limit ? -limit : up;
     return gate / (1 + expf((oai ? -1.702f : -1) * gate)) * (up + oai);
 }
 
-// Stores a product: plain, or as the `up` of the gate that is there.
+// Stores a product, or its activation as `up` with the stored value as gate.
 __device__ inline void store(float* at, float value, unsigned glu) { *at = glu ? activate(glu, *at, value) : value; }

@@ -1,7 +1,7 @@
-// Around the products of chosen experts: what they read, who computes what, and the weighted sum of the results.
+// Kernels before and after the products of selected experts: quantization, sorting by expert, and the weighted sum.
 #include "activations.cuh"
 
-// Quantizes rows of activations, `n` of them in all, a multiple of 32; `codes` and `groups` as in `Activations`.
+// Quantizes `n` activations, a multiple of 32. `codes` and `groups`: see `Activations`.
 KERNEL quantize(const float* x, size_t n, int4* codes, Group* groups) {
     follow_previous();
     const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -13,8 +13,9 @@ KERNEL quantize(const float* x, size_t n, int4* codes, Group* groups) {
 
 enum : unsigned { GROUP_WARPS = 8 };
 
-// Sorts the entries (token, slot) by their expert, keeping their order: block e finds those of expert e. `bounds` (n_expert + 1)
-// says where each expert's begin. The list has token and slot in 22 + 10 bits, or, where that is too little, in 32 + 32.
+// Sorts the entries (token, slot) by expert; the sort is stable. Block e stores the entries of expert e. `bounds (n_expert + 1)`:
+// index of the first entry of each expert. An entry of the list has 22 bits for the token and 10 for the slot, or 32 and 32 if
+// `wide`.
 extern "C" __global__ void __launch_bounds__(GROUP_WARPS* WARP) group_entries(
     const int* ids, unsigned n, unsigned k, bool wide, unsigned* bounds, void* list
 ) {
@@ -22,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(GROUP_WARPS* WARP) group_entries(
     __shared__ unsigned below[GROUP_WARPS], same[GROUP_WARPS];
     const int expert = blockIdx.x;
     const unsigned warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    // Each warp takes a piece of the ids, whole times 32.
+    // Each warp processes a part of the ids, a multiple of 32.
     const unsigned piece = (n + GROUP_WARPS * WARP - 1) / (GROUP_WARPS * WARP) * WARP;
     const unsigned first = min(warp * piece, n), end = min(first + piece, n);
 
@@ -70,8 +71,8 @@ extern "C" __global__ void __launch_bounds__(GROUP_WARPS* WARP) group_entries(
     }
 }
 
-// `out (tokens, width)`: the sum of `experts (tokens, k, width)` by their `weights (tokens, k)`, slot after slot; products and
-// sums are rounded each, as on the CPU.
+// `out (tokens, width)`: the sum of `experts (tokens, k, width)` times `weights (tokens, k)` in the order of the slots. Every
+// product and every sum is rounded, like on the CPU.
 KERNEL merge(const float* experts, const float* weights, unsigned k, unsigned width, size_t n, float* out) {
     follow_previous();
     const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;

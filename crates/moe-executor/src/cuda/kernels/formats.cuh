@@ -1,32 +1,32 @@
-// The block formats of GGUF files, as the products take them: 32 weights at a time, two halves of 16.
+// The block formats of GGUF files. Products process a unit of 32 weights at a time, in two halves of 16.
 //
 // A format F has
-//   BLOCK, SIZE          weights and bytes of a block
-//   SCALES               which groups of activations a unit belongs to, and how its scales lie
-//   OFFSET               what is to be subtracted from each code
+//   BLOCK, SIZE          weights and bytes per block
+//   SCALES               the groups of activations and the scales of a unit
+//   OFFSET               subtracted from each code
 //   MIN                  whether weight = scale * code - min
-//   Raw, load(row, u)    the bytes of unit u of a row, as they come
-//   first(u), STRIDE     where in the row the unit's first half begins, and how much further on the second
+//   Raw, load(row, u)    the bytes of unit u of a row
+//   first(u), STRIDE     index of the first weight of the unit in the row, and distance of its second half
 //   decode(raw, u, unit) the 32 codes and the scales
 #pragma once
 #include "intrinsics.cuh"
 
 // 32 decoded weights.
 struct Unit {
-    unsigned codes[8];  // bytes; the first half, then the second
+    unsigned codes[8];  // bytes: the first half, then the second
     float scale[2];
     float min[2];
 };
 
-// Which groups of activations a unit's halves belong to, and how its scales lie.
+// The groups of activations that belong to the halves of a unit, and its scales.
 enum class Scales {
-    One,     // both halves are one group of 32
+    One,     // both halves belong to one group of 32
     Halves,  // the halves belong to two groups of 32
-    Quarters // as Halves, and each group of 16 has a scale of its own
+    Quarters // as Halves, and each group of 16 has its own scale
 };
 
-// `N` words from `p` on, which may be any multiple of ALIGN: read as the aligned words around them. `at<B>` is the word that
-// begins at byte B, where B % 4 and the misalignment add up to at most 4.
+// `N` aligned words that contain the bytes at `p`, whose alignment is ALIGN. `at<B>` is the word that starts at byte B; B % 4
+// plus the misalignment must be at most 4.
 template <unsigned N, unsigned ALIGN>
 struct Words {
     unsigned words[N];
@@ -39,7 +39,7 @@ struct Words {
 #pragma unroll
         for (unsigned i = 0; i < N; i++) words[i] = __ldg(from + i);
     }
-    // From byte `from` of `memory` on.
+    // The words that contain byte `from` of `memory` and the following bytes.
     __device__ Words(const unsigned* memory, unsigned from) : shift(ALIGN < 4 ? from % 4 * 8 : 0) {
 #pragma unroll
         for (unsigned i = 0; i < N; i++) words[i] = memory[from / 4 + i];
@@ -52,7 +52,7 @@ struct Words {
     }
 };
 
-// Sixteen bytes from an even address on.
+// Loads 16 bytes from an even address.
 struct Sixteen {
     unsigned words[5];
     unsigned shift;
@@ -62,17 +62,16 @@ struct Sixteen {
         shift = (address & 3) * 8;
 #pragma unroll
         for (unsigned i = 0; i < 4; i++) words[i] = __ldg(from + i);
-        // Not read where nothing of it is wanted: it may lie past the end.
+        // This word is only read if it is needed: it may be after the end.
         words[4] = shift ? __ldg(from + 4) : 0;
     }
     __device__ Sixteen() {}
     __device__ unsigned operator[](unsigned i) const { return __funnelshift_r(words[i], words[i + 1], shift); }
 };
 
-// What each 4-bit code in `nibbles` stands for in a table of sixteen bytes: those of the low halves of the bytes, then those
-// of the high halves.
+// Looks up each 4-bit code of `nibbles` in a table of sixteen bytes: first the low nibbles of all bytes, then the high nibbles.
 __device__ inline void look_up(const unsigned (&table)[4], unsigned nibbles, unsigned& low, unsigned& high) {
-    // A permutation picks by three bits of each half byte; the fourth chooses between two permutations.
+    // A permutation uses three bits of each nibble; the fourth bit selects one of two permutations.
     const unsigned choose = 0x32103210 | (nibbles & 0x88888888) >> 1;
     const unsigned three = nibbles & 0x77777777;
     unsigned found[2];
@@ -86,7 +85,7 @@ __device__ inline void look_up(const unsigned (&table)[4], unsigned nibbles, uns
     high = __byte_perm(found[0], found[1], 0x7531);
 }
 
-// Units that are whole blocks of 32.
+// Formats with blocks of 32: a unit is a block.
 struct Block32 {
     static constexpr unsigned BLOCK = 32, OFFSET = 0, STRIDE = 16;
     static constexpr Scales SCALES = Scales::One;
@@ -125,7 +124,7 @@ struct Q4_1 : Block32 {
     }
 };
 
-// The four low bits of `bits` as the fifth bits of four bytes.
+// Moves the four low bits of `bits` to bit 4 of four bytes.
 __device__ inline unsigned fifth_bits(unsigned bits) {
     return (bits << 4 & 0x10) | (bits << 11 & 0x1000) | (bits << 18 & 0x100000) | (bits << 25 & 0x10000000);
 }
@@ -179,7 +178,7 @@ struct MXFP4 : Block32 {
     static constexpr unsigned SIZE = 17;
     using Raw = Words<5, 1>;
     __device__ static Raw load(const byte* row, unsigned u) { return Raw(row + u * SIZE); }
-    // Codes are twice the value, the scale is half of 2^(e - 127); the two smallest are subnormal.
+    // Codes are twice the value, so the scale is half of 2^(e - 127). The two smallest scales are subnormal.
     __device__ static float scale(const Raw& raw) {
         const unsigned e = raw.words[0] >> raw.shift & 255;
         return __uint_as_float(e < 2 ? 0x00200000 << e : (e - 1) << 23);
@@ -230,9 +229,9 @@ struct IQ4_XS {
     }
 };
 
-// Scale (low byte) and minimum (second byte) of group g of Q4_K and Q5_K. The three words hold four groups' scales and four
-// groups' minima in the low six bits of their bytes, then (scale, minimum) of the last four, low halves, whose upper two bits
-// are the upper two of the bytes before.
+// Scale (low byte) and minimum (second byte) of group g of Q4_K and Q5_K. The first two words contain the scales and the minima
+// of four groups in the low six bits of each byte. The third word contains the low four bits of (scale, minimum) of the other
+// four groups; their upper two bits are the upper two bits of the bytes in the first two words.
 __device__ inline void scale_and_min(const uint4& head, unsigned g, unsigned& scale, unsigned& min) {
     const unsigned shift = g % 4 * 8;
     const unsigned first = head.y >> shift, second = head.z >> shift, third = head.w >> shift;
@@ -240,7 +239,8 @@ __device__ inline void scale_and_min(const uint4& head, unsigned g, unsigned& sc
     min = g < 4 ? second & 63 : (third >> 4 & 15) | (second >> 2 & 0x30);
 }
 
-// The halves of a unit of Q4_K and Q5_K are the low and the high halves of the same sixteen bytes, in neighbouring groups.
+// The halves of a unit of Q4_K and Q5_K are the low and the high nibbles of the same sixteen bytes; they belong to consecutive
+// groups.
 struct FourBitK {
     static constexpr unsigned BLOCK = 256, OFFSET = 0, STRIDE = 32;
     static constexpr Scales SCALES = Scales::Halves;
@@ -305,7 +305,7 @@ struct Q6_K {
     static constexpr unsigned BLOCK = 256, SIZE = 210, OFFSET = 32, STRIDE = 64;
     static constexpr Scales SCALES = Scales::Quarters;
     static constexpr bool MIN = false;
-    // Each half of the super-block has 64 bytes of low halves: a unit takes 16 of them.
+    // Each half of the super-block has 64 bytes with the low four bits; a unit uses 16 of them.
     struct Raw {
         Sixteen low, high;
         unsigned scales, d;
@@ -325,7 +325,7 @@ struct Q6_K {
         const float d = half_to_float(raw.d);
         out.scale[0] = d * (signed char)(raw.scales);
         out.scale[1] = d * (signed char)(raw.scales >> 8);
-        // Two bits for each of the four parts of a half.
+        // Two bits for each quarter of a half.
         const unsigned part = u % 4 / 2;
 #pragma unroll
         for (unsigned i = 0; i < 4; i++) {
@@ -336,12 +336,12 @@ struct Q6_K {
     }
 };
 
-// Each half of a super-block of Q2_K and Q3_K has 32 bytes with four times 32 codes of two bits: a unit takes two times 16.
+// Each half of a super-block of Q2_K and Q3_K has 32 bytes with 4 x 32 codes of two bits; a unit has 2 x 16 of them.
 struct TwoBitK {
     static constexpr unsigned BLOCK = 256, STRIDE = 32;
     static constexpr Scales SCALES = Scales::Quarters;
     __device__ static unsigned first(unsigned u) { return u / 2 * 64 + u % 2 * 16; }
-    // The unit's bytes, from the first code on, and how far its bits are from the lowest.
+    // Offset of the bytes of a unit, and shift of its bits.
     __device__ static unsigned bytes(unsigned u) { return u % 8 / 4 * 32 + u % 2 * 16; }
     __device__ static unsigned shift(unsigned u) { return u % 4 / 2 * 4; }
 };
@@ -391,7 +391,7 @@ struct Q3_K : TwoBitK {
         Raw raw;
         raw.low = Sixteen(block + 32 + bytes(u));
         raw.high = Sixteen(block + u % 2 * 16);
-        // Of sixteen scales, 8 bytes hold the low halves, 4 bytes the upper two bits.
+        // For the sixteen scales, 8 bytes contain the low four bits, and 4 bytes the upper two bits.
         raw.scales = 0;
 #pragma unroll
         for (unsigned half = 0; half < 2; half++) {
@@ -407,7 +407,7 @@ struct Q3_K : TwoBitK {
         const float d = half_to_float(raw.d);
         out.scale[0] = d * (int(raw.scales & 255) - 32);
         out.scale[1] = d * (int(raw.scales >> 8) - 32);
-        // Bit i of the high bytes belongs to the ith 32 codes.
+        // Bit i of the high bytes belongs to codes 32 i ..+ 32.
         const unsigned part = u % 8 / 2 * 2;
 #pragma unroll
         for (unsigned i = 0; i < 4; i++) {

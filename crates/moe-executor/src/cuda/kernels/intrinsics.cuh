@@ -1,8 +1,8 @@
-// Instructions that CUDA C++ has no name for without its headers, which NVRTC does not bring.
+// Instructions without an intrinsic in NVRTC, which has no CUDA headers.
 #pragma once
 #include "pipeline.cuh"
 
-// Sixteen bytes that are read once: they need not stay near. `p` is a multiple of 16.
+// Loads 16 bytes that are read once, without allocation in L1. `p` is aligned to 16 bytes.
 __device__ inline uint4 load_once(const void* p) {
     uint4 v;
     asm("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -24,9 +24,9 @@ __device__ inline float round_to_half(float x) {
 }
 
 #if __CUDA_ARCH__ >= 800
-// c (16 x 8) += a (16 x 32) * b (32 x 8), signed bytes. With `group` = lane / 4 and `in_group` = lane % 4, a lane holds
-//   a: rows group, group + 8, each at columns 4 in_group ..+ 4; then the same rows 16 columns on
-//   b: column group at rows 4 in_group ..+ 4; then 16 rows on
+// c (16 x 8) += a (16 x 32) * b (32 x 8), signed bytes. With `group` = lane / 4 and `in_group` = lane % 4, a lane has
+//   a: rows group, group + 8, each at columns 4 in_group ..+ 4; then the same rows plus 16 columns
+//   b: column group at rows 4 in_group ..+ 4; then plus 16 rows
 //   c: row group at columns 2 in_group, + 1; then row group + 8
 __device__ inline void mma_32(int (&c)[4], const int (&a)[4], const int (&b)[2]) {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -34,7 +34,7 @@ __device__ inline void mma_32(int (&c)[4], const int (&a)[4], const int (&b)[2])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// The same for 16 columns of a, 16 rows of b: the first or the second halves of what `mma_32` takes.
+// The same with 16 columns of a and 16 rows of b: the first or the second halves of the operands of `mma_32`.
 __device__ inline void mma_16(int (&c)[4], int a0, int a1, int b) {
     asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])

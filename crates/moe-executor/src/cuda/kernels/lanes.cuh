@@ -1,15 +1,16 @@
-// Weights of matrix × vector kernels, a piece a lane: whatever the lanes of a warp share of a block is read and taken apart for
-// as many weights at once as one lane can hold.
+// Weights for the kernels of token.cuh: a lane processes one unit at a time. Units are as large as registers allow, because lanes that
+// share a block would each read and decode its scales.
 //
-// A kind V has
-//   UNIT, SIZE                   weights of a piece; bytes of a block
-//   stage, Staged, at            quantized activations as the products want them, in shared memory
-//   dot(words, at, u, x, ux)     the product of piece u of a row that begins at byte `at` of `words`, with piece `ux` of x
+// A type V has
+//   UNIT, SIZE                   weights per unit; bytes per block
+//   stage, Staged, at            quantized activations in shared memory, in the order of the products
+//   dot(words, at, u, x, ux)     product of unit u of a row that starts at byte `at` of `words`, with unit `ux` of x
 #pragma once
 #include "pipeline.cuh"
 #include "weights.cuh"
 
-// Bytes of (a, b) by the half bytes of `choice`; one with its fourth bit set gives the sign of its byte in all bits.
+// Selects bytes of (a, b) by the nibbles of `choice`. If bit 3 of a nibble is set, all bits of the result byte are the sign of the
+// selected byte.
 __device__ inline unsigned permute(unsigned a, unsigned b, unsigned choice) {
     unsigned bytes;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(a), "r"(b), "r"(choice));
@@ -18,39 +19,39 @@ __device__ inline unsigned permute(unsigned a, unsigned b, unsigned choice) {
 
 __device__ inline int dot_four(unsigned a, int b, int sum) { return __dp4a(int(a), b, sum); }
 
-// With the bytes of a unsigned.
+// The same with unsigned bytes in a.
 __device__ inline int dot_four_unsigned(unsigned a, int b, int sum) {
     int result;
     asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(sum));
     return result;
 }
 
-// The bytes of a and b, then those of c and d, one after the other.
+// Interleaves the bytes of a and b, then those of c and d.
 __device__ inline int4 take_turns(int a, int b, int c, int d) {
     const auto low = [](int x, int y) { return int(permute(x, y, 0x5140)); };
     const auto high = [](int x, int y) { return int(permute(x, y, 0x7362)); };
     return {low(a, b), high(a, b), low(c, d), high(c, d)};
 }
 
-// Activations as codes and groups. What the lanes of a warp read at once lies side by side: sixteen codes of a piece in each of
-// several planes.
+// Activations as codes and groups. Each of several planes has sixteen codes of every unit, so that the lanes of a warp read consecutive
+// addresses.
 struct StagedCodes {
     const int4* codes;
     const Group* groups;
-    unsigned plane;  // sixteens of a plane
+    unsigned plane;  // chunks of sixteen codes per plane
 };
 
-// Where the sixteen codes `i` of a row lie, with PLANES sixteens a piece.
+// The index of chunk `i` of a row, for units of PLANES chunks.
 template <unsigned PLANES>
 struct Straight {
     static constexpr bool INTERLEAVED = false;
     __device__ static unsigned place(unsigned i, unsigned plane) { return i % PLANES * plane + i / PLANES; }
 };
-// The first and the second half of a group take turns, code by code.
+// The codes of the first and of the second half of a group are interleaved.
 struct Interleaved : Straight<2> {
     static constexpr bool INTERLEAVED = true;
 };
-// Pieces of four sixteens, each the next but one.
+// Units of four chunks with a stride of two.
 struct Strided {
     static constexpr bool INTERLEAVED = false;
     __device__ static unsigned place(unsigned i, unsigned plane) { return i % 8 / 2 * plane + i / 8 * 2 + i % 2; }
@@ -60,12 +61,12 @@ template <unsigned PIECE, class P>
 struct Codes {
     static constexpr unsigned UNIT = PIECE;
     using Staged = StagedCodes;
-    // Row `row` of those staged, `n` activations in all.
+    // Row `row` of the staged rows, which have `n` activations in total.
     __device__ static Staged at(const int4* shared, unsigned n, unsigned row, unsigned n_in) {
         return {shared + row * (n_in / UNIT), (const Group*)((const signed char*)shared + n) + row * (n_in / 32), n / UNIT};
     }
-    // Rows of quantized activations, `n` of them in all, whole pieces: one after the other in every plane. Read past the first
-    // cache: it may be early.
+    // Copies quantized rows of `n` activations in total, a multiple of the unit, to shared memory. Loads bypass L1, which may be stale if
+    // the kernel started early.
     __device__ static void stage(const void* quantized, unsigned n, int4* shared) {
         const int4* codes = (const int4*)quantized;
         const Group* groups = (const Group*)((const signed char*)quantized + n);
@@ -104,16 +105,16 @@ struct LaneBlock : Codes<32, Straight<2>> {
     }
 };
 
-// Sixty-four weights with the low and the high halves of 32 bytes, in two groups.
+// 64 weights in the low and the high nibbles of 32 bytes, in two groups.
 struct LanePairK : Codes<64, Straight<4>> {
-    // The scales of both groups, then their minima, a byte each; as `scale_and_min`.
+    // Scales of both groups, then their minima, one byte each; see `scale_and_min`.
     __device__ static unsigned scales(const uint4& head, unsigned pair) {
         const unsigned low = permute(head.y, head.z, pair % 2 ? 0x7632 : 0x5410);
         const unsigned four = permute(head.w, head.w, pair % 2 ? 0x3232 : 0x1010);
         const unsigned later = (four & 0x00000f0f) | (four >> 4 & 0x0f0f0000) | (low >> 2 & 0x30303030);
         return pair < 2 ? low & 0x3f3f3f3f : later;
     }
-    // The product, of the sums of both groups.
+    // The product, from the sums of both groups.
     __device__ static float scale(const uint4& head, unsigned pair, int first, int second, const Staged& x, unsigned ux) {
         const uint4 both = *(const uint4*)(x.groups + 2 * ux);
         const Group group[2] = {{__uint_as_float(both.x), both.y}, {__uint_as_float(both.z), both.w}};
@@ -138,7 +139,7 @@ struct LaneQ4_K : LanePairK {
 #pragma unroll
             for (unsigned i = 0; i < 4; i++) {
                 low[half] = dot_four(qs[4 * half + i] & 0x0f0f0f0f, first[i], low[half]);
-                // Sixteen times as much, which saves a shift each.
+                // The sum is 16 times too large, which saves a shift per word.
                 high[half] = dot_four_unsigned(qs[4 * half + i] & 0xf0f0f0f0, second[i], high[half]);
             }
         }
@@ -205,11 +206,11 @@ struct LaneQ6_K : Codes<64, Strided> {
     }
 };
 
-// Nibble after nibble, as they lie: codes of the first and of the second half take turns, and so do the activations.
+// Nibbles in the order of the file: codes of the first and of the second half alternate, and so do the activations.
 struct LaneMXFP4 : Codes<32, Interleaved> {
     static constexpr unsigned SIZE = 17;
-    // Twice the magnitudes. Blocks have no second dimension: what is added is 0, and keeps the compiler from taking them for
-    // constants, which it would move into a register before each permutation.
+    // Twice the magnitudes. `threadIdx.y` is 0. It prevents the compiler from treating the values as constants, which it would move into
+    // a register before each permutation.
     unsigned table[2];
     __device__ LaneMXFP4() : table{0x03020100 + threadIdx.y, 0x0c080604 + threadIdx.y} {}
     __device__ float dot(const unsigned* words, unsigned at, unsigned u, const Staged& x, unsigned ux) const {
@@ -219,7 +220,7 @@ struct LaneMXFP4 : Codes<32, Interleaved> {
         int positive = 0, negative = 0;
 #pragma unroll
         for (unsigned i = 0; i < 4; i++) {
-            // A permutation gives 0 where the fourth bit, the sign, is set: once for each sign.
+            // The permutation yields 0 if bit 3, the sign, is set. So it is done once for each sign.
             const unsigned qs = raw.at(1 + 4 * i), flipped = qs ^ 0x88888888;
             positive = dot_four(permute(table[0], table[1], qs), codes[2 * i], positive);
             negative = dot_four(permute(table[0], table[1], flipped), codes[2 * i], negative);

@@ -1,12 +1,12 @@
-// Matrix times matrix, in tiles of 64 rows of weights and 64 rows of activations. Block (x, y, z) computes rows 64 x of matrix
-// y with every gridDim.z-th tile of its entries.
+// Matrix-matrix products in tiles of 64 rows of weights and 64 rows of activations. Block (x, y, z) computes rows 64 x ..+ 64 of
+// matrix y with every gridDim.z-th tile of its entries, starting with tile z.
 #pragma once
 #include "entries.cuh"
 #include "weights.cuh"
 
 enum : unsigned { TILE = 64, MUL_THREADS = 256 };
 
-// The tile's entries and the rows that they read; past the end, the last one again.
+// The entries of a tile and the rows that they read. After the end, the last entry is repeated.
 struct TileEntries {
     unsigned entry[TILE], row[TILE];
 
@@ -23,9 +23,9 @@ struct TileEntries {
 template <class F>
 struct QuantizedTile {
     static constexpr unsigned STEP = 128;
-    // Words of a row of codes; four more than needed, so that eight rows lie in different banks.
+    // Words per row of codes, with four words of padding so that eight rows are in different banks.
     static constexpr unsigned STRIDE = STEP / 4 + 4;
-    // Weights that share a scale, and how many such parts there are.
+    // Number of weights with the same scale, and number of such parts per row.
     static constexpr unsigned PART = F::SCALES == Scales::Quarters ? 16 : 32;
     static constexpr unsigned PARTS = STEP / PART;
 
@@ -36,18 +36,18 @@ struct QuantizedTile {
     alignas(8) float input_scales[STEP / 32][TILE];
     alignas(8) float input_sums[F::MIN ? PARTS : 1][TILE];  // scaled
 
-    // Unit `u` of the step, decoded, of row `r`; its codes as signed bytes.
+    // Stores the decoded unit `u` of the step for row `r`, with codes as signed bytes.
     __device__ void put_weights(unsigned r, unsigned u, const Unit& unit) {
         const unsigned a = F::first(u) % STEP, b = a + F::STRIDE;
 #pragma unroll
         for (unsigned i = 0; i < 8; i++) {
-            // No byte borrows from its neighbour: each is at least 128 before the offset is taken.
+            // Bytes do not borrow from each other: each is at least 128 before the subtraction.
             const unsigned code = F::OFFSET == 0
                 ? unit.codes[i]
                 : ((unit.codes[i] | 0x80808080) - F::OFFSET * 0x01010101) ^ 0x80808080;
             weights[r * STRIDE + (i < 4 ? a : b) / 4 + i % 4] = code;
         }
-        // With a scale for 32 weights two units of K-quants bring the same two scales: the first puts them.
+        // With one scale per 32 weights, two units of K-quants contain the same two scales. The first unit stores them.
         if (a % PART != 0) return;
 #pragma unroll
         for (unsigned half = 0; half < (F::SCALES == Scales::One ? 1 : 2); half++) {
@@ -67,13 +67,13 @@ struct QuantizedTile {
     }
 };
 
-// What a thread holds of a tile's products: with tensor cores, as they lay it out over a warp's 16 rows of weights and 32 of
-// activations; without, 4 by 4.
+// The part of a tile that a thread accumulates. With tensor cores: their layout for 16 rows of weights and 32 rows of activations
+// per warp. Without: 4 x 4.
 struct Products {
     float sums[4][4];
 
 #if __CUDA_ARCH__ >= 800
-    // Row of weights of sums[i][j], and row of activations.
+    // Row of weights and row of activations of sums[i][j].
     __device__ static unsigned weight(unsigned, unsigned j) {
         const unsigned warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
         return warp % 4 * 16 + lane / 4 + j / 2 * 8;
@@ -156,7 +156,7 @@ struct Products {
     }
 #endif
 
-    // `first_row`, `first`: where the tile begins in the matrix's rows and in the list of entries.
+    // `first_row`, `first`: first row of weights and first entry of the tile.
     __device__ void put(
         const TileEntries& tile, unsigned first_row, unsigned n_out, unsigned first, unsigned end, const float* bias, unsigned glu,
         float* out
@@ -189,7 +189,7 @@ __device__ inline void mat_mul_quantized(
     weights += expert * expert_size;
     if (bias) bias += size_t(expert) * n_out;
 
-    // Four threads load a row: of the weights a unit each, of the activations 32 each.
+    // Four threads load a row: one unit of weights and 32 activations each.
     const unsigned mine = threadIdx.x / 4, quarter = threadIdx.x % 4;
     const byte* row = weights + size_t(min(first_row + mine, n_out - 1)) * row_size;
     const unsigned units = n_in / 32;
@@ -201,7 +201,7 @@ __device__ inline void mat_mul_quantized(
         const Group* groups = activations.groups_of(chosen.row[mine]);
         Products products = {};
         for (unsigned u = quarter; u - quarter < units; u += 4) {
-            // Past the end scales are zero.
+            // After the end, scales are zero.
             Unit unit = {};
             int4 inputs[2] = {};
             Group group = {};
@@ -223,7 +223,7 @@ __device__ inline void mat_mul_quantized(
     }
 }
 
-// The same for floating-point weights, 16 elements of each row at a time.
+// The same for floating-point weights, with 16 elements of each row at a time.
 template <class W>
 __device__ inline void mat_mul_floating(
     const byte* weights, size_t expert_size, unsigned row_size, const float* bias, const float* x, const Entries& entries,

@@ -1,13 +1,13 @@
-// Matrix times vector: a warp takes a few rows of weights, its lanes the units of a row in turn.
+// Matrix-vector products: a warp computes a few rows of weights; its lanes process the units of a row in turn.
 #pragma once
 #include "entries.cuh"
 #include "weights.cuh"
 
-// Grids are made for VEC_BLOCKS blocks on a multiprocessor at a time: one more register would leave a second round to some.
+// Grids assume VEC_BLOCKS resident blocks per multiprocessor. With one register more, some blocks would run in a second round.
 enum : unsigned { VEC_WARPS = 8, VEC_THREADS = VEC_WARPS * WARP, VEC_BLOCKS = 4 };
 
-// One row of activations for each matrix, quantized before, or, where `quantized` is null, by each block for itself. Block y
-// computes entry y; the blocks of an entry share its rows out. With GLU a warp's rows are one of the gate's and the same of the up's.
+// One row of activations per matrix. It is already quantized, or each block quantizes it if `quantized` is null. Blocks (x, y)
+// compute entry y and divide its rows. With GLU, a warp computes the same row of gate and up.
 template <class W, unsigned ROWS, bool GLU>
 __device__ inline void mat_vec_one(
     const byte* weights, const byte* up, const unsigned long long* table, const int* ids, size_t expert_size, unsigned row_size,
@@ -16,13 +16,13 @@ __device__ inline void mat_vec_one(
 ) {
     extern __shared__ int4 shared[];  // (n_in) codes, (n_in / 32) groups
     const unsigned lane = threadIdx.x % WARP, entry = blockIdx.y;
-    // Which matrix may be the previous kernel's to say; one alone is known.
+    // The previous kernel may select the matrix, unless there is only one.
     const bool early = !ids && !table;
     if (!early) {
         follow_previous();
     }
     const size_t expert = ids ? ids[entry] : 0;
-    // An entry without a matrix is left out.
+    // Skip an entry without a matrix.
     if (table && table[entry] == 0) return;
     const byte* matrices[2] = {table ? (const byte*)table[entry] : weights + expert * expert_size, up + expert * expert_size};
     const size_t row_of_x = entry / rows_per;
@@ -38,7 +38,7 @@ __device__ inline void mat_vec_one(
         }
     };
 
-    // Always one unit ahead, across rows too; the first is on its way while the activations are quantized.
+    // Prefetch one unit ahead, also across rows. The first load is in flight while the activations are quantized.
     typename W::Raw next[ROWS];
     unsigned set = blockIdx.x * VEC_WARPS + threadIdx.x / WARP;
     if (set < sets && lane < units) load(next, set, lane);
@@ -96,8 +96,7 @@ __device__ inline void mat_vec_one(
     }
 }
 
-// A few rows of activations for each matrix: TOKENS of them at a time with weights that are decoded once. Block y computes the
-// entries of matrix y.
+// A few rows of activations per matrix: weights are decoded once for TOKENS rows. Blocks (x, y) compute the entries of matrix y.
 template <class W, unsigned TOKENS>
 __device__ inline void mat_vec_several(
     const byte* weights, size_t expert_size, unsigned row_size, const float* bias, const float* x, const void* quantized,
@@ -118,7 +117,7 @@ __device__ inline void mat_vec_several(
             typename W::Source sources[TOKENS];
 #pragma unroll
             for (unsigned t = 0; t < TOKENS; t++) {
-                // Those past the end repeat the last one and are not stored.
+                // After the end, the last entry is repeated and not stored.
                 entry[t] = entries.at(min(chunk + t, end - 1));
                 sources[t] = W::source(x, activations, entries.row(entry[t]));
             }

@@ -1,36 +1,36 @@
-// How kernels overlap: with the one before them on their stream, and reading with computing.
+// Overlap: of a kernel with the previous one on its stream, and of memory reads with computation.
 #pragma once
 #include "common.cuh"
 
 using byte = unsigned char;
 
-// A kernel may be started while the one before it on its stream still runs. Until this it may touch nothing but weights and what
-// was complete before that one began; behind it, all that the stream was given before is complete. Every thread calls it: who
-// waits for this kernel relies on it too.
+// A kernel may start while the previous one on its stream still runs. Before this call, it may only access weights and data that
+// was complete before the previous kernel started. After it, all earlier work on the stream is complete. Every thread must call
+// it, because kernels that wait for this kernel rely on that, too.
 //
-// What the kernel before may have made is never read as constant (`__ldg`, `const __restrict__`): such a load may be moved before
-// the wait.
+// Results of the previous kernel must not be read as constants (`__ldg`, `const __restrict__`): the compiler may move such a load
+// before the wait.
 __device__ inline void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Lets the next kernel start as soon as there is room. Only behind `wait_for_previous`.
+// Allows the next kernel to start as soon as multiprocessors have room. Call it only after `wait_for_previous`.
 __device__ inline void start_next() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// At the top of a kernel that has nothing to do early.
+// For the start of a kernel that does nothing early.
 __device__ inline void follow_previous() {
     wait_for_previous();
     start_next();
 }
 
-// Copies the sixteens around `bytes` bytes to an address in shared memory, a multiple of 16: the bytes begin there at the same
-// distance from a multiple of 16 as in memory. The lanes of a warp take turns.
+// Copies `bytes` bytes to shared memory, extended to 16-byte boundaries on both sides. `to` is a multiple of 16, and the first
+// byte keeps its offset within 16 bytes. The lanes of a warp share the copy.
 __device__ inline void copy_ahead(unsigned to, const byte* from, unsigned bytes) {
     const unsigned shift = unsigned(size_t(from)) % 16, end = to + shift + bytes, lane = threadIdx.x % WARP;
     from += 16 * int(lane) - int(shift);
@@ -50,14 +50,14 @@ __device__ inline void copy_ahead(unsigned to, const byte* from, unsigned bytes)
     }
 }
 
-// Ends a batch of copies of a thread.
+// Ends a batch of copies of this thread.
 __device__ inline void end_batch() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 
-// Waits till all but the last N batches of the warp have arrived.
+// Waits until all but the last N batches of the warp are complete.
 template <unsigned N>
 __device__ inline void wait_for_batches() {
 #if __CUDA_ARCH__ >= 800
@@ -66,19 +66,19 @@ __device__ inline void wait_for_batches() {
     __syncwarp();
 }
 
-// From 9.0 on an engine copies, too: one instruction where threads take many, but less at a time than all threads together.
+// From 9.0 on, the copy engine can copy, too. It takes one instruction instead of many, but has less bandwidth than all threads.
 #if __CUDA_ARCH__ >= 900
 #define HAS_ENGINE 1
 #else
 #define HAS_ENGINE 0
 #endif
 
-// Tells, once, that the bytes have arrived that it was told to expect. In shared memory.
+// A barrier in shared memory that opens once, when the expected number of bytes has been copied.
 struct Arrival {
     unsigned long long state;
 
     __device__ unsigned at() const { return unsigned(__cvta_generic_to_shared(this)); }
-    // One thread, before the block's next barrier.
+    // Called by one thread, before the next barrier of the block.
     __device__ void begin() {
 #if HAS_ENGINE
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at()) : "memory");
@@ -86,20 +86,20 @@ struct Arrival {
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
     }
-    // One thread, before the copies.
+    // Called by one thread, before the copies.
     __device__ void expect(unsigned bytes) {
 #if HAS_ENGINE
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at()), "r"(bytes) : "memory");
 #endif
     }
-    // Has the engine do what `copy_ahead` does; `around(from, bytes)` bytes come. One thread.
+    // Starts the same copy as `copy_ahead` on the copy engine: `around(from, bytes)` bytes. Called by one thread.
     __device__ void copy(unsigned to, const byte* from, unsigned bytes) {
 #if HAS_ENGINE
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                      ::"r"(to), "l"(from - unsigned(size_t(from)) % 16), "r"(around(from, bytes)), "r"(at()) : "memory");
 #endif
     }
-    // The sixteens around bytes, in bytes.
+    // Size of `bytes` bytes at `from`, extended to 16-byte boundaries on both sides.
     __device__ static unsigned around(const byte* from, unsigned bytes) {
         return (unsigned(size_t(from)) % 16 + bytes + 15) / 16 * 16;
     }

@@ -1,4 +1,4 @@
-// All products with one type of weights; a file of kernels for each, so that the driver translates what a model needs.
+// All products with one type of weights. Each type has its own file, so that the driver only compiles the types of a model.
 #pragma once
 #include "mat_mul.cuh"
 #include "mat_vec.cuh"
@@ -18,7 +18,7 @@
 
 #define BOUNDED(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 
-// `W`: the kind of weights.
+// `W`: type of the weights (weights.cuh).
 #define PRODUCTS(...)                                                                                             \
     using W = __VA_ARGS__;                                                                                        \
     BOUNDED(VEC_THREADS, VEC_BLOCKS) mat_vec_1(ONE_PARAMETERS) { mat_vec_one<W, 1, false>(ONE_ARGUMENTS); }       \

@@ -1,12 +1,12 @@
-// The router of a MoE layer: one warp a token, the scores in its registers.
+// The router of a MoE layer: one warp per token, with all logits in registers.
 #include "pipeline.cuh"
 
-enum : unsigned { TOKENS = 4 };                        // tokens (warps) of a block
-enum : unsigned { SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN };  // as launch/router.rs numbers them
+enum : unsigned { TOKENS = 4 };                        // tokens (warps) per block
+enum : unsigned { SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN };  // the numbers in launch/router.rs
 
 constexpr float MIN_WEIGHT_SUM = 6.1035156e-5f;
 
-// Floats as unsigned integers in the order of `f32::total_cmp`; 0 is free for "none".
+// Maps floats to unsigned integers with the order of `f32::total_cmp`. No float is mapped to 0.
 __device__ unsigned order(float x) {
     const unsigned bits = __float_as_uint(x);
     const unsigned key = bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -15,7 +15,7 @@ __device__ unsigned order(float x) {
 
 __device__ unsigned smallest(unsigned x) { return ~warp_max(~x); }
 
-// Probabilities and weights of up to 32 · N experts; lane l holds the experts l, l + 32, ...
+// Routing of up to 32 · N experts. Lane l has experts l, l + 32, ...
 template <unsigned N>
 __device__ void route(const float* logits, const float* bias, unsigned gating, unsigned norm, float scale, unsigned n_tokens, unsigned n_expert, unsigned k, int* ids, float* weights) {
     follow_previous();
@@ -45,7 +45,7 @@ __device__ void route(const float* logits, const float* bias, unsigned gating, u
         for (unsigned i = 0; i < N; ++i) p[i] = 1.0f / (1.0f + expf(-p[i]));
     }
 
-    // What the choice goes by; 0 for what is not there.
+    // Keys for the selection; 0 for experts that do not exist.
     unsigned key[N];
 #pragma unroll
     for (unsigned i = 0; i < N; ++i) {
@@ -60,7 +60,7 @@ __device__ void route(const float* logits, const float* bias, unsigned gating, u
             if (key[i] > best) best = key[i], id = i * WARP + lane, value = p[i];
         }
         const unsigned winner = smallest(best == warp_max(best) ? id : ~0u);
-        // The lane of the slot keeps the weight: it is the only one that reads it.
+        // The lane of the slot stores the weight: no other lane reads it.
         value = __shfl_sync(ALL_LANES, value, winner % WARP);
         if (lane == slot % WARP) {
             ids[slot] = winner;

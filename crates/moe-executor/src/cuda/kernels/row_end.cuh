@@ -1,10 +1,10 @@
-// How a block of gate and up ends its 32 rows: bias, activation, and the results as they are and quantized.
+// The end of the 32 rows of a gate-and-up block: bias, activation, and results in f32 and quantized.
 #pragma once
 #include "activations.cuh"
 #include "entries.cuh"
 
-// Ends the rows that the block has the products of, one a lane of its first warp: `hidden (k, n_out)`, `codes` and `groups` as in
-// `Activations`, or null. `bias` is that of the lane's row.
+// Stores the rows of the block, one per lane of its first warp, to `hidden (k, n_out)`, and to `codes` and `groups` (see
+// `Activations`) unless they are null. `bias` is that of the row of the lane.
 __device__ inline void end_rows(
     const float (&results)[2][WARP], const float (&bias)[2], unsigned glu, unsigned n_out, float* hidden, signed char* codes,
     Group* groups

@@ -1,8 +1,8 @@
-// Norms, sums, activations, rotations: row by row, all f32. Where an output may be an input, every element is read and written
-// by the same thread.
+// Norms, sums, activations, rotary embedding and copies of rows, all f32. If an output may be an input, the same thread reads and
+// writes an element.
 #include "activations.cuh"
 
-// The sum over a block of up to 1024 threads, in every thread.
+// Sum over a block of up to 1024 threads, returned in every thread.
 __device__ float block_sum(float x) {
     __shared__ float of_warp[WARP];
     const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
@@ -12,8 +12,8 @@ __device__ float block_sum(float x) {
     return warp_sum(lane < blockDim.x / WARP ? of_warp[lane] : 0.0f);
 }
 
-// x / sqrt(mean(x²) + eps) · weight; one block for each group of `width` elements, whole warps. If `codes` is not null, one block
-// alone, whose width is whole times 32, and the result quantized, too, as in `Activations`.
+// x / sqrt(mean(x²) + eps) · weight. One block per group of `width` elements; blocks are complete warps. If `codes` is not null,
+// there is one block, `width` is a multiple of 32, and the result is also quantized (see `Activations`).
 KERNEL rms_norm(
     const float* x, const float* __restrict__ weight, float eps, unsigned width, float* out, signed char* codes, Group* groups
 ) {
@@ -38,7 +38,7 @@ KERNEL add(const float* a, const float* b, size_t n, float* out) {
     if (i < n) out[i] = a[i] + b[i];
 }
 
-// The kernels below: block (row, part of its columns).
+// Block of the kernels below: (row, part of its columns).
 __device__ unsigned column() { return blockIdx.y * blockDim.x + threadIdx.x; }
 
 KERNEL scale_rows_by_sigmoid(float* x, const float* score, unsigned width) {
@@ -60,8 +60,8 @@ KERNEL store_rows(const float* x, const unsigned* positions, unsigned width, flo
     if (i < width) out[size_t(positions[blockIdx.x]) * width + i] = x[size_t(blockIdx.x) * width + i];
 }
 
-// Turns each pair of a head by the angle (cos, sin) of its row. Pairs are elements `step` apart; of those of a head, pair i
-// begins at element `stride` · i.
+// Rotates each pair of elements of a head by its angle (cos, sin) of the row. Pair i of a head has elements `stride` · i and
+// `stride` · i + `step`.
 __device__ void rotate(float* x, const float* angles, unsigned row_width, unsigned head_dim, unsigned n_dims, unsigned step, unsigned stride) {
     const unsigned pairs = n_dims / 2, head = column() / pairs, pair = column() % pairs;
     if (head >= row_width / head_dim) return;
@@ -95,7 +95,7 @@ KERNEL swiglu_oai(float* gate, const float* up, size_t n) {
     follow_previous();
     const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= n) return;
-    // Comparisons, not fminf: what is no number stays none.
+    // Comparisons, unlike fminf, propagate NaN.
     const float g = gate[i] > 7.0f ? 7.0f : gate[i];
     const float u = up[i] > 7.0f ? 7.0f : up[i] < -7.0f ? -7.0f : up[i];
     gate[i] = silu(g, 1.702f) * (u + 1.0f);

@@ -1,5 +1,5 @@
-// The chosen experts of one token: gate, up and their activation in one kernel; down and the sum by the router's weights in
-// another. Rows are read ahead, as they lie, into shared memory: what is in flight takes no registers, whatever the blocks' size.
+// The selected experts of one token: one kernel for gate, up and their activation, another one for down and the weighted sum.
+// Rows are prefetched into shared memory in their file format, so that loads in flight need no registers for any block size.
 #pragma once
 #include "token_staged.cuh"
 #include "token_whole.cuh"
@@ -22,7 +22,7 @@
 
 #define TWO_OF(threads) extern "C" __global__ void __launch_bounds__(threads, 2)
 
-// `V`: the kind of weights.
+// `V`: type of the weights (lanes.cuh).
 #define TOKEN_EXPERTS(...)                                                                                   \
     using V = __VA_ARGS__;                                                                                   \
     TWO_OF(GATE_THREADS) gate_up(GATE_UP_PARAMETERS, CUT_PARAMETERS) {                                       \

@@ -1,33 +1,33 @@
-// The chosen experts of one token, as `token.cuh` says, where a block has no room for all its rows: every warp has a ring of
-// stages of its own, and reads ahead in it.
+// The selected experts of one token (token.cuh) if the rows of a block do not fit into shared memory: every warp prefetches its
+// rows in stages into a ring buffer.
 #pragma once
 #include "entries.cuh"
 #include "lanes.cuh"
 #include "pipeline.cuh"
 #include "row_end.cuh"
 
-// How rows are cut into stages, and where those lie in shared memory.
+// How rows are divided into stages, and the layout of shared memory.
 struct Cut {
-    unsigned stages;   // of a row
-    unsigned bytes;    // of a stage
-    unsigned units;    // pieces of a stage
-    unsigned segment;  // bytes that a stage takes there wherever it begins: a multiple of 16
-    unsigned staged;   // bytes of the activations, which lie before the stages: a multiple of 16
-    unsigned slots;    // stages that a warp has there at once, SLOTS or 1
+    unsigned stages;   // stages per row
+    unsigned bytes;    // bytes per stage
+    unsigned units;    // units per stage
+    unsigned segment;  // bytes per stage in shared memory for any alignment, a multiple of 16
+    unsigned staged;   // bytes of the activations, which precede the stages, a multiple of 16
+    unsigned slots;    // slots of the ring buffer of a warp, SLOTS or 1
 };
 
 enum : unsigned { SLOTS = 2, GATE_WARPS = 16, GATE_THREADS = GATE_WARPS * WARP, ROWS_OF_WARP = 2, DOWN_THREADS = 512 };
 
-// Block (g, e) computes rows 32 g to 32 g + 31 of `hidden (k, n_out)`, those of the token's expert e, and, if `codes` is not
-// null, the same quantized, as in `Activations`. `x` is quantized, and must have been there before the kernel that chose the
-// experts began, or this one starts in order.
+// Block (g, e) computes rows 32 g to 32 g + 31 of selected expert e in `hidden (k, n_out)`, and the same quantized (see
+// `Activations`) unless `codes` is null. `x` is quantized. It must be complete before the kernel that selects the experts starts,
+// or else this kernel must be launched in order.
 template <class V>
 __device__ inline void staged_gate_up(
     const byte* gate, const byte* up, const int* ids, size_t expert_size, unsigned row_size, const float* gate_bias,
     const float* up_bias, const void* x, unsigned n_in, unsigned n_out, unsigned glu, float* hidden, signed char* codes,
     Group* groups, const Cut& cut
 ) {
-    extern __shared__ int4 shared[];  // x; for each warp its slots: stages of the gate's row and of up's
+    extern __shared__ int4 shared[];  // x; then the slots of each warp: a stage of the gate row and one of the up row
     __shared__ float results[2][WARP];
     const unsigned warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const unsigned first_row = blockIdx.x * WARP + warp * ROWS_OF_WARP;
@@ -54,7 +54,7 @@ __device__ inline void staged_gate_up(
         if (i < steps) fill(i);
         end_batch();
     }
-    // The first warp finishes the rows, one a lane.
+    // The first warp ends the rows, one per lane.
     const unsigned row = blockIdx.x * WARP + lane;
     float bias[2] = {};
     if (warp == 0 && row < n_out) {
@@ -93,15 +93,15 @@ __device__ inline void staged_gate_up(
     end_rows(results, bias, glu, n_out, hidden, codes, groups);
 }
 
-// A warp computes row r of `out (n_out)`: the sum over the token's `k` experts, up to 32, of weights[i] · (product + bias). The
-// activations are `quantized (k, n_in)`, as `Activations`. Experts and weights must have been there before the kernel that made
-// the activations began; matrices are whole times 16 bytes apart.
+// A warp computes one row of `out (n_out)`: the sum over the `k` selected experts i, at most 32, of router[i] · (product + bias).
+// `quantized (k, n_in)`: see `Activations`. `ids` and `router` must be complete before the kernel that computes the activations
+// starts. The size of a matrix is a multiple of 16 bytes.
 template <class V>
 __device__ inline void staged_down(
     const byte* weights, const int* ids, const float* router, unsigned k, size_t expert_size, unsigned row_size,
     const float* bias, const void* quantized, unsigned n_in, unsigned n_out, float* out, const Cut& cut
 ) {
-    extern __shared__ int4 shared[];  // the activations; for each warp its slots: stages of a row of each expert
+    extern __shared__ int4 shared[];  // activations; then the slots of each warp: a stage of the row of each expert
     __shared__ float by[WARP];
     const unsigned warps = blockDim.x / WARP, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const unsigned row = blockIdx.x * warps + warp;
@@ -127,7 +127,7 @@ __device__ inline void staged_down(
     }
     if (threadIdx.x < k) by[threadIdx.x] = weight;
     float sum = lane < k && bias && row < n_out ? weight * bias[size_t(id) * n_out + row] : 0;
-    // The rows of all experts follow one another: a lane's first piece, and every 32nd from there on.
+    // The units of the rows of all experts are one sequence: a lane processes every 32nd unit.
     unsigned first_expert = lane / cut.units, first_unit = lane % cut.units;
     compute_now(first_expert);
     compute_now(first_unit);

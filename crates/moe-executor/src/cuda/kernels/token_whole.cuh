@@ -1,22 +1,23 @@
-// The chosen experts of one token, as `token.cuh` says, where a block has room for all its rows: they are asked for at once. Small
-// experts end before a ring has come round, and blocks of gate, up and down have room beside each other.
+// The selected experts of one token (token.cuh) if all rows of a block fit into shared memory: all loads are issued at once.
+// Small experts end before a ring buffer would wrap around, and blocks of both kernels fit on a multiprocessor at the same time.
 #pragma once
 #include "entries.cuh"
 #include "lanes.cuh"
 #include "pipeline.cuh"
 #include "row_end.cuh"
 
-// Of gate and up a warp has four rows, in two stages; of down two.
+// A warp computes four rows of gate and up in two stages, or two rows of down.
 enum : unsigned { WHOLE_WARPS = 8, WHOLE_THREADS = WHOLE_WARPS * WARP, PAIR = 2, DOWN_ROWS = WHOLE_WARPS * PAIR };
 
-// As `staged_gate_up`; `n_out` is whole times 4. A pair of rows takes `segment` bytes, x `staged`: multiples of 16.
+// As `staged_gate_up`; `n_out` is a multiple of 4. A pair of rows has `segment` bytes, x `staged` bytes; both are multiples of
+// 16.
 template <class V>
 __device__ inline void whole_gate_up(
     const byte* gate, const byte* up, const int* ids, size_t expert_size, unsigned row_size, const float* gate_bias,
     const float* up_bias, const void* x, unsigned n_in, unsigned n_out, unsigned glu, float* hidden, signed char* codes,
     Group* groups, unsigned segment, unsigned staged
 ) {
-    extern __shared__ int4 shared[];  // x; for each warp and stage a pair of the gate's rows and one of up's
+    extern __shared__ int4 shared[];  // x; then for each warp and stage a pair of gate rows and a pair of up rows
     __shared__ float results[2][WARP];
     __shared__ Arrival arrivals[WHOLE_WARPS][2];
     const unsigned warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -37,7 +38,7 @@ __device__ inline void whole_gate_up(
         const size_t to_up = up - gate;
 #pragma unroll
         for (unsigned stage = 0; stage < 2; stage++) {
-            // The engine brings the gate's rows and the threads those of up: each way has its own limit.
+            // The copy engine copies the gate rows and threads the up rows, because either alone has less bandwidth.
             if (!HAS_ENGINE) copy_ahead(to, from, bytes);
             else if (lane == 0) {
                 arrival[stage].expect(Arrival::around(from, bytes));
@@ -49,7 +50,7 @@ __device__ inline void whole_gate_up(
             from += bytes;
         }
     }
-    // The first warp finishes the rows, one a lane.
+    // The first warp ends the rows, one per lane.
     const unsigned row = blockIdx.x * WARP + lane;
     float bias[2] = {};
     if (warp == 0 && row < n_out) {
@@ -86,14 +87,14 @@ __device__ inline void whole_gate_up(
     end_rows(results, bias, glu, n_out, hidden, codes, groups);
 }
 
-// As `staged_down`; `n_out` is even. A block's sixteen rows of an expert take `segment` bytes, the activations `staged`: multiples
-// of 16.
+// As `staged_down`; `n_out` is even. The sixteen rows of an expert in a block have `segment` bytes, the activations `staged`
+// bytes; both are multiples of 16.
 template <class V>
 __device__ inline void whole_down(
     const byte* weights, const int* ids, const float* router, unsigned k, size_t expert_size, unsigned row_size,
     const float* bias, const void* quantized, unsigned n_in, unsigned n_out, float* out, unsigned segment, unsigned staged
 ) {
-    extern __shared__ int4 shared[];  // the activations; the block's rows of each expert
+    extern __shared__ int4 shared[];  // activations; then the rows of the block for each expert
     __shared__ float by[WARP];
     __shared__ Arrival arrival;
     const unsigned warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -110,7 +111,7 @@ __device__ inline void whole_down(
     }
     if (warp == 0) by[lane] = weight;
     if (!HAS_ENGINE) {
-        // Each warp its own rows.
+        // Each warp copies its own rows.
         for (unsigned e = 0; row < n_out && e < k; e++) {
             const size_t expert = __shfl_sync(ALL_LANES, id, e);
             copy_ahead(to + e * segment + mine / 16 * 16, from + expert * expert_size + warp * PAIR * row_size, PAIR * row_size);
@@ -131,7 +132,7 @@ __device__ inline void whole_down(
         sums[0] = weight * at[0];
         sums[1] = weight * at[1];
     }
-    // The rows of all experts follow one another: a lane's first piece, and every 32nd from there on.
+    // The units of the rows of all experts are one sequence: a lane processes every 32nd unit.
     const unsigned units = n_in / V::UNIT;
     unsigned e = lane / units, u = lane % units;
     compute_now(e);

@@ -1,11 +1,11 @@
-// Rows of weights and what they are multiplied with, a unit at a time: quantized formats with quantized activations, in
-// integers; floating-point formats with activations rounded to the same format, as ggml does.
+// Products of weights and activations, a unit at a time. Quantized weights are multiplied with quantized activations in integer
+// arithmetic, floating-point weights with activations that are rounded to the same type, like in ggml.
 //
-// A kind of weights W has
-//   UNIT               weights of a unit
-//   Raw, load          a unit as it lies in memory
+// A type of weights W has
+//   UNIT               weights per unit
+//   Raw, load          a unit in the format of the file
 //   Source, Input      a row of activations, and a unit of it in registers
-//   input, dot         the unit of a row, and the product of both
+//   input, dot         loads a unit of activations; multiplies it with a decoded unit of weights
 #pragma once
 #include "activations.cuh"
 #include "formats.cuh"
@@ -78,7 +78,7 @@ struct Quantized {
     }
 };
 
-// Elements as they lie in memory: `wide` words hold eight of them.
+// Floating-point elements: size in bytes, conversion to f32, and rounding.
 struct Half {
     static constexpr unsigned SIZE = 2;
     __device__ static float value(unsigned bits) { return half_to_float(bits); }
@@ -117,7 +117,7 @@ struct Floating {
         float x[8];
     };
 
-    // Element i of a row that may begin anywhere.
+    // Bits of element i of a row with any alignment.
     __device__ static unsigned element(const byte* row, unsigned i) {
         return E::SIZE == 2 ? __ldg((const unsigned short*)row + i) : __ldg((const unsigned*)row + i);
     }

@@ -1,4 +1,4 @@
-//! Attention: which kernel, and into how many parts the positions are split.
+//! Attention: selects a kernel, and splits the positions among blocks.
 
 use cudarc::driver::{CudaStream, LaunchConfig};
 
@@ -24,17 +24,18 @@ kernels! {
     );
 }
 
-/// Threads of a block, as in the kernels.
+/// Threads per block, as in the kernels.
 const THREADS: usize = 128;
-/// Splits of the positions at most: the kernel that joins them goes through them one by one.
+/// Largest number of splits of the positions: the kernel that combines them processes them one by one.
 const MAX_SPLITS: usize = 128;
-/// Tokens, and rows of queries (tokens times heads that share keys), from which on tiles pay.
+/// Smallest numbers of tokens and of query rows (tokens times query heads per KV head) for the tiled kernels. Below, they are
+/// slower.
 const TILE_TOKENS: usize = 8;
 const TILE_ROWS: usize = 32;
 
-/// What attention reads and writes. The addresses of `q`, `k`, `v`, `out` and `scratch` are multiples of 16.
+/// Operands of attention. The addresses `q`, `k`, `v`, `out` and `scratch` are multiples of 16 bytes.
 pub struct Attention<'a> {
-    /// What every head of the layer shares.
+    /// Head counts, head size, window and scale.
     pub shape: &'a Shape,
     /// Queries `(n_tokens, n_head, head_dim)`.
     pub q: Ptr,
@@ -42,34 +43,35 @@ pub struct Attention<'a> {
     pub k: Ptr,
     /// Values `(position, n_head_kv, head_dim)`.
     pub v: Ptr,
-    /// Place of each query in the cache `(n_tokens)` u32.
+    /// u32 `(n_tokens)`: position of each token in the KV cache.
     pub positions: Ptr,
-    /// Extra scores that take part in the softmax and carry no value `(n_head)`; or none.
+    /// Attention sinks `(n_head)`: extra scores in the softmax without a value; or null.
     pub sinks: Ptr,
-    /// Rows of `q`.
+    /// Number of tokens.
     pub n_tokens: usize,
-    /// Largest of the positions; the grid is cut by it, what a token sees is not.
+    /// Largest position. It determines the grid, not the mask.
     pub last_position: usize,
-    /// `(n_tokens, n_head, head_dim)`
+    /// Results `(n_tokens, n_head, head_dim)`.
     pub out: Ptr,
     /// Memory of [`Kernels::attention_scratch_size`] bytes.
     pub scratch: Ptr,
 }
 
-/// How the work of a call is cut.
+/// Kernel and grid of a call.
 struct Plan {
     kernel: Kernel,
-    /// Blocks that all see the same positions.
+    /// Blocks per split.
     blocks: usize,
-    /// Query heads of a block.
+    /// Query heads per block.
     heads: usize,
+    /// Number of parts into which the positions are split.
     splits: usize,
-    /// Bytes of dynamic shared memory.
+    /// Dynamic shared memory in bytes.
     shared: usize,
 }
 
 impl Kernels {
-    /// Bytes of scratch memory for batches of up to `n_tokens` tokens at positions up to `last_position`.
+    /// Scratch memory in bytes for up to `n_tokens` tokens at positions up to `last_position`.
     ///
     /// # Errors
     /// As [`Kernels::attention`].
@@ -89,10 +91,10 @@ impl Kernels {
         Ok(parts * (shape.head_dim + 2) * size_of::<f32>())
     }
 
-    /// `out[t] = softmax(scale · q[t] · kᵀ) · v` for each head, over the positions that the token sees.
+    /// `out[t] = softmax(scale · q[t] · kᵀ) · v` for each head, over the positions that are visible to token `t`.
     ///
     /// # Errors
-    /// Heads wider than 256 elements, or of a width that is no multiple of four.
+    /// [`Error::Unsupported`] if `head_dim` is not a multiple of 4 in 4..=256, or a driver error.
     pub fn attention(&self, stream: &CudaStream, it: &Attention) -> Result<()> {
         let shape = it.shape;
         let plan = self.plan(shape, it.n_tokens, it.last_position)?;
@@ -113,16 +115,18 @@ impl Kernels {
             it.out,
             it.scratch,
         ];
-        let cut = LaunchConfig {
+        let grid_config = LaunchConfig {
             grid_dim: (grid(plan.blocks, THREADS).grid_dim.0, plan.splits as u32, 1),
             block_dim: (THREADS as u32, 1, 1),
             shared_mem_bytes: plan.shared as u32,
         };
         match it.n_tokens {
-            1 => self.attention.launch(stream, plan.kernel, cut, &args)?,
+            1 => self
+                .attention
+                .launch(stream, plan.kernel, grid_config, &args)?,
             _ => self
                 .attention
-                .launch_after(stream, plan.kernel, cut, &args)?,
+                .launch_after(stream, plan.kernel, grid_config, &args)?,
         }
         if plan.splits == 1 {
             return Ok(());
@@ -136,7 +140,7 @@ impl Kernels {
             it.out
         ];
         let mut rows = grid(it.n_tokens * shape.n_head, THREADS);
-        // In whole steps of the kernel's loop: the compiler joins the reads of a step.
+        // A multiple of the unrolled loop of the kernel, which reads eight values at a time.
         rows.shared_mem_bytes = (plan.splits.next_multiple_of(8) * size_of::<f32>()) as u32;
         self.attention.launch(stream, COMBINE, rows, &args)
     }
@@ -146,11 +150,11 @@ impl Kernels {
         if d == 0 || d > 256 || !d.is_multiple_of(4) {
             return Err(Error::Unsupported {
                 kernel: "attention",
-                what: format!("a head of {d} elements (multiples of 4 up to 256 are)"),
+                what: format!("a head size of {d} (supported: multiples of 4 up to 256)"),
             });
         }
         let per_kv = shape.n_head / shape.n_head_kv;
-        // Positions that the tokens of a block see, all together.
+        // Positions that are visible to at least one token.
         let seen = shape.visible(last_position).len() + n_tokens.saturating_sub(1);
         let seen = seen.min(last_position + 1);
         let share = |most: usize| per_kv.div_ceil(per_kv.div_ceil(most));
@@ -187,7 +191,7 @@ impl Kernels {
         })
     }
 
-    /// As many as give every multiprocessor `wanted` blocks, no more than there are `pieces`.
+    /// The number of splits with which every multiprocessor has `wanted` blocks, at most `pieces`.
     fn splits(&self, blocks: usize, wanted: usize, pieces: usize) -> usize {
         let idle = (wanted * self.multiprocessors) / blocks.max(1);
         idle.min(pieces).clamp(1, MAX_SPLITS)

@@ -1,7 +1,7 @@
-//! Products of the experts that tokens have chosen, and the weighted sum of their results.
+//! Products of the selected experts, and the weighted sum of their results.
 //!
-//! An entry is a token and a slot: number `token * k + slot`. With few entries each is a matrix × vector product of its own.
-//! With many the device sorts them by expert, and one grouped product goes over all of them.
+//! Entry `token * k + slot` is one selected expert of one token. Few entries are computed as one matrix-vector product each. Many
+//! entries are sorted by expert on the GPU and computed by one grouped product.
 
 use cudarc::driver::CudaStream;
 use moe_gguf::GgmlType;
@@ -22,21 +22,21 @@ kernels! {
 /// `out[entry] = weights[expert of entry] · x[entry / rows_per] + bias[expert of entry]`.
 #[derive(Clone, Copy, Debug)]
 pub struct MulMatId {
-    /// A matrix an expert.
+    /// One matrix per expert.
     pub weights: Weights,
-    /// f32 `(n_expert, n_out)`, or none.
+    /// f32 `(n_expert, n_out)`, or null.
     pub bias: Ptr,
-    /// `(tokens * k / rows_per, n_in)`; quantized with one row alone.
+    /// `(tokens * k / rows_per, n_in)`. May be quantized if there is only one row.
     pub x: Rows,
-    /// Entries that read the same row of `x`: `k` with a row a token, 1 with a row an entry.
+    /// Number of entries that read the same row of `x`: `k` if `x` has one row per token, 1 if it has one row per entry.
     pub rows_per: usize,
-    /// i32 `(tokens, k)`, each below `n_expert`.
+    /// i32 `(tokens, k)`, each less than `n_expert`.
     pub ids: Ptr,
     /// Number of tokens.
     pub tokens: usize,
-    /// Experts of a token.
+    /// Selected experts per token.
     pub k: usize,
-    /// Experts of the layer.
+    /// Number of experts of the layer.
     pub n_expert: usize,
     /// f32 `(tokens, k, n_out)`.
     pub out: Ptr,
@@ -49,30 +49,30 @@ pub struct MulMatId {
 /// `out[entry] = glu(gate · x[token] + gate_bias, up · x[token] + up_bias)`, all of the entry's expert.
 #[derive(Clone, Copy, Debug)]
 pub struct GateUp {
-    /// A matrix an expert.
+    /// One matrix per expert.
     pub gate: Weights,
-    /// A matrix an expert, of the gate's shape.
+    /// One matrix per expert, of the same shape as `gate`.
     pub up: Weights,
-    /// f32 `(n_expert, n_ff)`, or none.
+    /// f32 `(n_expert, n_ff)`, or null.
     pub gate_bias: Ptr,
-    /// f32 `(n_expert, n_ff)`, or none.
+    /// f32 `(n_expert, n_ff)`, or null.
     pub up_bias: Ptr,
     /// The activation.
     pub glu: Glu,
-    /// `(tokens, n_in)`; quantized with one token alone.
+    /// `(tokens, n_in)`. May be quantized if there is only one token.
     pub x: Rows,
-    /// i32 `(tokens, k)`, each below `n_expert`.
+    /// i32 `(tokens, k)`, each less than `n_expert`.
     pub ids: Ptr,
     /// Number of tokens.
     pub tokens: usize,
-    /// Experts of a token.
+    /// Selected experts per token.
     pub k: usize,
-    /// Experts of the layer.
+    /// Number of experts of the layer.
     pub n_expert: usize,
     /// f32 `(tokens, k, n_ff)`.
     pub out: Ptr,
-    /// [`Kernels::scratch_size`] bytes for `k` rows of `n_ff`: with one token the same once more, quantized, where `n_ff` is
-    /// whole times 32; or none.
+    /// Destination of the quantized results, [`Kernels::scratch_size`] bytes for `k` rows of `n_ff`, or null. It is only written
+    /// for one token, if `n_ff` is a multiple of 32.
     pub quantized: Ptr,
     /// [`Kernels::scratch_size`] bytes.
     pub scratch: Ptr,
@@ -80,27 +80,27 @@ pub struct GateUp {
     pub work: Ptr,
 }
 
-/// As [`MulMatId`] for matrices at addresses of their own.
+/// As [`MulMatId`], for matrices at arbitrary addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct Fetched {
-    /// u64 `(entries)`: where each entry's matrix lies. Entries with address 0 are left out, and their rows of `out` as they
-    /// were.
+    /// u64 `(entries)`: address of the matrix of each entry. Entries with address 0 are skipped, and their rows of `out` are not
+    /// written.
     pub table: Ptr,
-    /// Type of the rows.
+    /// Type of the weights.
     pub ty: GgmlType,
-    /// Elements of a row.
+    /// Elements per row.
     pub n_in: usize,
-    /// Rows of a matrix.
+    /// Rows per matrix.
     pub n_out: usize,
-    /// Bytes of a row.
+    /// Size of a row in bytes.
     pub row_size: usize,
-    /// f32 `(n_expert, n_out)`, or none.
+    /// f32 `(n_expert, n_out)`, or null.
     pub bias: Ptr,
     /// f32 `(entries / rows_per, n_in)`.
     pub x: Ptr,
-    /// Entries that read the same row of `x`.
+    /// Number of entries that read the same row of `x`.
     pub rows_per: usize,
-    /// i32 `(entries)`; for the bias alone.
+    /// i32 `(entries)`. Only the bias depends on it.
     pub ids: Ptr,
     /// Number of entries.
     pub entries: usize,
@@ -108,10 +108,10 @@ pub struct Fetched {
     pub out: Ptr,
 }
 
-/// Threads of a block.
+/// Threads per block.
 const THREADS: usize = 256;
 
-/// The experts that tokens have chosen.
+/// The selected experts of some tokens.
 #[derive(Clone, Copy)]
 struct Selection {
     ids: Ptr,
@@ -126,7 +126,7 @@ impl Selection {
         self.tokens * self.k
     }
 
-    /// Whether each entry is computed on its own: an expert has then about one.
+    /// Whether each entry is computed on its own, because experts have about one entry each.
     fn is_sparse(&self) -> bool {
         self.tokens <= 1 || self.entries() <= self.n_expert
     }
@@ -145,7 +145,7 @@ impl Selection {
 }
 
 impl MulMatId {
-    fn choice(&self) -> Selection {
+    fn selection(&self) -> Selection {
         Selection {
             ids: self.ids,
             tokens: self.tokens,
@@ -160,7 +160,7 @@ impl MulMatId {
         self.tokens * self.k / self.rows_per.max(1)
     }
 
-    /// As a product of single entries, behind [`Kernels::quantize_rows`].
+    /// The same product with one matrix-vector product per entry, after [`Kernels::quantize_rows`].
     fn one(&self, glu: Option<Glu>) -> One<'_> {
         One {
             weights: &self.weights,
@@ -185,7 +185,7 @@ impl MulMatId {
 }
 
 impl GateUp {
-    /// The product of one of the two.
+    /// The product with either matrix.
     fn half(&self, weights: Weights, bias: Ptr) -> MulMatId {
         MulMatId {
             weights,
@@ -204,40 +204,43 @@ impl GateUp {
 }
 
 impl Kernels {
-    /// Bytes of working memory for sorting entries by expert.
+    /// Size in bytes of the memory for sorting entries by expert.
     pub fn work_size(tokens: usize, k: usize, n_expert: usize) -> usize {
         let code = if is_wide(tokens, k) { 8 } else { 4 };
         bounds_size(n_expert) + tokens * k * code
     }
 
-    /// The product of every entry with its expert.
+    /// The product of every entry with the matrix of its expert.
     ///
     /// # Errors
-    /// No kernel for the type ([`Kernels::supports`]), or the driver's.
+    /// No kernel [supports](Kernels::supports) the type, or a driver error.
     pub fn mul_mat_id(&self, stream: &CudaStream, product: &MulMatId) -> Result<()> {
-        self.group_entries(stream, &product.choice())?;
+        self.group_entries(stream, &product.selection())?;
         self.quantize_rows(stream, product)?;
         self.multiply(stream, product, None)
     }
 
-    /// Gate, up and the activation of every entry; one kernel where entries are few and gate and up of one type. Gives whether
-    /// they are in `quantized`, too. `x` must not be what the last kernel on the stream made, unless that is not quantized.
+    /// Gate, up and their activation for every entry. One kernel computes them if entries are few and gate and up have the same
+    /// type. Returns whether the results are also stored in `quantized`.
+    ///
+    /// The kernel may read a quantized `x` before the previous kernel on the stream ends. So that kernel must not have computed
+    /// it, unless [`Kernels::follow_copy`] was called after it.
     ///
     /// # Errors
-    /// No kernel for a type ([`Kernels::supports`]), or the driver's.
+    /// No kernel [supports](Kernels::supports) a type, or a driver error.
     pub fn experts_gate_up(&self, stream: &CudaStream, product: &GateUp) -> Result<bool> {
         let gate = product.half(product.gate, product.gate_bias);
         let up = product.half(product.up, product.up_bias);
-        let choice = gate.choice();
-        let alike = |of: fn(&Weights) -> usize| of(&gate.weights) == of(&up.weights);
-        let one_type = gate.weights.ty == up.weights.ty && alike(|w| w.expert_size);
+        let selection = gate.selection();
+        let same_layout =
+            gate.weights.ty == up.weights.ty && gate.weights.expert_size == up.weights.expert_size;
         if product.tokens == 1
-            && one_type
+            && same_layout
             && let Some(is_quantized) = self.token_gate_up(stream, product)?
         {
             return Ok(is_quantized);
         }
-        if choice.is_sparse() && one_type {
+        if selection.is_sparse() && same_layout {
             self.quantize_rows(stream, &gate)?;
             let both = One {
                 up: up.weights.ptr,
@@ -247,8 +250,8 @@ impl Kernels {
             self.mat_vec(stream, &both)?;
             return Ok(false);
         }
-        // The gate first; the product of up is stored as the activation of both.
-        self.group_entries(stream, &choice)?;
+        // Gate first; the kernel of the up product then applies the activation.
+        self.group_entries(stream, &selection)?;
         self.quantize_rows(stream, &gate)?;
         self.multiply(stream, &gate, None)?;
         if !gate.weights.is_quantized() {
@@ -258,11 +261,11 @@ impl Kernels {
         Ok(false)
     }
 
-    /// A row of `n` activations quantized into [`Kernels::scratch_size`] bytes at `to`, unless that is null; `n` is whole times
-    /// 32. The next kernel starts behind it: some read such a row early.
+    /// Quantizes a row of `n` activations into [`Kernels::scratch_size`] bytes at `to`, unless `to` is null. `n` is a multiple of
+    /// 32. The next kernel starts after it, because some kernels read a quantized row early.
     ///
     /// # Errors
-    /// The driver's.
+    /// A driver error.
     pub fn quantize_row(&self, stream: &CudaStream, x: Ptr, n: usize, to: Ptr) -> Result<()> {
         if to == Ptr::NULL {
             return Ok(());
@@ -272,7 +275,7 @@ impl Kernels {
         Ok(())
     }
 
-    /// Quantizes `n` activations, whole times 32.
+    /// Quantizes `n` activations; `n` is a multiple of 32.
     pub(super) fn start_quantize(
         &self,
         stream: &CudaStream,
@@ -285,10 +288,10 @@ impl Kernels {
         self.experts.launch(stream, QUANTIZE, grid, &args)
     }
 
-    /// The products of entries whose matrices lie at addresses of their own.
+    /// The product of every entry with the matrix at its own address.
     ///
     /// # Errors
-    /// No kernel for the type ([`Kernels::supports`]), or the driver's.
+    /// No kernel [supports](Kernels::supports) the type, or a driver error.
     pub fn mul_mat_fetched(&self, stream: &CudaStream, product: &Fetched) -> Result<()> {
         let weights = Weights {
             ptr: Ptr::NULL,
@@ -314,11 +317,11 @@ impl Kernels {
         self.mat_vec(stream, &one)
     }
 
-    /// `out[token] = Σ experts[token, slot] · weights[token, slot]`, slot after slot; `experts (tokens, k, width)`,
-    /// `weights (tokens, k)`, `out (tokens, width)`.
+    /// `out[token] = Σ experts[token, slot] · weights[token, slot]`, summed in the order of the slots. `experts`: `(tokens, k,
+    /// width)`, `weights`: `(tokens, k)`, `out`: `(tokens, width)`.
     ///
     /// # Errors
-    /// The driver's.
+    /// A driver error.
     #[allow(clippy::too_many_arguments)] // two inputs, their shape, one output
     pub fn merge(
         &self,
@@ -336,25 +339,25 @@ impl Kernels {
         self.experts.launch(stream, MERGE, grid, &args)
     }
 
-    /// Sorts the entries by expert into the working memory; not where each is computed on its own.
-    fn group_entries(&self, stream: &CudaStream, choice: &Selection) -> Result<()> {
-        if choice.is_sparse() {
+    /// Sorts the entries by expert into the `work` memory, unless each is computed on its own.
+    fn group_entries(&self, stream: &CudaStream, selection: &Selection) -> Result<()> {
+        if selection.is_sparse() {
             return Ok(());
         }
-        let grouped = choice.grouped(1);
+        let grouped = selection.grouped(1);
         let args = args![
-            choice.ids,
+            selection.ids,
             grouped.entries,
-            choice.k,
+            selection.k,
             grouped.wide,
             grouped.bounds,
             grouped.list,
         ];
-        let grid = grid(choice.n_expert, THREADS);
+        let grid = grid(selection.n_expert, THREADS);
         self.experts.launch(stream, GROUP_ENTRIES, grid, &args)
     }
 
-    /// Quantizes what a product reads; not what one token does: its kernels do so themselves.
+    /// Quantizes the activations of a product with several tokens. With one token, the product kernel quantizes them.
     fn quantize_rows(&self, stream: &CudaStream, product: &MulMatId) -> Result<()> {
         if product.tokens == 1 {
             return Ok(());
@@ -363,10 +366,10 @@ impl Kernels {
         self.quantize(stream, &product.weights, product.x.x, n, product.scratch)
     }
 
-    /// The products, grouped and quantized as they need.
+    /// The product, after [`Kernels::group_entries`] and [`Kernels::quantize_rows`].
     fn multiply(&self, stream: &CudaStream, product: &MulMatId, glu: Option<Glu>) -> Result<()> {
-        let choice = product.choice();
-        if choice.is_sparse() {
+        let selection = product.selection();
+        if selection.is_sparse() {
             return self.mat_vec(stream, &product.one(glu));
         }
         let many = Many {
@@ -375,7 +378,7 @@ impl Kernels {
             x: product.x.x,
             rows: product.rows(),
             scratch: product.scratch,
-            grouped: choice.grouped(product.rows_per),
+            grouped: selection.grouped(product.rows_per),
             glu: code(glu),
             out: product.out,
         };
@@ -383,12 +386,12 @@ impl Kernels {
     }
 }
 
-/// Whether token and slot do not fit into the 22 + 10 bits of a compact entry.
+/// Whether token and slot do not fit into the 22 and 10 bits of a 32-bit entry.
 fn is_wide(tokens: usize, k: usize) -> bool {
     tokens > 1 << 22 || k > 1 << 10
 }
 
-/// Bytes of the bounds that lie before the list, whole times 16.
+/// Size in bytes of the bounds of the experts, which precede the list of entries; a multiple of 16.
 fn bounds_size(n_expert: usize) -> usize {
     (4 * (n_expert + 1)).next_multiple_of(16)
 }

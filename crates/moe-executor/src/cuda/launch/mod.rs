@@ -1,7 +1,7 @@
-//! One method for each kernel: what it reads, what it writes, how its grid is cut.
+//! One method per kernel: operands, results and grid.
 //!
-//! Activations are f32, row after row, contiguous. Nothing waits: a method starts kernels on the stream that it is given. The
-//! caller promises that the pointers show to device memory of the told shapes.
+//! Activations are f32 in contiguous rows. The methods launch kernels on the given stream and do not wait. The caller must ensure
+//! that pointers refer to device memory of the documented shapes.
 
 mod attention;
 mod experts;
@@ -37,7 +37,7 @@ pub use token::Down;
 pub struct Rows {
     /// f32 `(rows, n_in)`.
     pub x: Ptr,
-    /// The same quantized, [`Kernels::scratch_size`] bytes, if whoever made them did that, too; or none.
+    /// The same rows quantized, [`Kernels::scratch_size`] bytes, if the kernel that computed them quantized them; otherwise null.
     pub quantized: Ptr,
 }
 
@@ -50,29 +50,29 @@ impl From<Ptr> for Rows {
     }
 }
 
-/// All kernels on one device, translated for it when first used.
+/// All kernels on one GPU. Each module is loaded at the first launch of one of its kernels.
 pub struct Kernels {
-    /// Multiprocessors of the device.
+    /// Number of multiprocessors.
     multiprocessors: usize,
-    /// Bytes of shared memory that a block can have.
+    /// Limit of shared memory per block in bytes.
     shared: usize,
-    /// Whether the next kernel must start after all that the stream was given.
+    /// Whether the next kernel must start after everything its stream was given.
     in_order: Arc<AtomicBool>,
     attention: Module,
     router: Module,
     rows: Module,
     experts: Module,
-    /// Products, by the type of the weights.
+    /// Matrix products by type of the weights.
     products: Vec<(GgmlType, Module)>,
-    /// The experts of one token, by the type of the weights.
+    /// Fused kernels for the experts of one token by type of the weights.
     token: Vec<(GgmlType, Module)>,
 }
 
 impl Kernels {
-    /// The kernels for the device of `context`.
+    /// The kernels for the GPU of `context`.
     ///
     /// # Errors
-    /// The device is too old.
+    /// [`Error::Capability`], or a driver error.
     pub fn load(context: &Arc<CudaContext>) -> Result<Kernels> {
         let attribute = |attribute, what| {
             let value = context.attribute(attribute);
@@ -89,11 +89,11 @@ impl Kernels {
         Ok(Kernels {
             multiprocessors: attribute(
                 CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-                "the GPU's multiprocessors",
+                "reading the number of multiprocessors",
             )?,
             shared: attribute(
                 CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
-                "the GPU's shared memory",
+                "reading the size of shared memory",
             )?,
             attention: module(&module::ATTENTION)?,
             router: module(&module::ROUTER)?,
@@ -105,26 +105,26 @@ impl Kernels {
         })
     }
 
-    /// Set where the next kernel must start after all that its stream was given.
+    /// The flag that makes the next kernel start after everything its stream was given.
     pub(super) fn in_order(&self) -> &Arc<AtomicBool> {
         &self.in_order
     }
 
-    /// Has the next kernel start after all that its stream was given, above all of copies on that stream. Whether a kernel that may
-    /// start early waits for a copy before it, no text of the driver's says.
+    /// Makes the next kernel start after everything its stream was given. Call it after a copy: the CUDA documentation does not
+    /// state whether a kernel that may start early waits for a preceding copy.
     pub(crate) fn follow_copy(&self) {
         self.in_order.store(true, Ordering::Relaxed);
     }
 }
 
-/// The one for weights of a type.
+/// The entry for weights of type `ty`.
 fn of_type<T>(all: &[(GgmlType, T)], ty: GgmlType) -> Option<&T> {
     all.iter().find(|(known, _)| *known == ty).map(|(_, it)| it)
 }
 
-/// A grid of `blocks` of `threads` each, without dynamic shared memory.
+/// A grid of `blocks` blocks of `threads` threads, without dynamic shared memory.
 fn grid(blocks: usize, threads: usize) -> LaunchConfig {
-    // More blocks than a grid takes are refused by the driver, not cut.
+    // The driver rejects grids that are too large, so the number must not be truncated.
     let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
     LaunchConfig {
         grid_dim: (blocks, 1, 1),

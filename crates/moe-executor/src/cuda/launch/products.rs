@@ -1,7 +1,7 @@
 //! Products of weights and rows of activations.
 //!
-//! Quantized weights are multiplied with activations of 8 bits, in integers. One row of activations is quantized by the kernel
-//! that made it, or else by the product's own; more of them by a kernel before it, into `scratch`.
+//! Quantized weights are multiplied with 8-bit activations in integer arithmetic. The kernel that computes a single row quantizes
+//! it, or else the product kernel does. Several rows are quantized into `scratch` by a separate kernel before the product.
 
 use cudarc::driver::{CudaStream, LaunchConfig};
 use moe_gguf::GgmlType;
@@ -23,63 +23,63 @@ kernels! {
     );
 }
 
-/// Matrices on the device as they lie in a file, at a multiple of 16 bytes. Kernels read sixteen bytes at a time: up to fifteen
-/// behind the last row must be readable.
+/// Matrices in GPU memory in the format of the file, aligned to 16 bytes. Kernels read 16 bytes at a time, so up to 15 bytes
+/// after the last row must be readable.
 #[derive(Clone, Copy, Debug)]
 pub struct Weights {
-    /// The first row of the first matrix.
+    /// First row of the first matrix.
     pub ptr: Ptr,
-    /// Type of the rows.
+    /// Type of the weights.
     pub ty: GgmlType,
-    /// Elements of a row.
+    /// Elements per row.
     pub n_in: usize,
-    /// Rows of a matrix.
+    /// Rows per matrix.
     pub n_out: usize,
-    /// Bytes of a row.
+    /// Size of a row in bytes.
     pub row_size: usize,
-    /// Bytes from one expert's matrix to the next.
+    /// Offset between the matrices of consecutive experts in bytes.
     pub expert_size: usize,
 }
 
-/// Up to so many rows a warp multiplies one row of weights with all of them.
+/// Largest number of activation rows that one warp multiplies with a row of weights.
 const FEW_ROWS: usize = 8;
-/// Threads of every kernel here, warps of eight.
+/// Threads and warps per block of every kernel in this file.
 const THREADS: usize = 256;
 const WARPS: usize = THREADS / 32;
-/// Rows of weights and of activations of a tile.
+/// Rows of weights and of activations per tile.
 const TILE: usize = 64;
-/// Blocks of a matrix-times-vector kernel that a multiprocessor has at a time: VEC_BLOCKS in mat_vec.cuh.
+/// Resident blocks of a matrix-vector kernel per multiprocessor: VEC_BLOCKS in mat_vec.cuh.
 const BLOCKS: usize = 4;
-/// Up to so many products of a row with a matrix are begun early.
+/// Largest number of matrix-vector products in a kernel that may start early.
 const FEW_ENTRIES: usize = 32;
-/// Shared memory that every device has.
+/// Shared memory per block on every GPU in bytes.
 const SHARED: usize = 48 << 10;
 
-/// What a product of one row of activations for each matrix is made of; `up` and `up_bias` with GLU alone.
+/// Operands of one matrix-vector product per entry. `up` and `up_bias` are only used with an activation.
 pub(super) struct One<'a> {
     pub weights: &'a Weights,
     pub up: Ptr,
-    /// Addresses of the matrices, one an entry; null: they lie behind `weights`.
+    /// Address of the matrix of each entry. If null, the matrices are at `weights`.
     pub table: Ptr,
-    /// Null: all entries are of the first matrix.
+    /// Expert of each entry. If null, all entries use the first matrix.
     pub ids: Ptr,
     pub bias: Ptr,
     pub up_bias: Ptr,
     pub x: Rows,
     pub entries: usize,
-    /// Entries that read the same row of `x`.
+    /// Number of entries that read the same row of `x`.
     pub rows_per: usize,
-    /// [`code`] of what is done to the products.
+    /// [`code`] of the activation.
     pub glu: u32,
     pub out: Ptr,
 }
 
-/// What other products are made of.
+/// Operands of a product with several rows of activations per matrix.
 pub(super) struct Many<'a> {
     pub weights: &'a Weights,
     pub bias: Ptr,
     pub x: Ptr,
-    /// Rows of `x`.
+    /// Number of rows of `x`.
     pub rows: usize,
     pub scratch: Ptr,
     pub grouped: Grouped,
@@ -87,9 +87,9 @@ pub(super) struct Many<'a> {
     pub out: Ptr,
 }
 
-/// The entries that each matrix is multiplied with.
+/// The entries of each matrix.
 pub(super) struct Grouped {
-    /// Sorted entries, or null for those of a plain product: its rows.
+    /// Entries sorted by expert. If null, the entries are the rows of a plain product.
     pub list: Ptr,
     pub bounds: Ptr,
     pub wide: bool,
@@ -99,7 +99,7 @@ pub(super) struct Grouped {
     pub n_expert: usize,
 }
 
-/// How the kernels name an activation; 0 is none.
+/// The number of an activation in the kernels; 0 without an activation.
 pub(super) fn code(glu: Option<Glu>) -> u32 {
     match glu {
         None => 0,
@@ -109,23 +109,23 @@ pub(super) fn code(glu: Option<Glu>) -> u32 {
 }
 
 impl Kernels {
-    /// Whether there are products for weights of a type.
+    /// Whether the product kernels support weights of a type.
     pub fn supports(ty: GgmlType) -> bool {
         of_type(&module::PRODUCTS, ty).is_some()
     }
 
-    /// Bytes of scratch memory for a product of `rows` rows of `n_in` activations: a code an element; a scale and the sums of
-    /// both halves for each 32.
+    /// Size in bytes of `rows` quantized rows of `n_in` activations: one byte per element, and 8 bytes per group of 32 for its
+    /// scale and the sums of its halves.
     pub fn scratch_size(rows: usize, n_in: usize) -> usize {
         let n = (rows * n_in).next_multiple_of(32);
         n + n / 32 * 8
     }
 
-    /// `out[i] = weights · x[i] + bias`: `x (rows, n_in)`, `bias (n_out)` or none, `out (rows, n_out)`, `scratch` of
-    /// [`Kernels::scratch_size`] bytes. Matrix × vector for up to eight rows, else matrix × matrix.
+    /// `out[i] = weights · x[i] + bias`. `x`: `(rows, n_in)`, `bias`: `(n_out)` or null, `out`: `(rows, n_out)`, `scratch`:
+    /// [`Kernels::scratch_size`] bytes.
     ///
     /// # Errors
-    /// No kernel for the type ([`Kernels::supports`]), or the driver's.
+    /// No kernel [supports](Kernels::supports) the type, or a driver error.
     #[allow(clippy::too_many_arguments)] // three inputs, the rows, one output and its scratch
     pub fn mul_mat(
         &self,
@@ -177,7 +177,7 @@ impl Kernels {
         self.mat_mul(stream, &many)
     }
 
-    /// Quantizes `n` activations if the weights are multiplied with quantized ones.
+    /// Quantizes `n` activations if the weights are quantized.
     pub(super) fn quantize(
         &self,
         stream: &CudaStream,
@@ -192,11 +192,11 @@ impl Kernels {
         self.start_quantize(stream, x, n, scratch)
     }
 
-    /// Matrix × vector, an entry a matrix.
+    /// One matrix-vector product per entry.
     pub(super) fn mat_vec(&self, stream: &CudaStream, one: &One) -> Result<()> {
         let weights = one.weights;
         let n_out = weights.n_out;
-        // Two rows a warp share what is read of the activations, unless that leaves too few warps.
+        // A warp computes two rows and reads the activations once for both, unless that leaves too few warps.
         let fused = one.up != Ptr::NULL;
         let pairs = n_out * one.entries >= self.multiprocessors * 64;
         let (kernel, sets) = match (fused, pairs) {
@@ -204,7 +204,7 @@ impl Kernels {
             (false, true) => (MAT_VEC_2, n_out.div_ceil(2)),
             (false, false) => (MAT_VEC_1, n_out),
         };
-        // No more blocks than run at a time, since each has the activations to itself; the same number of rounds for each.
+        // No more blocks than can be resident, since each loads the activations. All blocks have the same number of rounds.
         let at_a_time = (self.multiprocessors * BLOCKS / one.entries.max(1)).max(1);
         let blocks = sets.div_ceil(WARPS);
         let rounds = blocks.div_ceil(at_a_time).max(1);
@@ -239,7 +239,7 @@ impl Kernels {
         }
     }
 
-    /// Matrices times several rows each, quantized before.
+    /// Products of several rows per matrix. The rows are already quantized.
     pub(super) fn mat_mul(&self, stream: &CudaStream, many: &Many) -> Result<()> {
         let (weights, grouped) = (many.weights, &many.grouped);
         let n_out = weights.n_out;
@@ -247,7 +247,7 @@ impl Kernels {
         let (kernel, x, z) = if per_expert <= FEW_ROWS {
             (MAT_VEC_FEW, n_out.div_ceil(2).div_ceil(WARPS), 1)
         } else {
-            // Experts that are chosen more often than others have more tiles; blocks without one end at once.
+            // Up to four times the average, because experts differ in their number of entries. Blocks without a tile end at once.
             let tiles = 4 * per_expert.div_ceil(TILE);
             let most = grouped.entries.div_ceil(TILE);
             (MAT_MUL, n_out.div_ceil(TILE), tiles.min(most).min(0xffff))
@@ -290,7 +290,7 @@ impl Kernels {
     fn products(&self, ty: GgmlType) -> Result<&Module> {
         of_type(&self.products, ty).ok_or(Error::Unsupported {
             kernel: "mul_mat",
-            what: format!("weights of type {ty}"),
+            what: format!("type {ty}"),
         })
     }
 }
@@ -300,7 +300,7 @@ impl Weights {
         self.ty.block_size() > 1
     }
 
-    /// Bytes of shared memory for a quantized row of activations.
+    /// Shared memory for a quantized row of activations in bytes.
     fn shared(&self) -> usize {
         if self.is_quantized() {
             Kernels::scratch_size(1, self.n_in)
@@ -310,7 +310,7 @@ impl Weights {
     }
 }
 
-/// A dimension of a grid; more than it can count is refused by the driver, not cut.
+/// A dimension of a grid. The driver rejects grids that are too large, so the number must not be truncated.
 fn count(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }

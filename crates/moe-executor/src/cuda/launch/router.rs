@@ -19,36 +19,37 @@ kernels! {
     );
 }
 
-/// Largest number of experts that a warp holds in its registers.
+/// Largest number of experts: a warp keeps all logits of a token in registers.
 pub const MAX_EXPERTS: usize = 512;
-/// Tokens of a block, as in the kernel.
+/// Tokens per block, as in the kernel.
 const TOKENS: usize = 4;
 
-/// What a router does.
+/// Input and settings of a router.
 pub struct Route {
-    /// Scores `(tokens, n_expert)`.
+    /// f32 `(tokens, n_expert)`.
     pub logits: Ptr,
-    /// Added to the probabilities for the choice, not for the weights `(n_expert)`; or none.
+    /// f32 `(n_expert)`, or null: added to the probabilities for the selection, not for the weights.
     pub selection_bias: Ptr,
-    /// How scores become probabilities.
+    /// How logits become probabilities.
     pub gating: Gating,
-    /// Whether the weights of the chosen are made to sum to one.
+    /// Whether the weights of the selected experts are normalized to sum 1.
     pub norm: bool,
-    /// Factor on the weights.
+    /// Factor of the weights.
     pub scale: f32,
-    /// Rows.
+    /// Number of tokens.
     pub tokens: usize,
-    /// Experts of the layer, up to [`MAX_EXPERTS`].
+    /// Number of experts, at most [`MAX_EXPERTS`].
     pub n_expert: usize,
-    /// Experts of a token, 1 to `n_expert`.
+    /// Selected experts per token, 1 to `n_expert`.
     pub k: usize,
 }
 
 impl Kernels {
-    /// Chooses experts for every row, best first, ties to the lower index: `ids (tokens, k)` i32 and `weights (tokens, k)` f32.
+    /// Selects the experts of every token, best first; the lower index wins a tie. `ids`: i32 `(tokens, k)`, `weights`: f32
+    /// `(tokens, k)`.
     ///
     /// # Errors
-    /// More experts than the kernel holds.
+    /// [`Error::Unsupported`] if `n_expert` or `k` is out of range, or a driver error.
     pub fn route(&self, stream: &CudaStream, it: &Route, ids: Ptr, weights: Ptr) -> Result<()> {
         let kernel = match it.n_expert.div_ceil(32) {
             0..=1 => ROUTE_1,
@@ -56,11 +57,11 @@ impl Kernels {
             3..=4 => ROUTE_4,
             5..=8 => ROUTE_8,
             9..=16 => ROUTE_16,
-            _ => return Err(unsupported(format!("a layer of {} experts", it.n_expert))),
+            _ => return Err(unsupported(format!("a layer with {} experts", it.n_expert))),
         };
         if it.k == 0 || it.k > it.n_expert {
             let (k, n) = (it.k, it.n_expert);
-            return Err(unsupported(format!("a choice of {k} of {n} experts")));
+            return Err(unsupported(format!("selecting {k} of {n} experts")));
         }
         let gating = match it.gating {
             Gating::Softmax => 0u32,

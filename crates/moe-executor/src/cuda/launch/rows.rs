@@ -1,4 +1,4 @@
-//! Norms, sums, activations, rotations: row by row.
+//! Norms, sums, activations, rotary embedding, and copies of rows.
 
 use cudarc::driver::{CudaStream, LaunchConfig};
 
@@ -23,31 +23,31 @@ kernels! {
     );
 }
 
-/// Threads of a block in kernels that take an element a thread.
+/// Threads per block in kernels with one thread per element.
 const THREADS: usize = 256;
 
-/// Rows to rotate, in place.
+/// Operands of the rotary embedding, which works in place.
 pub struct Rope {
     /// `(rows, row_width)`: heads of `head_dim` elements each.
     pub x: Ptr,
-    /// Angles as `cpu::rope::angles` makes them, `(rows, n_dims)`.
+    /// `(rows, n_dims)`: angles in the layout of `cpu::rope`.
     pub angles: Ptr,
-    /// Rows of `x`.
+    /// Number of rows of `x`.
     pub rows: usize,
-    /// Elements of a row.
+    /// Elements per row.
     pub row_width: usize,
-    /// Elements of a head.
+    /// Elements per head.
     pub head_dim: usize,
-    /// Elements of a head that turn, the first ones.
+    /// Rotated elements per head: the first ones.
     pub n_dims: usize,
-    /// Which of them turn together.
+    /// Which elements form pairs.
     pub layout: RopeLayout,
 }
 
 impl Kernels {
-    /// `out = x / sqrt(mean(x²) + eps) · weight` for each of `groups` groups of `width` elements; `weight (width)`. `out` may
-    /// be `x`. One group whose width is whole times 32 is quantized, too, into [`Kernels::scratch_size`] bytes at `quantized`,
-    /// if that is not null.
+    /// `out = x / sqrt(mean(x²) + eps) · weight` for each of `groups` groups of `width` elements. `weight`: `(width)`. `out` may
+    /// be `x`. If there is one group, `width` is a multiple of 32 and `quantized` is not null, the result is also quantized into
+    /// [`Kernels::scratch_size`] bytes at `quantized`.
     #[allow(clippy::too_many_arguments)]
     pub fn rms_norm(
         &self,
@@ -70,13 +70,13 @@ impl Kernels {
             .launch(stream, RMS_NORM, norm_grid(width, groups), &args)
     }
 
-    /// `out = a + b`, `n` elements each. `out` may be `a` or `b`.
+    /// `out = a + b` with `n` elements. `out` may be `a` or `b`.
     pub fn add(&self, stream: &CudaStream, a: Ptr, b: Ptr, n: usize, out: Ptr) -> Result<()> {
         let grid = grid(n.div_ceil(THREADS), THREADS);
         self.rows.launch(stream, ADD, grid, &args![a, b, n, out])
     }
 
-    /// Multiplies every row of `x (rows, width)` by the sigmoid of its own `score (rows)`, in place.
+    /// Multiplies every row of `x` by the sigmoid of its score, in place. `x`: `(rows, width)`, `score`: `(rows)`.
     pub fn scale_rows_by_sigmoid(
         &self,
         stream: &CudaStream,
@@ -89,7 +89,7 @@ impl Kernels {
         self.rows.launch(stream, SCALE_ROWS_BY_SIGMOID, grid, &args)
     }
 
-    /// Replaces every of the `n` values of `gate` by the activation of it and its value of `up`.
+    /// `gate = glu(gate, up)` with `n` elements.
     pub fn glu(&self, stream: &CudaStream, glu: Glu, gate: Ptr, up: Ptr, n: usize) -> Result<()> {
         let kernel = match glu {
             Glu::Swiglu => SWIGLU,
@@ -99,7 +99,7 @@ impl Kernels {
         self.rows.launch(stream, kernel, grid, &args![gate, up, n])
     }
 
-    /// `out[i] = x[rows[i]]`, rows of `width` elements; `rows (n_rows)` u32, all within `x`.
+    /// `out[i] = x[rows[i]]` with rows of `width` elements. `rows`: u32 `(n_rows)`, all less than the number of rows of `x`.
     pub fn get_rows(
         &self,
         stream: &CudaStream,
@@ -114,7 +114,8 @@ impl Kernels {
             .launch(stream, GET_ROWS, columns(n_rows, width), &args)
     }
 
-    /// `out[positions[i]] = x[i]`, `rows` rows of `width` elements; `positions (rows)` u32, all within `out`.
+    /// `out[positions[i]] = x[i]` with `rows` rows of `width` elements. `positions`: u32 `(rows)`, all less than the number of
+    /// rows of `out`.
     pub fn store_rows(
         &self,
         stream: &CudaStream,
@@ -129,7 +130,7 @@ impl Kernels {
             .launch(stream, STORE_ROWS, columns(rows, width), &args)
     }
 
-    /// Rotates every head of every row by the angles of the row.
+    /// Rotates the pairs of every head of every row by the angles of the row.
     pub fn rope(&self, stream: &CudaStream, it: &Rope) -> Result<()> {
         let kernel = match it.layout {
             RopeLayout::Halves => ROPE_HALVES,
@@ -142,12 +143,12 @@ impl Kernels {
     }
 }
 
-/// A block a group: whole warps, about four elements a thread, which keeps the many small groups of heads cheap.
+/// One block per group with about four elements per thread, so that many small groups (heads) are cheap.
 fn norm_grid(width: usize, groups: usize) -> LaunchConfig {
     grid(groups, (width / 4).next_multiple_of(32).clamp(32, 512))
 }
 
-/// Blocks (row, part of its columns).
+/// A grid over rows and chunks of [`THREADS`] columns.
 fn columns(rows: usize, width: usize) -> LaunchConfig {
     let mut grid = grid(rows, THREADS);
     grid.grid_dim.1 = u32::try_from(width.div_ceil(THREADS)).unwrap_or(u32::MAX);

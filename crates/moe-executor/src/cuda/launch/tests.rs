@@ -1,4 +1,4 @@
-//! The kernels as they are launched, compared with the PTX.
+//! Compares the declarations of the kernels with the PTX.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use super::{attention, experts, products, router, rows, token};
 use crate::cuda::kernel::{Kernel, Kind};
 use crate::cuda::module::{self, Embedded};
 
-/// Types of the parameters of each kernel in a PTX file, such as `u64`, or `b8[24]` for a struct of 24 bytes.
+/// Parameter types of each kernel in a PTX file, such as `u64`, or `b8[24]` for a struct of 24 bytes.
 fn signatures(ptx: &str) -> HashMap<&str, Vec<String>> {
     let entries = ptx.split(".entry ").skip(1);
     let signature = |entry| {
@@ -20,7 +20,7 @@ fn signatures(ptx: &str) -> HashMap<&str, Vec<String>> {
     entries.map(signature).collect()
 }
 
-/// The type in `.param .align 8 .b8 name[24]`.
+/// The type of a parameter such as `.param .align 8 .b8 name[24]`.
 fn type_of(param: &str) -> String {
     let words = param.split_whitespace();
     let mut types = words.filter_map(|word| word.strip_prefix('.'));
@@ -29,7 +29,7 @@ fn type_of(param: &str) -> String {
     format!("{last}{size}")
 }
 
-/// The type that the compiler gives a parameter.
+/// The PTX type of a parameter.
 fn in_ptx(kind: Kind) -> &'static str {
     match kind {
         Kind::Ptr | Kind::U64 => "u64",
@@ -40,7 +40,7 @@ fn in_ptx(kind: Kind) -> &'static str {
 }
 
 #[test]
-fn signatures_are_read_from_ptx() {
+fn parses_signatures_in_ptx() {
     let ptx = "\n.visible .entry first(\n\t.param .u64 .ptr .align 16 first_param_0,\n\t.param .f32 first_param_1\n)\n{ ret; }\n\
                .visible .entry second(\n\t.param .align 8 .b8 second_param_0[24]\n)\n.maxntid 256, 1, 1\n{ ret; }\n.visible .entry none()";
     let found = signatures(ptx);
@@ -50,7 +50,7 @@ fn signatures_are_read_from_ptx() {
 }
 
 #[test]
-fn declared_parameters_are_those_of_the_ptx() {
+fn declarations_match_the_ptx() {
     let of_types = |all: &'static [(GgmlType, Embedded)]| all.iter().map(|(_, it)| it).collect();
     let files: [(Vec<&Embedded>, &[Kernel]); 6] = [
         (vec![&module::ATTENTION], attention::KERNELS),

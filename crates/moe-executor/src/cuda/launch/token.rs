@@ -1,5 +1,5 @@
-//! The chosen experts of one token: two kernels that read their weights ahead into shared memory, each in two ways: where a block
-//! has room for all its rows, and where they come in stages.
+//! The selected experts of one token, in two fused kernels that prefetch weights into shared memory. Each exists in two variants:
+//! with all rows of a block in shared memory ("whole"), and with rows that are read in stages ("staged").
 
 use cudarc::driver::{CudaStream, LaunchConfig};
 use moe_gguf::GgmlType;
@@ -10,7 +10,7 @@ use crate::cuda::kernel::{Kernel, kernels};
 use crate::cuda::module::{Arg, args};
 use crate::cuda::{Ptr, Result};
 
-// The last parameters are where things lie in shared memory: `Way::places`.
+// The last parameters are the layout of shared memory: `Plan::layout`.
 kernels! {
     GATE_UP = "gate_up" => (
         gate: Ptr, up: Ptr, ids: Ptr, expert_size: U64, row_size: U32, gate_bias: Ptr, up_bias: Ptr, x: Ptr, n_in: U32,
@@ -34,60 +34,67 @@ kernels! {
     );
 }
 
-/// `out = Σ weights[i] · (down of expert ids[i] · hidden[i] + bias of expert ids[i])`, the experts of one token.
+/// `out = Σ router[i] · (weights[ids[i]] · hidden[i] + bias[ids[i]])` over the experts `i` of one token.
 #[derive(Clone, Copy, Debug)]
 pub struct Down {
-    /// A matrix an expert.
+    /// Down matrices, one per expert.
     pub weights: Weights,
-    /// f32 `(n_expert, n_out)`, or none.
+    /// f32 `(n_expert, n_out)`, or null.
     pub bias: Ptr,
-    /// i32 `(k)`, each below `n_expert`; with `router` there since before gate and up.
+    /// i32 `(k)`, each less than `n_expert`. Like `router`, computed before gate and up: the kernel reads both early.
     pub ids: Ptr,
-    /// f32 `(k)`: the router's weights.
+    /// f32 `(k)`: router weights.
     pub router: Ptr,
-    /// Experts of the token.
+    /// Number of selected experts.
     pub k: usize,
-    /// `(k, n_in)`: what [`Kernels::experts_gate_up`] computed and quantized.
+    /// `(k, n_in)`: hidden activations, as [`Kernels::experts_gate_up`] quantizes them.
     pub quantized: Ptr,
     /// f32 `(n_out)`.
     pub out: Ptr,
 }
 
-/// Warps of a block of gate and up, rows of one, stages that a warp has in shared memory: as in token_staged.cuh.
+/// Warps and rows of a gate-and-up block, and ring-buffer slots per warp in shared memory, as in token_staged.cuh.
 const GATE_WARPS: usize = 16;
 const GATE_ROWS: usize = 32;
 const SLOTS: usize = 2;
-/// Warps of a block of down: few where whole rows find room, more where they come in stages.
+/// Warps of a down block if a stage is a complete row, and if a row has several stages.
 const DOWN_WARPS: [usize; 2] = [8, 16];
-/// Shared memory of a block, so that two find room on a multiprocessor that has as much as an H100, or one on any other; and
-/// of a block of down whose rows come in one stage, so that two do beside one of gate and up.
+/// Limits of shared memory per block in bytes. With the first one, two blocks fit on a multiprocessor of an H100, or one on
+/// smaller GPUs. The second one is for down blocks with one stage per row: two of them fit in addition to one gate-and-up block.
 const SHARED: usize = 102 << 10;
-const SHARED_OF_ROWS: usize = 64 << 10;
-/// Shared memory that the kernels have beside, at most.
+const SHARED_ONE_STAGE: usize = 64 << 10;
+/// Upper limit of the static shared memory of the kernels in bytes.
 const STATIC: usize = 384;
-/// Experts of a token, at most: a lane each.
+/// Largest number of experts per token: one lane each.
 const MAX_EXPERTS_USED: usize = 32;
-/// Of the kernels with whole rows: threads of a block, pairs of rows that a block of gate and up has, rows of one of down; and
-/// shared memory of a block of either, so that a multiprocessor of an H100 has two of gate and up and beside them one of down.
+/// For the kernels with whole rows: threads per block, row pairs per gate-and-up block, rows per down block, and the limits of
+/// shared memory per gate-and-up block and per down block in bytes. Two gate-and-up blocks and one down block fit on a
+/// multiprocessor of an H100.
 const WHOLE_THREADS: usize = 256;
 const WHOLE_PAIRS: usize = 2 * GATE_ROWS / 2;
 const WHOLE_ROWS: usize = 16;
-const SHARED_OF_WHOLE: [usize; 2] = [80 << 10, 64 << 10];
+const SHARED_WHOLE: [usize; 2] = [80 << 10, 64 << 10];
 
-/// How rows are cut into stages: `Cut` in token_staged.cuh.
+/// Shared memory of a staged kernel: `Cut` in token_staged.cuh. Sizes are in bytes.
 #[derive(Clone, Copy)]
-struct Cut {
+struct StagedRows {
+    /// Stages per row.
     stages: usize,
+    /// Size of a stage.
     bytes: usize,
+    /// Units of [`unit`] weights per stage.
     units: usize,
+    /// Size of a slot: a stage, aligned.
     segment: usize,
+    /// Size of the quantized activations.
     staged: usize,
+    /// Slots per warp and row.
     slots: usize,
-    /// Shared memory of a block.
+    /// Total size per block.
     shared: usize,
 }
 
-/// Pieces that the lanes of a warp take, in weights.
+/// Number of weights that a lane processes at a time.
 fn unit(ty: GgmlType) -> usize {
     match ty {
         GgmlType::Q4_K | GgmlType::Q5_K | GgmlType::Q6_K => 64,
@@ -95,25 +102,25 @@ fn unit(ty: GgmlType) -> usize {
     }
 }
 
-/// Cuts rows of `weights` into the fewest stages with which a block of `warps` warps, each with the stages of `rows` rows in
-/// `slots` slots or more, and `n` staged activations fit into `limit` bytes.
-fn cut(
+/// The smallest number of stages per row with which `n` quantized activations and at least `slots` slots for each of `rows` rows
+/// of each of `warps` warps fit into `limit` bytes. `None` if they never fit.
+fn staged_rows(
     weights: &Weights,
     (warps, slots, rows): (usize, usize, usize),
     n: usize,
     limit: usize,
-) -> Option<Cut> {
+) -> Option<StagedRows> {
     let unit = unit(weights.ty);
     let staged = Kernels::scratch_size(1, n).next_multiple_of(16);
     let block = weights.ty.block_size() as usize;
     let pieces = weights.n_in / block;
     let fits = |stages: usize| {
         let bytes = weights.row_size / stages;
-        // It begins anywhere among sixteen bytes.
+        // A stage is copied with its offset within 16 bytes.
         let segment = (bytes + 15).next_multiple_of(16);
         let slots = stages.clamp(slots, SLOTS);
         let shared = staged + warps * slots * rows * segment;
-        let cut = Cut {
+        let layout = StagedRows {
             stages,
             bytes,
             units: weights.n_in / stages / unit,
@@ -122,30 +129,33 @@ fn cut(
             slots,
             shared,
         };
-        (shared <= limit).then_some(cut)
+        (shared <= limit).then_some(layout)
     };
     (1..=pieces)
         .filter(|stages| pieces.is_multiple_of(*stages))
         .find_map(fits)
 }
 
-/// Whole rows in shared memory: `segment` and `staged` of token_whole.cuh.
+/// Shared memory of a kernel with whole rows: `segment` and `staged` in token_whole.cuh. Sizes are in bytes.
 #[derive(Clone, Copy)]
-struct Whole {
+struct WholeRows {
+    /// Size of a segment of consecutive rows, aligned.
     segment: usize,
+    /// Size of the quantized activations.
     staged: usize,
-    /// Shared memory of a block.
+    /// Total size per block.
     shared: usize,
 }
 
-/// Whole rows: `segments` segments of `rows` rows of `weights` each, and `n` staged activations, if they fit into `limit` bytes.
-fn whole(
+/// The layout of `segments` segments of `rows` rows each, and `n` quantized activations. `None` if they do not fit into `limit`
+/// bytes.
+fn whole_rows(
     weights: &Weights,
     (segments, rows): (usize, usize),
     n: usize,
     limit: usize,
-) -> Option<Whole> {
-    // A segment begins anywhere among sixteen bytes.
+) -> Option<WholeRows> {
+    // A segment is copied with its offset within 16 bytes.
     let slack = if weights.row_size.is_multiple_of(16) {
         0
     } else {
@@ -154,30 +164,30 @@ fn whole(
     let segment = (rows * weights.row_size + slack).next_multiple_of(16);
     let staged = Kernels::scratch_size(1, n).next_multiple_of(16);
     let shared = staged + segments * segment;
-    let whole = Whole {
+    let layout = WholeRows {
         segment,
         staged,
         shared,
     };
-    (shared <= limit).then_some(whole)
+    (shared <= limit).then_some(layout)
 }
 
-/// A kernel, and what a block of it is like.
-struct Way {
+/// A kernel and its block.
+struct Plan {
     kernel: Kernel,
     threads: usize,
-    /// Rows of a block.
+    /// Rows per block.
     rows: usize,
-    /// Bytes of shared memory.
+    /// Shared memory per block in bytes.
     shared: usize,
-    /// Where things lie there: the kernel's last arguments.
-    places: Vec<Arg>,
+    /// The layout of shared memory: the last arguments of the kernel.
+    layout: Vec<Arg>,
 }
 
-impl Cut {
-    /// By `kernel`, whose blocks have `threads` threads and `rows` rows.
-    fn by(&self, kernel: Kernel, threads: usize, rows: usize) -> Way {
-        let places = args![
+impl StagedRows {
+    /// `kernel` with this layout, and blocks of `threads` threads and `rows` rows.
+    fn plan(&self, kernel: Kernel, threads: usize, rows: usize) -> Plan {
+        let layout = args![
             self.stages,
             self.bytes,
             self.units,
@@ -185,31 +195,31 @@ impl Cut {
             self.staged,
             self.slots,
         ];
-        Way {
+        Plan {
             kernel,
             threads,
             rows,
             shared: self.shared,
-            places: places.into(),
+            layout: layout.into(),
         }
     }
 }
 
-impl Whole {
-    /// By `kernel`, whose blocks have `rows` rows.
-    fn by(&self, kernel: Kernel, rows: usize) -> Way {
-        Way {
+impl WholeRows {
+    /// `kernel` with this layout, and blocks of `rows` rows.
+    fn plan(&self, kernel: Kernel, rows: usize) -> Plan {
+        Plan {
             kernel,
             threads: WHOLE_THREADS,
             rows,
             shared: self.shared,
-            places: args![self.segment, self.staged].into(),
+            layout: args![self.segment, self.staged].into(),
         }
     }
 }
 
-impl Way {
-    /// Blocks for `n_out` rows of each of `experts`.
+impl Plan {
+    /// The grid for `n_out` rows of each of `experts` experts.
     fn grid(&self, n_out: usize, experts: usize) -> LaunchConfig {
         LaunchConfig {
             grid_dim: (n_out.div_ceil(self.rows) as u32, experts as u32, 1),
@@ -220,8 +230,8 @@ impl Way {
 }
 
 impl Kernels {
-    /// Gate, up and their activation of one token's experts, if there are kernels for the type and room. Gives whether the
-    /// results are quantized, too.
+    /// Gate, up and their activation for the experts of one token. Returns whether the results are also quantized, or `None` if
+    /// no kernel supports the type and the shape.
     pub(super) fn token_gate_up(
         &self,
         stream: &CudaStream,
@@ -231,10 +241,10 @@ impl Kernels {
         let Some(module) = of_type(&self.token, gate.ty) else {
             return Ok(None);
         };
-        let Some(way) = self.gate_up_way(gate) else {
+        let Some(plan) = self.plan_gate_up(gate) else {
             return Ok(None);
         };
-        // Groups of 32 must not reach over the end of an expert's row.
+        // A group of 32 values must not span two experts.
         let codes = if gate.n_out.is_multiple_of(32) {
             product.quantized
         } else {
@@ -264,33 +274,34 @@ impl Kernels {
             codes,
             groups,
         ];
-        let args = [&args[..], &way.places].concat();
-        let grid = way.grid(gate.n_out, product.k);
-        // It reads x early: what the kernel before it makes, it must not.
+        let args = [&args[..], &plan.layout].concat();
+        let grid = plan.grid(gate.n_out, product.k);
+        // The kernel reads a quantized `x` before it waits for the previous kernel.
         if is_quantized {
-            module.launch(stream, way.kernel, grid, &args)?
+            module.launch(stream, plan.kernel, grid, &args)?
         } else {
-            module.launch_after(stream, way.kernel, grid, &args)?
+            module.launch_after(stream, plan.kernel, grid, &args)?
         }
         Ok(Some(codes != Ptr::NULL))
     }
 
-    /// Whether there are kernels for one token's experts of a type.
+    /// Whether the fused kernels support experts of a type.
     #[cfg(test)]
     pub fn supports_token(ty: GgmlType) -> bool {
         of_type(&crate::cuda::module::TOKEN, ty).is_some()
     }
 
-    /// The weighted sum of one token's experts, if there is a kernel for the type and room. Gives whether it did.
+    /// Down products of the experts of one token and their weighted sum. Returns `false` if no kernel supports the type and the
+    /// shape.
     ///
     /// # Errors
-    /// The driver's.
+    /// A driver error.
     pub fn down(&self, stream: &CudaStream, product: &Down) -> Result<bool> {
         let (weights, k) = (&product.weights, product.k);
         let Some(module) = of_type(&self.token, weights.ty) else {
             return Ok(false);
         };
-        let Some(way) = self.down_way(weights, k) else {
+        let Some(plan) = self.plan_down(weights, k) else {
             return Ok(false);
         };
         let args = args![
@@ -306,50 +317,51 @@ impl Kernels {
             weights.n_out,
             product.out,
         ];
-        let args = [&args[..], &way.places].concat();
-        module.launch(stream, way.kernel, way.grid(weights.n_out, 1), &args)?;
+        let args = [&args[..], &plan.layout].concat();
+        module.launch(stream, plan.kernel, plan.grid(weights.n_out, 1), &args)?;
         Ok(true)
     }
 
+    /// Shared memory that a block may use: `bytes`, or less if the GPU has less.
     fn shared_up_to(&self, bytes: usize) -> usize {
         bytes.min(self.shared.saturating_sub(STATIC))
     }
 
-    /// The way for gate and up of a shape, if there is room for one.
-    fn gate_up_way(&self, gate: &Weights) -> Option<Way> {
-        let limit = self.shared_up_to(SHARED_OF_WHOLE[0]);
+    /// The kernel for gate and up of a shape; `None` if their rows do not fit into shared memory.
+    fn plan_gate_up(&self, gate: &Weights) -> Option<Plan> {
+        let limit = self.shared_up_to(SHARED_WHOLE[0]);
         if gate.n_out.is_multiple_of(4)
-            && let Some(whole) = whole(gate, (WHOLE_PAIRS, 2), gate.n_in, limit)
+            && let Some(whole) = whole_rows(gate, (WHOLE_PAIRS, 2), gate.n_in, limit)
         {
-            return Some(whole.by(GATE_UP_WHOLE, GATE_ROWS));
+            return Some(whole.plan(GATE_UP_WHOLE, GATE_ROWS));
         }
-        // A warp has several rows, one after the other: it can always use all slots.
+        // A warp processes several row pairs one after the other, so it can use all slots even if a row has one stage.
         let limit = self.shared_up_to(SHARED);
-        let cut = cut(gate, (GATE_WARPS, SLOTS, 2), gate.n_in, limit)?;
-        Some(cut.by(GATE_UP, GATE_WARPS * 32, GATE_ROWS))
+        let staged = staged_rows(gate, (GATE_WARPS, SLOTS, 2), gate.n_in, limit)?;
+        Some(staged.plan(GATE_UP, GATE_WARPS * 32, GATE_ROWS))
     }
 
-    /// The way for down of a shape, if there is room for one.
-    fn down_way(&self, weights: &Weights, k: usize) -> Option<Way> {
+    /// The kernel for down of a shape; `None` if the rows do not fit into shared memory.
+    fn plan_down(&self, weights: &Weights, k: usize) -> Option<Plan> {
         if k == 0 || k > MAX_EXPERTS_USED || !weights.expert_size.is_multiple_of(16) {
             return None;
         }
         let n = k * weights.n_in;
-        let limit = self.shared_up_to(SHARED_OF_WHOLE[1]);
+        let limit = self.shared_up_to(SHARED_WHOLE[1]);
         if weights.n_out.is_multiple_of(2)
-            && let Some(whole) = whole(weights, (k, WHOLE_ROWS), n, limit)
+            && let Some(whole) = whole_rows(weights, (k, WHOLE_ROWS), n, limit)
         {
-            return Some(whole.by(DOWN_WHOLE, WHOLE_ROWS));
+            return Some(whole.plan(DOWN_WHOLE, WHOLE_ROWS));
         }
         let [few, many] = DOWN_WARPS;
-        let in_one = cut(weights, (few, 1, k), n, self.shared_up_to(SHARED_OF_ROWS));
-        let (cut, warps) = match in_one.filter(|cut| cut.stages == 1) {
-            Some(cut) => (cut, few),
+        let single = staged_rows(weights, (few, 1, k), n, self.shared_up_to(SHARED_ONE_STAGE));
+        let (staged, warps) = match single.filter(|staged| staged.stages == 1) {
+            Some(staged) => (staged, few),
             None => (
-                cut(weights, (many, 1, k), n, self.shared_up_to(SHARED))?,
+                staged_rows(weights, (many, 1, k), n, self.shared_up_to(SHARED))?,
                 many,
             ),
         };
-        Some(cut.by(DOWN, warps * 32, warps))
+        Some(staged.plan(DOWN, warps * 32, warps))
     }
 }

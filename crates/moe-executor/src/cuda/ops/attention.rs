@@ -1,4 +1,4 @@
-//! Rotary embedding, the store into the cache, and attention.
+//! Rotary position embedding, stores to the KV cache, and attention.
 
 use crate::activation::Activation;
 use crate::cpu::attention::Shape;
@@ -10,7 +10,7 @@ use crate::mirrored::Mirrored;
 use crate::weights::Vector;
 
 impl Device {
-    /// Rotates every head of every row of `x` by its `angles (rows, n_dims)`, in place.
+    /// Applies the rotary embedding to every head of every row of `x`, in place. `angles`: `(rows, n_dims)`.
     pub(crate) fn rope(
         &mut self,
         rope: &Rope,
@@ -31,7 +31,7 @@ impl Device {
         self.kernels().rope(self.stream(), &rotation)
     }
 
-    /// Stores `rows` at their positions in half of a layer's cache, whose positions have `width` elements.
+    /// Stores `rows` at their positions in the K or V cache of a layer, which has `width` elements per position.
     pub(crate) fn store_rows(
         &mut self,
         rows: &mut Activation,
@@ -46,7 +46,7 @@ impl Device {
         kernels.store_rows(self.stream(), x, at, rows.rows, width, out)
     }
 
-    /// Attention of the rows of `q`, which are at `positions`, over the cache of a layer.
+    /// Attention of the rows of `q` at `positions` over the KV cache of a layer.
     pub(crate) fn attention(
         &mut self,
         shape: &Shape,

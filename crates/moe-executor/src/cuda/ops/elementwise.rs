@@ -1,4 +1,4 @@
-//! Operations that work row by row.
+//! Element-wise and row-wise operations.
 
 use crate::activation::Activation;
 use crate::cpu::glu::Glu;
@@ -6,7 +6,7 @@ use crate::cuda::{Device, Ptr, Result, Scratch};
 use crate::weights::Vector;
 
 impl Device {
-    /// The rows `rows` of `src`.
+    /// `dst[i] = src[rows[i]]`.
     pub(crate) fn get_rows(
         &mut self,
         src: &mut Activation,
@@ -21,7 +21,7 @@ impl Device {
         kernels.get_rows(self.stream(), x, at, rows.len(), src.width, out)
     }
 
-    /// The norm of every group of as many elements as `weight` has, times `weight`. One group alone is quantized, too.
+    /// RMS norm of every group of `weight.n` elements, times `weight`. If there is only one group, the result is also quantized.
     pub(crate) fn rms_norm(
         &mut self,
         src: &mut Activation,
@@ -41,7 +41,7 @@ impl Device {
         kernels.rms_norm(self.stream(), x, w, eps, weight.n, groups, out, quantized)
     }
 
-    /// Quantizes the one row of `x`, unless the kernel that made it did.
+    /// Quantizes `x` if it has one row, unless the kernel that computed it already did.
     pub(crate) fn quantize_row(&mut self, x: &mut Activation) -> Result<()> {
         if x.rows != 1 || x.quantized(self.gpu()) != Ptr::NULL {
             return Ok(());
@@ -52,7 +52,7 @@ impl Device {
         kernels.quantize_row(self.stream(), row, x.width, quantized)
     }
 
-    /// Multiplies every row of `x` by the sigmoid of its own `score (row, 1)`, in place.
+    /// Multiplies every row of `x` by the sigmoid of its score, in place. `score`: `(rows, 1)`.
     pub(crate) fn scale_rows_by_sigmoid(
         &mut self,
         score: &mut Activation,
@@ -77,7 +77,7 @@ impl Device {
         self.kernels().add(self.stream(), x, y, a.values.len(), out)
     }
 
-    /// The gated activation, into `gate`.
+    /// The gated activation of `gate` and `up`, stored in `gate`.
     pub(crate) fn glu(
         &mut self,
         glu: Glu,

@@ -1,4 +1,4 @@
-//! The selected experts of every row.
+//! The selected experts of every token.
 
 use crate::activation::Activation;
 use crate::cpu::glu::Glu;
@@ -8,8 +8,8 @@ use crate::recorder::Routing;
 use crate::weights::{Linear, Matrix};
 
 impl Device {
-    /// Gate, up and the activation of the two, for the slots of every row from `slot` on, which is 0 if there is more than one
-    /// row. Returns where the results of one row lie quantized, too, if they do.
+    /// Gate, up and their activation for the selected experts of every token, without the first `slot` experts. `slot` is 0 if
+    /// there is more than one token. Returns the address of the quantized results, if the kernel quantizes them (one token only).
     pub(crate) fn experts_gate_up(
         &mut self,
         [gate, up]: [&Linear; 2],
@@ -57,8 +57,8 @@ impl Device {
         Ok(is_quantized.then_some(quantized))
     }
 
-    /// The weighted sum of one token's experts, whose down matrices live here and whose hidden rows lie at `quantized`. Nothing is
-    /// written to `experts`. Returns whether there is a kernel for it.
+    /// Down products and their weighted sum for the experts of one token, whose quantized hidden activations are at `quantized`.
+    /// Nothing is written to `experts`. Returns `false` if the down matrices are not resident or no kernel supports them.
     pub(crate) fn experts_down(
         &mut self,
         down: &Linear,
@@ -81,12 +81,12 @@ impl Device {
             quantized,
             out: dst.values.fill_device(self.gpu())?,
         };
-        // What is recorded of it is the GPU's.
+        // Records of the fused operation name the buffer on the GPU.
         experts.values.fill_device(self.gpu())?;
         self.kernels().down(self.stream(), &product)
     }
 
-    /// The product of every row of `src (token, slot, n_in)` with its expert, and the bias.
+    /// The product of every row of `src` with the matrix of its expert, plus the bias. `src`: `(tokens, k, n_in)`.
     pub(crate) fn mul_mat_id(
         &mut self,
         linear: &Linear,
@@ -111,8 +111,8 @@ impl Device {
         self.kernels().mul_mat_id(self.stream(), &operands)
     }
 
-    /// As [`Device::mul_mat_id`] with the matrices that were transferred. Returns of each row whether its matrix has arrived; the
-    /// others are left as they were.
+    /// As [`Device::mul_mat_id`], with the matrices that Post-Fetch has transferred. Returns for each row whether its matrix is
+    /// on the GPU. Other rows of `dst` are not written.
     pub(crate) fn mul_mat_fetched(
         &mut self,
         linear: &Linear,
@@ -123,14 +123,15 @@ impl Device {
         let Linear { weights, bias } = linear;
         let x = src.values.device(self.gpu())?;
         let ids = routing.ids.device(self.gpu())?;
-        let places = self.land_post_fetch(routing.ids.host())?;
-        let arrived: Vec<bool> = places.iter().map(|&place| place != Ptr::NULL.0).collect();
-        if !arrived.contains(&true) {
-            return Ok(arrived);
+        let addresses = self.finish_transfers(routing.ids.host())?;
+        let is_ready = |&address: &u64| address != Ptr::NULL.0;
+        let ready: Vec<bool> = addresses.iter().map(is_ready).collect();
+        if !ready.contains(&true) {
+            return Ok(ready);
         }
-        let from = self.begin_fetched_product()?;
-        let table = self.scratch(Scratch::Table, size_of_val(places.as_slice()))?;
-        self.gpu().upload(table, places.as_slice())?;
+        let start = self.begin_fetched_product()?;
+        let table = self.scratch(Scratch::Table, size_of_val(addresses.as_slice()))?;
+        self.gpu().upload(table, addresses.as_slice())?;
         let operands = Fetched {
             table,
             ty: weights.ty,
@@ -145,11 +146,11 @@ impl Device {
             out: dst.values.fill_device(self.gpu())?,
         };
         self.kernels().mul_mat_fetched(self.stream(), &operands)?;
-        self.end_fetched_product(from)?;
-        Ok(arrived)
+        self.end_fetched_product(start)?;
+        Ok(ready)
     }
 
-    /// The weighted sum of every token's experts.
+    /// The weighted sum of the experts of every token.
     pub(crate) fn merge(
         &mut self,
         experts: &mut Activation,

@@ -1,8 +1,9 @@
-//! The GPU's implementation of the operations in [`crate::ops`]: a method of [`Device`] each, which copies what the kernels read to
-//! the GPU where it is not there yet, and launches them.
+//! The operations of [`crate::ops`] on a GPU: a method of [`Device`] each. It copies operands that are not on the GPU yet, and
+//! launches the kernels.
 //!
 //! # Errors
-//! Of every method: no memory, no kernel for the type or the shape, or the driver's. The host then does the operation.
+//! Every method fails if memory cannot be allocated, if no kernel supports the type or the shape, or if the driver fails. Then
+//! the CPU runs the operation.
 
 mod attention;
 mod elementwise;
@@ -17,12 +18,12 @@ use crate::cuda::{Device, Result};
 use crate::weights::{Matrix, Vector};
 
 impl Device {
-    /// Whether there are products for weights of a type.
+    /// Whether matrix products support weights of a type.
     pub(crate) fn supports(ty: GgmlType) -> bool {
         Kernels::supports(ty)
     }
 
-    /// `dst = weights · src + bias` for every row.
+    /// `dst[i] = weights · src[i] + bias` for every row `i`.
     pub(crate) fn mul_mat(
         &mut self,
         weights: &Matrix,

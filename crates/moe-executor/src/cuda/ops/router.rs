@@ -1,4 +1,4 @@
-//! The router of a MoE layer, all that follows its scores in one kernel.
+//! The router of a MoE layer: one kernel for everything after the logits.
 
 use crate::activation::Activation;
 use crate::cuda::launch::{MAX_EXPERTS, Route};
@@ -7,12 +7,13 @@ use crate::ops::RouterSpec;
 use crate::recorder::Routing;
 
 impl Device {
-    /// Whether the kernel can do what a router does.
+    /// Whether the kernel supports a router.
     pub(crate) fn supports_router(spec: &RouterSpec, n_expert: usize) -> bool {
         spec.groups.is_none() && n_expert <= MAX_EXPERTS
     }
 
-    /// Experts and their weights for every row of `scores`, into `routing`, which has room for them.
+    /// Selects the experts of every token from its logits `scores (tokens, n_expert)`. Stores ids and weights in `routing`, which
+    /// has the right size.
     pub(crate) fn route(
         &mut self,
         spec: &RouterSpec,

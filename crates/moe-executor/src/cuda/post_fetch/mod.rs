@@ -1,15 +1,16 @@
-//! Post-Fetch: while the host computes gate and up of the chosen experts, their down matrices travel to the GPU.
+//! Post-Fetch: while the CPU computes gate and up of the selected experts, their down matrices are copied to the GPU. The method
+//! is that of [llama-prefetch.cpp](https://github.com/ernestuz-b/llama-prefetch.cpp).
 //!
-//! A transfer begins when the router has chosen and ends before the product that needs it, or the host does that product.
-//! Nothing is kept from layer to layer.
+//! A transfer starts after the routing decision and ends before the down product, or else the CPU computes that product. No
+//! matrix is kept from layer to layer.
 //!
 //! ```text
-//! session's thread   begin: room, 1st copy ──► gate published ──► the other copies ──► gate, up ──► land: what arrived
-//! other threads                                gate ───────────────────────────────► gate, up
+//! session thread   start: allocate, 1st copy ──► publish gate job ──► other copies ──► gate, up ──► finish: ready copies
+//! worker threads                                 gate ───────────────────────────────► gate, up
 //! ```
 
-mod flights;
-mod order;
+mod copies;
+mod pending;
 mod settings;
 mod transfer;
 
@@ -21,61 +22,63 @@ use cudarc::driver::{CudaEvent, CudaStream};
 
 use super::{DeviceBuffer, Error, Event, Gpu, Ptr, Result};
 
-use flights::Flights;
-use order::CopyOrder;
+use copies::Copies;
+use pending::PendingCopy;
 pub use settings::{InjectedFault, Settings};
 pub use transfer::{Observer, Reason, Sample, State, Transfer};
 
-/// Experts that a layer chose and whose down matrices are to be transferred.
-pub(crate) struct Chosen<'a> {
+/// The selected experts of a layer.
+pub(crate) struct Selected<'a> {
     /// Layer.
     pub layer: usize,
-    /// Expert of each row and slot.
+    /// Experts `(n_tokens, k)`.
     pub ids: &'a [i32],
-    /// Rows.
+    /// Number of tokens.
     pub n_tokens: usize,
-    /// Bytes of one down matrix.
+    /// Size of one down matrix in bytes.
     pub expert_bytes: usize,
 }
 
-/// The layer that is under way, or one before it in the pass.
-struct LayerCopies {
+/// Measurements of a layer of the current pass.
+struct LayerTransfers {
     il: usize,
     n_tokens: usize,
     n_experts: usize,
     n_fetched: usize,
-    /// Bytes of the transfers that were started.
+    /// Bytes of the started transfers.
     bytes: u64,
     /// Before the first transfer.
-    departure: Option<Event>,
-    /// Behind the last one that was started.
-    arrival: Option<Event>,
+    start: Option<Event>,
+    /// After the last transfer that was started.
+    end: Option<Event>,
+    /// Start and end of gate and up on the CPU.
     window: Option<(Instant, Instant)>,
-    /// Around the product.
+    /// Start and end of the down product on the GPU.
     product: Option<(Event, Event)>,
 }
 
 /// Post-Fetch on one GPU.
 pub(crate) struct PostFetch {
     settings: Settings,
-    /// The stream of transfers.
+    /// The stream of the transfers.
     stream: Arc<CudaStream>,
-    /// Transfers of the layer that are yet to be started.
-    waiting: VecDeque<CopyOrder>,
-    pad: Option<DeviceBuffer>,
-    /// Whether the last product has read the pad.
-    pad_is_read: Option<CudaEvent>,
-    flights: Flights,
-    layers: Vec<LayerCopies>,
-    /// The first error that nobody has asked for.
+    /// Transfers of the current layer that have not been started.
+    pending: VecDeque<PendingCopy>,
+    /// Destination of the transfers.
+    scratchpad: Option<DeviceBuffer>,
+    /// The event after the last product that read the scratchpad.
+    scratchpad_read: Option<CudaEvent>,
+    copies: Copies,
+    layers: Vec<LayerTransfers>,
+    /// The first error since [`PostFetch::take_error`].
     error: Option<Error>,
 }
 
 impl PostFetch {
-    /// Streams for transfers on `gpu`; memory is taken when the first layer needs it.
+    /// Post-Fetch to `gpu`. The first layer allocates the scratchpad.
     ///
     /// # Errors
-    /// The driver has no stream left.
+    /// The driver cannot create a stream.
     pub fn new(gpu: &Gpu, settings: Settings) -> Result<PostFetch> {
         let stream = if settings.dedicated_streams {
             gpu.new_stream()?
@@ -85,85 +88,86 @@ impl PostFetch {
         Ok(PostFetch {
             settings,
             stream,
-            waiting: VecDeque::new(),
-            pad: None,
-            pad_is_read: None,
-            flights: Flights::default(),
+            pending: VecDeque::new(),
+            scratchpad: None,
+            scratchpad_read: None,
+            copies: Copies::default(),
             layers: Vec::new(),
             error: None,
         })
     }
 
-    /// Has `observer` told of every transfer.
+    /// Calls `observer` at every change of state of a transfer.
     pub fn observe(&mut self, observer: Observer) {
-        self.flights.observer = Some(observer);
+        self.copies.observer = Some(observer);
     }
 
-    /// How it works.
+    /// Its settings.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// Bytes of the scratchpad.
-    pub fn pad_bytes(&self) -> usize {
-        self.pad.as_ref().map_or(0, DeviceBuffer::size_bytes)
+    /// Size of the scratchpad in bytes.
+    pub fn scratchpad_bytes(&self) -> usize {
+        self.scratchpad.as_ref().map_or(0, DeviceBuffer::size_bytes)
     }
 
-    /// The first error of a transfer since this was asked last: the host has computed what could not travel.
+    /// Removes and returns the first error of a transfer since the last call. The CPU computes the experts that it affects.
     pub fn take_error(&mut self) -> Option<Error> {
         self.error.take()
     }
 
-    /// Begins a pass.
+    /// Starts a pass.
     ///
     /// # Errors
-    /// A transfer of a pass before it failed.
+    /// A transfer of an earlier pass failed.
     pub fn begin_pass(&mut self) -> Result<()> {
-        self.waiting.clear();
+        self.pending.clear();
         self.layers.clear();
-        // A pass that failed has waited for no transfer.
+        // A pass that failed did not wait for its transfers.
         self.synchronize()
     }
 
-    /// Waits for all transfers.
+    /// Waits until all started transfers are complete.
     ///
     /// # Errors
     /// One of them failed.
     pub fn synchronize(&self) -> Result<()> {
         let waited = self.stream.synchronize();
-        waited.map_err(|source| Error::driver("the transfers", source))
+        waited.map_err(|source| Error::driver("a transfer", source))
     }
 
-    /// Begins the transfers of the chosen experts, whose down matrices `bytes_of` returns. What cannot begin is left to the
-    /// host.
+    /// Starts the transfers of the selected experts, whose down matrices `bytes_of` returns. Experts whose transfer cannot start
+    /// are left to the CPU.
     ///
     /// # Safety
-    /// The bytes stay as they are while this lives.
+    /// The returned bytes stay valid and unchanged until `self` is dropped.
     pub unsafe fn begin<'m>(
         &mut self,
         gpu: &Gpu,
-        chosen: &Chosen,
+        selected: &Selected,
         bytes_of: impl Fn(i32) -> &'m [u8],
     ) {
-        // Those of a layer that failed before its product.
-        self.waiting.clear();
-        self.flights.choose(chosen.layer, chosen.ids);
-        self.layers.push(LayerCopies {
-            il: chosen.layer,
-            n_tokens: chosen.n_tokens,
-            n_experts: self.flights.len(),
+        // A layer that failed before its product may have left some.
+        self.pending.clear();
+        self.copies.start_layer(selected.layer, selected.ids);
+        self.layers.push(LayerTransfers {
+            il: selected.layer,
+            n_tokens: selected.n_tokens,
+            n_experts: self.copies.len(),
             n_fetched: 0,
             bytes: 0,
-            departure: None,
-            arrival: None,
+            start: None,
+            end: None,
             window: None,
             product: None,
         });
         if self.settings.enable
             && !self.settings.force_cpu
-            && let Err(error) = self.launch(gpu, chosen.expert_bytes, bytes_of)
+            && let Err(error) = self.launch(gpu, selected.expert_bytes, bytes_of)
         {
-            self.flights.stay(0..self.flights.len(), Reason::NotStarted);
+            let all = 0..self.copies.len();
+            self.copies.leave_to_cpu(all, Reason::NotStarted);
             self.error.get_or_insert(error);
         }
     }
@@ -174,131 +178,134 @@ impl PostFetch {
         expert_bytes: usize,
         bytes_of: impl Fn(i32) -> &'m [u8],
     ) -> Result<()> {
-        let wanted = self.flights.len().min(self.settings.max_transfers);
-        let (pad, room) = self.pad(gpu, wanted * expert_bytes)?;
-        let fits = wanted.min(room / expert_bytes.max(1));
-        self.flights.stay(fits..wanted, Reason::NoRoom);
-        self.flights
-            .stay(wanted..self.flights.len(), Reason::Beyond);
-        if let Some(read) = &self.pad_is_read {
+        let n_all = self.copies.len();
+        let wanted = n_all.min(self.settings.max_transfers);
+        let (scratchpad, size) = self.scratchpad(gpu, wanted * expert_bytes)?;
+        let fits = wanted.min(size / expert_bytes.max(1));
+        self.copies.leave_to_cpu(fits..wanted, Reason::NoRoom);
+        self.copies.leave_to_cpu(wanted..n_all, Reason::OverLimit);
+        if let Some(read) = &self.scratchpad_read {
             let waits = self.stream.wait(read);
             waits.map_err(|source| Error::driver("a wait between streams", source))?;
         }
-        let departure = gpu.clock_mut().record(gpu, &self.stream)?;
+        let start = gpu.clock_mut().record(gpu, &self.stream)?;
         if let Some(layer) = self.layers.last_mut() {
-            layer.departure = Some(departure);
+            layer.start = Some(start);
         }
-        let mut orders = VecDeque::with_capacity(fits);
+        let mut pending = VecDeque::with_capacity(fits);
         for i in 0..fits {
-            // Places follow one another: experts may differ in size from layer to layer.
-            let to = pad.offset(i * expert_bytes);
-            let arrived = gpu.clock_mut().reserve(gpu)?;
-            let bytes = bytes_of(self.flights.plan(i, to, arrived));
+            // Contiguous, without fixed slots: the size of experts may differ from layer to layer.
+            let to = scratchpad.offset(i * expert_bytes);
+            let end = gpu.clock_mut().reserve(gpu)?;
+            let bytes = bytes_of(self.copies.assign(i, to, end));
             let fails = match self.settings.fault {
                 Some(InjectedFault::Copy) => true,
                 Some(InjectedFault::LaterCopy) => i > 0,
                 _ => false,
             };
-            // SAFETY: so asks `begin`.
-            orders.push_back(unsafe { CopyOrder::new(i, bytes, to, arrived, fails) });
+            // SAFETY: the caller of `begin` ensures that the bytes stay valid. The scratchpad has room for `fits` experts, and it
+            // is not replaced before the transfers have ended.
+            pending.push_back(unsafe { PendingCopy::new(i, bytes, to, end, fails) });
         }
-        self.flights.depart(0..fits);
-        self.waiting = orders;
+        self.copies.queue(0..fits);
+        self.pending = pending;
         if self.settings.dedicated_streams {
-            // The link has something to do until the others begin.
+            // PCIe is busy until the other transfers are started.
             self.start_next(gpu, 1);
         } else {
-            // In the order of the one stream: what the GPU computes next comes behind them.
+            // The next kernel on the compute stream must start after all of them.
             gpu.kernels().follow_copy();
             self.start_next(gpu, fits);
         }
         Ok(())
     }
 
-    /// Starts the transfers that wait: to be called once other threads are at work on gate and up, since starting eight takes
-    /// some 30 µs.
-    pub fn start_waiting(&mut self, gpu: &Gpu) {
-        self.start_next(gpu, self.waiting.len());
+    /// Starts the pending transfers. Starting eight of them takes about 30 µs, so this is called while other threads compute gate
+    /// and up.
+    pub fn start_pending(&mut self, gpu: &Gpu) {
+        self.start_next(gpu, self.pending.len());
     }
 
-    /// Starts the next `n` transfers. Behind one that fails none is started: the host computes it and those that wait.
+    /// Starts the next `n` transfers. If one cannot be started, it and all later ones are left to the CPU.
     fn start_next(&mut self, gpu: &Gpu, n: usize) {
         for _ in 0..n {
-            let Some(order) = self.waiting.pop_front() else {
+            let Some(copy) = self.pending.pop_front() else {
                 return;
             };
-            if let Err(error) = order.start(gpu, &self.stream) {
+            if let Err(error) = copy.start(gpu, &self.stream) {
                 self.error.get_or_insert(error);
-                let end = order.flight + 1 + self.waiting.len();
-                self.flights.stay(order.flight..end, Reason::NotStarted);
-                self.waiting.clear();
+                let end = copy.index + 1 + self.pending.len();
+                self.copies
+                    .leave_to_cpu(copy.index..end, Reason::NotStarted);
+                self.pending.clear();
                 return;
             }
             if let Some(layer) = self.layers.last_mut() {
-                layer.bytes += order.size_bytes();
-                layer.arrival = Some(order.arrived);
+                layer.bytes += copy.size_bytes();
+                layer.end = Some(copy.end);
             }
         }
     }
 
-    /// The host computed gate and up from `begin` to `end`.
-    pub fn window(&mut self, begin: Instant, end: Instant) {
+    /// Notes that the CPU computed gate and up from `start` to `end`.
+    pub fn window(&mut self, start: Instant, end: Instant) {
         if let Some(layer) = self.layers.last_mut() {
-            layer.window = Some((begin, end));
+            layer.window = Some((start, end));
         }
     }
 
-    /// Where the down matrix of each entry of `ids` lies on the GPU; [`Ptr::NULL`] where the host computes. What has not
-    /// arrived is waited for, or missed.
+    /// Address on the GPU of the down matrix of each entry of `ids`; 0 if the CPU computes it. The compute stream waits for
+    /// transfers that are not complete, or they are missed ([`Settings::block_on_miss`]).
     ///
     /// # Errors
-    /// A transfer failed: the host computes all.
-    pub fn land(&mut self, gpu: &Gpu, ids: &[i32]) -> Result<Vec<u64>> {
-        self.start_waiting(gpu);
+    /// A transfer failed: the CPU computes all experts.
+    pub fn finish(&mut self, gpu: &Gpu, ids: &[i32]) -> Result<Vec<u64>> {
+        self.start_pending(gpu);
         let waits = self.settings.block_on_miss;
         let clock = gpu.clock();
-        self.flights.land(|arrived| {
-            let arrived = clock.event(arrived);
+        self.copies.finish(|end| {
+            let end = clock.event(end);
             if !waits {
-                let complete = arrived.try_is_complete();
+                let complete = end.try_is_complete();
                 return complete.map_err(|source| Error::driver("a transfer", source));
             }
             gpu.kernels().follow_copy();
-            let waits = gpu.stream().wait(arrived);
+            let waits = gpu.stream().wait(end);
             waits.map_err(|source| Error::driver("a wait between streams", source))?;
             Ok(true)
         })?;
         if let Some(layer) = self.layers.last_mut() {
-            layer.n_fetched = self.flights.n_there();
+            layer.n_fetched = self.copies.n_ready();
         }
         if self.settings.fault == Some(InjectedFault::Kernel) {
             return Err(Error::Injected { what: "a product" });
         }
-        Ok(ids.iter().map(|&id| self.flights.place(id).0).collect())
+        let addresses = ids.iter().map(|&id| self.copies.address(id).0);
+        Ok(addresses.collect())
     }
 
-    /// The product that started at `from` has been launched; the pad may be overwritten after it.
+    /// Records the end of the product that started at `start` and has been launched. After it, the scratchpad may be overwritten.
     ///
     /// # Errors
-    /// An event cannot be recorded.
-    pub fn end_product(&mut self, gpu: &Gpu, from: Event) -> Result<()> {
-        let to = gpu.clock_mut().record(gpu, gpu.stream())?;
+    /// The driver cannot record an event.
+    pub fn end_product(&mut self, gpu: &Gpu, start: Event) -> Result<()> {
+        let end = gpu.clock_mut().record(gpu, gpu.stream())?;
         if let Some(layer) = self.layers.last_mut() {
-            layer.product = Some((from, to));
+            layer.product = Some((start, end));
         }
-        let read = match self.pad_is_read.take() {
+        let read = match self.scratchpad_read.take() {
             Some(event) => event,
             None => gpu.event()?,
         };
         let recorded = read.record(gpu.stream());
-        self.pad_is_read = Some(read);
-        recorded.map_err(|source| Error::driver("an event", source))
+        self.scratchpad_read = Some(read);
+        recorded.map_err(|source| Error::driver("recording an event", source))
     }
 
-    /// What the layers of this pass did, once it has ended.
+    /// Measurements of each layer of the pass that has ended.
     ///
     /// # Errors
-    /// It has not.
+    /// [`Error::PassNotEnded`].
     pub fn samples(&self, gpu: &Gpu) -> Result<Vec<Sample>> {
         let clock = gpu.clock();
         let between = |events: Option<(Event, Event)>| {
@@ -321,7 +328,7 @@ impl PostFetch {
                 n_experts: layer.n_experts,
                 n_fetched: fetched,
                 bytes: layer.bytes,
-                transfer: between(layer.departure.zip(layer.arrival))?,
+                transfer: between(layer.start.zip(layer.end))?,
                 window,
                 product: between(layer.product)?,
             });
@@ -329,37 +336,37 @@ impl PostFetch {
         Ok(samples)
     }
 
-    /// The scratchpad and its bytes, with room for `wanted` if no size was set.
-    fn pad(&mut self, gpu: &Gpu, wanted: usize) -> Result<(Ptr, usize)> {
+    /// Address and size of the scratchpad, which has at least `wanted` bytes unless the settings fix its size.
+    fn scratchpad(&mut self, gpu: &Gpu, wanted: usize) -> Result<(Ptr, usize)> {
         if self.settings.fault == Some(InjectedFault::Alloc) {
             return Err(Error::Injected {
-                what: "the scratchpad's allocation",
+                what: "allocating the scratchpad",
             });
         }
         let bytes = self.settings.scratchpad_bytes.unwrap_or(wanted);
-        let pad = match self.pad.take() {
-            Some(pad) if pad.size_bytes() >= bytes => pad,
+        let scratchpad = match self.scratchpad.take() {
+            Some(scratchpad) if scratchpad.size_bytes() >= bytes => scratchpad,
             outgrown => {
-                // Allocations come and go in the order of one stream; another may still write to what goes, and is about to
-                // write to what comes.
+                // Memory is freed and allocated in the order of the compute stream. The transfer stream may still write to the
+                // old buffer, and soon writes to the new one.
                 let waited = self.stream.synchronize();
-                waited.map_err(|source| Error::driver("the transfers", source))?;
-                // Both at once may not fit.
+                waited.map_err(|source| Error::driver("a transfer", source))?;
+                // The old buffer is freed first: both at once may not fit.
                 drop(outgrown);
-                let pad = gpu.alloc(bytes)?;
+                let scratchpad = gpu.alloc(bytes)?;
                 gpu.synchronize()?;
-                pad
+                scratchpad
             }
         };
-        let place = (pad.ptr(), pad.size_bytes());
-        self.pad = Some(pad);
-        Ok(place)
+        let range = (scratchpad.ptr(), scratchpad.size_bytes());
+        self.scratchpad = Some(scratchpad);
+        Ok(range)
     }
 }
 
 impl Drop for PostFetch {
     fn drop(&mut self) {
-        // Transfers write to the pad, which goes in the order of another stream.
+        // The compute stream frees the scratchpad, and transfers on the other stream may still write to it.
         let _ = self.stream.synchronize();
     }
 }

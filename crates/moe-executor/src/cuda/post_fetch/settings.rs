@@ -1,36 +1,37 @@
-//! How Post-Fetch works.
+//! Settings of Post-Fetch.
 
-/// How Post-Fetch works.
+/// Settings of Post-Fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Whether it works at all.
+    /// Whether transfers are made at all.
     pub enable: bool,
-    /// Whether the host computes all the same, for comparison.
+    /// Whether the CPU computes all experts, for comparison.
     pub force_cpu: bool,
-    /// Whether a product waits for a transfer that is late; if not, the host does it.
+    /// Whether the down product waits for transfers that are not complete; otherwise the CPU computes these experts.
     pub block_on_miss: bool,
-    /// Transfers of a layer at most; the host does the experts beyond them.
+    /// Limit of transfers per layer; the CPU computes the other experts.
     pub max_transfers: usize,
-    /// Room for the transfers of a layer, bytes; none: what the largest layer's need.
+    /// Size of the scratchpad, which receives the transfers of a layer, in bytes; `None`: as large as the largest layer requires.
     pub scratchpad_bytes: Option<usize>,
-    /// Whether transfers have a stream of their own; if not, they stand in the way of what the GPU computes.
+    /// Whether transfers have their own stream; otherwise they share the compute stream and delay its kernels.
     pub dedicated_streams: bool,
-    /// Chosen experts of a token whose gate and up the host computes; the GPU does those beyond. None: the host does all.
+    /// Number of selected experts per token whose gate and up the CPU computes; the GPU computes the others. `None`: all on the
+    /// CPU.
     pub cpu_limit: Option<usize>,
-    /// What is made to fail, for tests.
+    /// An error to inject, for tests.
     pub fault: Option<InjectedFault>,
 }
 
-/// A step that is made to fail.
+/// A step at which a test injects an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InjectedFault {
-    /// The scratchpad's allocation.
+    /// Allocating the scratchpad.
     Alloc,
     /// Every transfer.
     Copy,
-    /// Every transfer behind the first, where it is started.
+    /// Starting a transfer, except for the first one of a layer.
     LaterCopy,
-    /// Every product with what was transferred.
+    /// Every product with transferred matrices.
     Kernel,
 }
 

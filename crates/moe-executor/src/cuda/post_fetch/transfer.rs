@@ -1,88 +1,90 @@
-//! What becomes of the transfers of a layer, as observers and records see it.
+//! States and measurements of transfers, for observers and records.
 
 use std::fmt::{self, Display, Formatter};
 use std::time::Instant;
 
-/// What is known of the down matrix of one chosen expert. It goes from the first to the last within a layer, and is forgotten
-/// after the layer's product.
+/// State of the down matrix of one selected expert. It goes from the first variant to the last within a layer, and ends with the
+/// down product of the layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
-    /// The host computes it.
+    /// The CPU computes it.
     CpuOnly,
-    /// It travels, or is about to.
+    /// Its copy is in flight or queued.
     CopyInFlight,
-    /// It is there.
+    /// It is on the GPU.
     GpuReady,
 }
 
-/// What has become of the down matrix of one chosen expert; displayed in words.
+/// A change of state of the down matrix of one selected expert.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Transfer {
     /// Layer.
     pub layer: usize,
     /// Expert.
     pub expert: i32,
-    /// What it has come to.
+    /// New state.
     pub state: State,
-    /// Why the host computes it, if it does.
+    /// Why the CPU computes it; `None` in other states.
     pub reason: Option<Reason>,
 }
 
-/// Why the host computes a down matrix.
+/// Why the CPU computes a down matrix.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reason {
-    /// A layer has no more transfers ([`Settings::max_transfers`](super::Settings::max_transfers)).
-    Beyond,
-    /// The scratchpad has no room for it.
+    /// The layer has reached its [limit of transfers](super::Settings::max_transfers).
+    OverLimit,
+    /// It does not fit into the scratchpad.
     NoRoom,
     /// Its transfer could not be started.
     NotStarted,
-    /// Its transfer failed on the way.
+    /// Its transfer failed.
     Failed,
-    /// It had not arrived when it was needed.
-    Late,
+    /// Its transfer was not complete in time.
+    Missed,
 }
 
 impl Display for Transfer {
     fn fmt(&self, f: &mut Formatter) -> fmt::Result {
         let what = match (self.state, self.reason) {
-            (State::CopyInFlight, _) => "is to travel",
-            (State::GpuReady, _) => "is there",
-            (State::CpuOnly, Some(Reason::Beyond)) => {
-                "is beyond the transfers of a layer: left to the processor"
+            (State::CopyInFlight, _) => "copy queued",
+            (State::GpuReady, _) => "ready on the GPU",
+            (State::CpuOnly, Some(Reason::OverLimit)) => {
+                "over the limit of transfers per layer, computed on the CPU"
             }
             (State::CpuOnly, Some(Reason::NoRoom)) => {
-                "has no room in the scratchpad: left to the processor"
+                "no room in the scratchpad, computed on the CPU"
             }
-            (State::CpuOnly, Some(Reason::NotStarted)) => "did not begin to travel",
-            (State::CpuOnly, Some(Reason::Failed)) => "failed on the way",
-            (State::CpuOnly, Some(Reason::Late)) => "is late",
-            (State::CpuOnly, None) => "is left to the processor",
+            (State::CpuOnly, Some(Reason::NotStarted)) => "copy not started, computed on the CPU",
+            (State::CpuOnly, Some(Reason::Failed)) => "copy failed, computed on the CPU",
+            (State::CpuOnly, Some(Reason::Missed)) => {
+                "missed (not ready in time), computed on the CPU"
+            }
+            (State::CpuOnly, None) => "computed on the CPU",
         };
-        write!(f, "layer {} expert {} {what}", self.layer, self.expert)
+        write!(f, "layer {} expert {}: {what}", self.layer, self.expert)
     }
 }
 
-/// Called when a transfer is about to begin, when it has arrived, and when the host takes over.
+/// Called at every change of state of a transfer.
 pub type Observer = Box<dyn FnMut(Transfer)>;
 
-/// What one layer of one pass did.
+/// Post-Fetch in one layer of one pass.
 #[derive(Clone, Debug)]
 pub struct Sample {
     /// Layer.
     pub layer: usize,
-    /// Rows.
+    /// Number of tokens.
     pub n_tokens: usize,
-    /// Distinct experts chosen.
+    /// Number of distinct selected experts.
     pub n_experts: usize,
-    /// Of them, those whose down matrix the GPU computed.
+    /// Number of them whose down product the GPU computed.
     pub n_fetched: usize,
-    /// Bytes that travelled.
+    /// Transferred bytes.
     pub bytes: u64,
-    /// Begin and end of the transfers.
+    /// Start of the first transfer and end of the last one.
     pub transfer: Option<(Instant, Instant)>,
-    /// Begin and end of gate and up on the host.
+    /// Start and end of gate and up on the CPU.
     pub window: (Instant, Instant),
-    /// Begin and end of the product on the GPU.
+    /// Start and end of the down product on the GPU.
     pub product: Option<(Instant, Instant)>,
 }

@@ -1,4 +1,4 @@
-//! The GPU of a test, if there is one.
+//! The GPU of the tests, and buffers on it.
 
 use std::sync::{Arc, OnceLock};
 
@@ -9,14 +9,14 @@ use moe_testkit::{Need, skip};
 use crate::cuda::launch::Kernels;
 use crate::cuda::{self, Gpu, Ptr};
 
-/// The first device.
+/// The first GPU.
 pub struct Device {
     pub stream: Arc<CudaStream>,
     pub kernels: Kernels,
 }
 
 impl Device {
-    /// One for all tests; skips the running test where there is no driver or no device.
+    /// Returns the GPU, which all tests share. Skips the running test if there is no driver or no GPU.
     #[track_caller]
     pub fn open() -> Option<&'static Device> {
         static DEVICE: OnceLock<Result<Device, String>> = OnceLock::new();
@@ -30,46 +30,46 @@ impl Device {
     }
 
     fn new() -> Result<Device, String> {
-        Gpu::look().map_err(|missing| missing.to_string())?;
-        let context = CudaContext::new(0).expect("the device opens");
+        Gpu::detect().map_err(|missing| missing.to_string())?;
+        let context = CudaContext::new(0).expect("the GPU can be opened");
         let stream = context.default_stream();
-        let kernels = Kernels::load(&context).expect("the kernels fit the device");
+        let kernels = Kernels::load(&context).expect("the GPU supports the kernels");
         Ok(Device { stream, kernels })
     }
 
-    /// A copy in device memory.
+    /// A copy in GPU memory.
     pub fn upload<T: DeviceRepr>(&self, values: &[T]) -> Memory<T> {
-        let memory = self.stream.clone_htod(values).expect("device memory");
+        let memory = self.stream.clone_htod(values).expect("GPU memory");
         Memory(memory)
     }
 
-    /// Room for `n` values, all NaN, with a guard behind them.
-    pub fn room(&self, n: usize) -> Memory<f32> {
+    /// An output buffer of `n` NaN values with a guard after it.
+    pub fn nan_output(&self, n: usize) -> Memory<f32> {
         self.output(&vec![f32::NAN; n])
     }
 
-    /// A copy to be written to, with a guard behind it.
+    /// An output buffer that contains `values`, with a guard after it.
     pub fn output(&self, values: &[f32]) -> Memory<f32> {
         let mut guarded = values.to_vec();
         guarded.extend([GUARD; GUARDS]);
         self.upload(&guarded)
     }
 
-    /// `n` bytes of zeros.
+    /// A buffer of `n` zero bytes.
     pub fn zeros(&self, n: usize) -> Memory<u8> {
-        Memory(self.stream.alloc_zeros(n).expect("device memory"))
+        Memory(self.stream.alloc_zeros(n).expect("GPU memory"))
     }
 
-    /// Copies the bytes of `from` over those of `to`, as many, on the stream.
+    /// Starts a copy of `from` to `to`, which have the same size, on the stream.
     pub fn copy(&self, from: &Memory<u8>, to: &Memory<u8>) {
         assert_eq!(from.0.len(), to.0.len());
         let (stream, n) = (self.stream.cu_stream(), from.0.len());
-        // SAFETY: both have `n` bytes, and no slice of the host shows to them.
+        // SAFETY: both buffers have `n` bytes of GPU memory, which no Rust reference points to.
         let done = unsafe { memcpy_dtod_async(self.at(to).0, self.at(from).0, n, stream) };
-        done.expect("a copy on the device");
+        done.expect("a D2D copy");
     }
 
-    /// What a launch wrote to an [`Device::output`] or [`Device::room`], or why it did not.
+    /// The contents of an output buffer after a launch, or the error of the launch.
     pub fn after(
         &self,
         launch: cuda::Result<()>,
@@ -79,23 +79,23 @@ impl Device {
         self.read(memory)
     }
 
-    /// The values of an [`Device::output`] or [`Device::room`]; an error if the guard was written to.
+    /// The contents of an output buffer; an error if a kernel has overwritten its guard.
     pub fn read(&self, memory: &Memory<f32>) -> Result<Vec<f32>, String> {
         let mut values = self.download(memory)?;
         let guard = values.split_off(values.len() - GUARDS);
         match guard.iter().position(|x| x.to_bits() != GUARD.to_bits()) {
-            Some(at) => Err(format!("wrote {} behind the end", at + 1)),
+            Some(at) => Err(format!("overwrote value {at} after the end")),
             None => Ok(values),
         }
     }
 
-    /// The values of memory.
+    /// The contents of a buffer.
     pub fn download<T: DeviceRepr>(&self, memory: &Memory<T>) -> Result<Vec<T>, String> {
         let message = |error: DriverError| error.to_string();
         self.stream.clone_dtoh(&memory.0).map_err(message)
     }
 
-    /// Its address.
+    /// The address of a buffer.
     pub fn at<T>(&self, memory: &Memory<T>) -> Ptr {
         Ptr(memory.0.device_ptr(&self.stream).0)
     }
@@ -104,10 +104,10 @@ impl Device {
 const GUARD: f32 = 1234.5;
 const GUARDS: usize = 64;
 
-/// Device memory of a test.
+/// A buffer in GPU memory.
 pub struct Memory<T>(CudaSlice<T>);
 
-/// Values in -1..1, the same for the same seed.
+/// Pseudo-random values in -1..1.
 pub fn noise(n: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12_345);
     let next = || {
@@ -117,7 +117,7 @@ pub fn noise(n: usize, seed: u32) -> Vec<f32> {
     std::iter::repeat_with(next).take(n).collect()
 }
 
-/// As f64.
+/// The values as f64.
 pub fn wide(values: &[f32]) -> Vec<f64> {
     values.iter().copied().map(f64::from).collect()
 }

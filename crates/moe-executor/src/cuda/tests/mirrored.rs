@@ -1,4 +1,4 @@
-//! Values on several entries of one GPU.
+//! [`Mirrored`] values on two entries for the same GPU.
 
 use moe_testkit::{Need, skip};
 
@@ -6,21 +6,21 @@ use crate::cuda::{Error, Gpu, GpuSpec};
 use crate::mirrored::Mirrored;
 use crate::placement::DeviceId;
 
-/// The first GPU, listed twice with a limit in bytes each; skips the running test without a GPU.
+/// Opens the first GPU twice with these limits in bytes. Skips the running test if there is no GPU.
 #[track_caller]
 fn open_twice(limits: [Option<u64>; 2]) -> Option<[Gpu; 2]> {
-    if let Err(missing) = Gpu::look() {
+    if let Err(missing) = Gpu::detect() {
         skip(Need::Gpu, missing);
         return None;
     }
     let specs = limits.map(|limit| GpuSpec { ordinal: 0, limit });
-    let gpus = Gpu::open_all(&specs).expect("the GPU opens");
-    Some(gpus.try_into().ok().expect("two were asked for"))
+    let gpus = Gpu::open_all(&specs).expect("the GPU can be opened");
+    Some(gpus.try_into().ok().expect("two entries"))
 }
 
-/// Each entry doubles the values in turn, and nothing waits in between.
+/// The entries double the values in turn, without waits of the CPU in between.
 #[test]
-fn each_gpu_reads_what_the_other_wrote() {
+fn gpus_read_values_that_the_other_gpu_wrote() {
     let Some(gpus) = open_twice([None; 2]) else {
         return;
     };
@@ -34,7 +34,7 @@ fn each_gpu_reads_what_the_other_wrote() {
         gpu.kernels().add(gpu.stream(), x, x, N, x).unwrap();
         assert_eq!(values.home(), DeviceId::Gpu(gpu.index()));
     }
-    // Both read the same, and the other one's memory is not written to.
+    // Both have a copy of the newest values, in different memory.
     let copy = values.device(&gpus[0]).unwrap();
     let own = values.device(&gpus[1]).unwrap();
     assert_ne!(copy, own);
@@ -50,7 +50,7 @@ fn each_gpu_reads_what_the_other_wrote() {
 }
 
 #[test]
-fn values_that_grow_stay_where_they_are_fresh() {
+fn growing_keeps_values_on_the_gpu_that_wrote_them() {
     let Some(gpus) = open_twice([None; 2]) else {
         return;
     };
@@ -59,7 +59,7 @@ fn values_that_grow_stay_where_they_are_fresh() {
     values.update_device(&gpus[1]).unwrap();
     values.grow(1000).unwrap();
     assert_eq!(values.home(), DeviceId::Gpu(1));
-    // The first GPU's were no longer those that were written last.
+    // The copy on the first GPU was outdated.
     assert!(values.room_on_gpus().get(0).is_none());
     values.device(&gpus[0]).unwrap();
     values.fetch().unwrap();
@@ -67,13 +67,13 @@ fn values_that_grow_stay_where_they_are_fresh() {
 }
 
 #[test]
-fn each_entry_has_its_own_limit() {
+fn entries_of_a_gpu_have_separate_limits() {
     let Some(gpus) = open_twice([Some(1 << 20), Some(2 << 20)]) else {
         return;
     };
     let [first, second] = &gpus;
     let bytes = (1 << 20) + 1;
-    let refused = first.alloc(bytes).err().expect("beyond the limit");
+    let refused = first.alloc(bytes).err().expect("over the limit");
     assert!(
         matches!(
             refused,

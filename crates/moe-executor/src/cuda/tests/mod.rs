@@ -1,4 +1,4 @@
-//! Kernels on a GPU against the CPU's and against f64. Without a GPU the tests are skipped.
+//! Kernels and copies on a GPU, compared with f64 and with the kernels of the CPU. Without a GPU the tests are skipped.
 
 mod device;
 mod kernels;

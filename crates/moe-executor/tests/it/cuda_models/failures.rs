@@ -47,7 +47,7 @@ fn every_failure_is_counted_and_recorded() {
             // One error a layer and pass.
             let fallbacks = &recorded.fallbacks;
             let want = n_layer * recorded.passes.len();
-            let is_injected = |first: &String| first.ends_with("was made to fail");
+            let is_injected = |first: &String| first.ends_with("a test injected the error");
             println!("{what}: {fallbacks:?}");
             if fallbacks.ops != want as u64 || !fallbacks.first.as_ref().is_some_and(is_injected) {
                 report.fail(format!("{what}: {fallbacks:?}, not {want} operations"));
@@ -113,7 +113,7 @@ fn uses_started_copies_and_reports_failed_ones() {
     let fallbacks = &session.devices().gpus()[0].fallbacks;
     assert_eq!(fallbacks.ops, n_layer as u64, "one error a layer");
     let first = fallbacks.first.as_deref();
-    assert_eq!(first, Some("a transfer was made to fail"));
+    assert_eq!(first, Some("a transfer failed: a test injected the error"));
     let events = events.borrow();
     let count = |state| events.iter().filter(|t| t.state == state).count();
     assert_eq!(count(State::CopyInFlight), n_layer * k);

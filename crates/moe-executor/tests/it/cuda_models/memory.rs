@@ -4,6 +4,7 @@ use moe_executor::Devices;
 use moe_executor::cuda::Policy;
 
 use super::{Case, MODELS, case};
+use crate::reference::PROMPTS;
 
 /// Of matrices that take more than the limit of each GPU some must stay with the host.
 fn leaves_tensors_with_the_host(devices: &Devices) -> Option<String> {
@@ -41,7 +42,7 @@ fn each_entry_of_a_gpu_has_its_own_limit() {
         gpus: &[(0, Some(0.3)), (0, Some(0.2))],
         ..case(Policy::Gpu)
     };
-    small.holds_and(&MODELS, &["python"], &|devices| {
+    small.holds_and(&MODELS, &PROMPTS, &|devices| {
         let limits = devices.gpus().iter().map(|gpu| gpu.gpu().memory().2);
         let limits: Vec<u64> = limits.collect();
         let left = leaves_tensors_with_the_host(devices);
@@ -55,7 +56,7 @@ fn without_memory_all_stays_with_the_host() {
         gpus: &[(0, Some(0.0))],
         ..case(Policy::Gpu)
     };
-    none.holds_and(&MODELS, &["python"], &|devices| {
+    none.holds_and(&MODELS, &["python", "long"], &|devices| {
         let memory = devices.gpus()[0].gpu().memory();
         let left = leaves_tensors_with_the_host(devices);
         left.or((memory != (0, 0, 0)).then(|| format!("{memory:?} bytes used, at most, allowed")))

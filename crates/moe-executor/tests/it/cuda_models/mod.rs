@@ -38,7 +38,7 @@ fn open(name: &str) -> Gguf {
 /// Whether there is a GPU; skips the running test if not.
 #[track_caller]
 fn has_gpu() -> bool {
-    match Gpu::look() {
+    match Gpu::detect() {
         Ok(()) => true,
         Err(missing) => {
             skip(Need::Gpu, missing);
@@ -138,6 +138,7 @@ impl Case {
         if !has_gpu() {
             return;
         }
+        assert!(prompts.len() > 1, "bounds are for a group of prompts");
         let mut report = Report::default();
         for &(name, bounds) in models {
             let gguf = open(name);

@@ -18,7 +18,7 @@ fn shape(n_head: usize, n_head_kv: usize, head_dim: usize, window: Option<usize>
     }
 }
 
-/// The definition, in f64.
+/// Attention by its definition, in f64.
 fn reference(shape: &Shape, inputs: &Inputs) -> Vec<f64> {
     let (d, width) = (shape.head_dim, shape.n_head_kv * shape.head_dim);
     let mut out = Vec::new();
@@ -47,7 +47,7 @@ fn reference(shape: &Shape, inputs: &Inputs) -> Vec<f64> {
     out
 }
 
-/// One call on the device, against the definition where that is quick, else against the CPU's attention.
+/// Compares one call with [`reference`] if that is fast enough, else with the CPU implementation.
 fn check(
     device: &Device,
     threads: &Threads,
@@ -61,7 +61,7 @@ fn check(
         positions.iter().max().map_or(0, |p| *p as usize),
     );
     let case = format!(
-        "attention, {} heads on {} of {}, window {:?}, sinks {with_sinks}, {n} tokens at {}..={last}",
+        "attention, {} heads, {} KV heads of {}, window {:?}, sinks {with_sinks}, {n} tokens at {}..={last}",
         shape.n_head, shape.n_head_kv, shape.head_dim, shape.window, positions[0]
     );
     let cached = (last + 1) * shape.n_head_kv * shape.head_dim;
@@ -91,7 +91,7 @@ fn check(
     };
     let (dq, dk, dv) = (device.upload(&q), device.upload(&k), device.upload(&v));
     let (dp, ds) = (device.upload(positions), device.upload(&sinks));
-    let (out, scratch) = (device.room(q.len()), device.room(size / 4));
+    let (out, scratch) = (device.nan_output(q.len()), device.nan_output(size / 4));
     let it = Attention {
         shape,
         q: device.at(&dq),
@@ -147,7 +147,7 @@ fn many_tokens() {
     let Some(device) = Device::open() else { return };
     let threads = Threads::new(8).unwrap();
     let mut report = Report::default();
-    // heads, key heads, width, window, sinks, tokens, positions before
+    // n_head, n_head_kv, head_dim, window, sinks, tokens, positions before
     for (n_head, n_head_kv, d, window, sinks, n, past) in [
         (32, 4, 128, None, false, 512, 0),
         (32, 4, 128, None, false, 8, 4000),
@@ -173,16 +173,16 @@ fn many_tokens() {
         let shape = shape(n_head, n_head_kv, d, window);
         check(device, &threads, &shape, sinks, &positions, &mut report);
     }
-    // Places that do not follow each other, in a few and in many tokens.
+    // Positions that are not consecutive.
     let shape = shape(8, 2, 64, Some(90));
-    let apart: Vec<u32> = (0..40).map(|i| (i * 37) % 400).collect();
-    check(device, &threads, &shape, true, &apart[..3], &mut report);
-    check(device, &threads, &shape, true, &apart, &mut report);
+    let scattered: Vec<u32> = (0..40).map(|i| (i * 37) % 400).collect();
+    check(device, &threads, &shape, true, &scattered[..3], &mut report);
+    check(device, &threads, &shape, true, &scattered, &mut report);
     report.finish();
 }
 
 #[test]
-fn what_no_kernel_does_is_refused() {
+fn rejects_unsupported_head_sizes() {
     let Some(device) = Device::open() else { return };
     for d in [0, 33, 260] {
         let size = device

@@ -1,4 +1,4 @@
-//! Kernels of the GPU against what the CPU executor or plain f64 gives. Without a GPU the tests are skipped.
+//! All kernels except for products with weights.
 
 mod attention;
 mod router;

@@ -7,7 +7,7 @@ use crate::ops::Gating;
 use crate::cuda::tests::device::{Device, noise, wide};
 use moe_testkit::Report;
 
-/// A router and its inputs on the host.
+/// A router and its inputs.
 struct Case {
     gating: Gating,
     norm: bool,
@@ -25,7 +25,7 @@ impl Case {
         match self.gating {
             Gating::SoftmaxOfChosen => logits,
             Gating::Sigmoid => logits.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect(),
-            Gating::Softmax => soft_max(&logits),
+            Gating::Softmax => softmax(&logits),
         }
     }
 
@@ -37,7 +37,7 @@ impl Case {
     fn weights(&self, probs: &[f64], ids: &[usize]) -> Vec<f64> {
         let mut weights: Vec<f64> = ids.iter().map(|&id| probs[id]).collect();
         if self.gating == Gating::SoftmaxOfChosen {
-            weights = soft_max(&weights);
+            weights = softmax(&weights);
         }
         if self.norm {
             let sum = weights.iter().sum::<f64>().max(6.103_515_6e-5);
@@ -50,7 +50,7 @@ impl Case {
         let logits = device.upload(&self.logits);
         let bias = self.bias.as_ref().map(|bias| device.upload(bias));
         let ids = device.upload(&vec![-1i32; self.tokens * self.k]);
-        let weights = device.room(self.tokens * self.k);
+        let weights = device.nan_output(self.tokens * self.k);
         let it = Route {
             logits: device.at(&logits),
             selection_bias: bias.as_ref().map_or(Ptr::NULL, |bias| device.at(bias)),
@@ -69,39 +69,44 @@ impl Case {
         Ok((device.download(&ids)?, device.read(&weights)?))
     }
 
-    /// What is wrong with the choice of a row, if anything. Scores that differ by rounding may change places.
-    fn wrong_choice(&self, row: &[f32], ids: &[usize]) -> Option<String> {
+    /// The first fault in the selected experts of a token; `None` if they are right. Scores that differ by rounding may swap
+    /// ranks.
+    fn fault(&self, row: &[f32], ids: &[usize]) -> Option<String> {
         if let Some(id) = ids.iter().find(|id| **id >= self.n_expert) {
-            return Some(format!("no expert has the id {id}"));
+            return Some(format!("expert {id} does not exist"));
         }
         let scores = self.scores(&self.probs(row));
         let key = |id: usize| self.bias.as_ref().map_or(0, |bias| bias[id].to_bits());
-        let mut left: Vec<usize> = (0..self.n_expert).collect();
+        let mut remaining: Vec<usize> = (0..self.n_expert).collect();
         for (slot, id) in ids.iter().enumerate() {
-            let Some(at) = left.iter().position(|left| left == id) else {
-                return Some(format!("slot {slot} has expert {id} a second time"));
+            let Some(at) = remaining.iter().position(|other| other == id) else {
+                return Some(format!("slot {slot} repeats expert {id}"));
             };
-            let best = left.iter().map(|&i| scores[i]).fold(f64::MIN, f64::max);
+            let best = remaining
+                .iter()
+                .map(|&i| scores[i])
+                .fold(f64::MIN, f64::max);
             if best - scores[*id] > 2e-6 * best.abs().max(1e-30) + 1e-7 {
                 return Some(format!(
-                    "slot {slot}: expert {id} of {}, the best left has {best}",
+                    "slot {slot}: expert {id} has score {}, the best remaining one {best}",
                     scores[*id]
                 ));
             }
-            // Of equal inputs the lowest index comes first.
-            let twin = |&i: &usize| row[i].to_bits() == row[*id].to_bits() && key(i) == key(*id);
-            if left[..at].iter().any(twin) {
+            // The lower index wins a tie.
+            let is_equal =
+                |&i: &usize| row[i].to_bits() == row[*id].to_bits() && key(i) == key(*id);
+            if remaining[..at].iter().any(is_equal) {
                 return Some(format!(
-                    "slot {slot}: expert {id} comes before its equal of a lower index"
+                    "slot {slot}: expert {id} is before an equal one with a lower index"
                 ));
             }
-            left.remove(at);
+            remaining.remove(at);
         }
         None
     }
 }
 
-fn soft_max(x: &[f64]) -> Vec<f64> {
+fn softmax(x: &[f64]) -> Vec<f64> {
     let max = x.iter().copied().fold(f64::MIN, f64::max);
     let e: Vec<f64> = x.iter().map(|x| (x - max).exp()).collect();
     let sum: f64 = e.iter().sum();
@@ -109,7 +114,7 @@ fn soft_max(x: &[f64]) -> Vec<f64> {
 }
 
 #[test]
-fn choices_and_weights() {
+fn selects_experts_and_weights() {
     let Some(device) = Device::open() else { return };
     let mut report = Report::default();
     let mut seed = 100;
@@ -133,7 +138,7 @@ fn choices_and_weights() {
         for gating in [Gating::Softmax, Gating::Sigmoid, Gating::SoftmaxOfChosen] {
             for (variant, tokens) in [(0, 1), (1, 5), (2, 70), (3, 4)] {
                 seed += 1;
-                // Every second has scores in steps, so that many are equal.
+                // Every second case has coarse logits with many ties.
                 let coarse = variant % 2 == 1;
                 let value = |x: f32| {
                     if coarse {
@@ -187,7 +192,7 @@ fn check(device: &Device, case: &Case, coarse: bool, report: &mut Report) {
     let mut want = Vec::new();
     let rows = case.logits.chunks_exact(case.n_expert);
     for (token, (row, ids)) in rows.zip(ids.chunks_exact(case.k)).enumerate() {
-        if let Some(wrong) = case.wrong_choice(row, ids) {
+        if let Some(wrong) = case.fault(row, ids) {
             return report.fail(format!("{name}: token {token}: {wrong}"));
         }
         want.extend(case.weights(&case.probs(row), ids));
@@ -196,7 +201,7 @@ fn check(device: &Device, case: &Case, coarse: bool, report: &mut Report) {
 }
 
 #[test]
-fn scores_are_ordered_as_total_cmp_does() {
+fn orders_logits_like_total_cmp() {
     let Some(device) = Device::open() else { return };
     let mut report = Report::default();
     let logits = vec![
@@ -225,14 +230,14 @@ fn scores_are_ordered_as_total_cmp_does() {
     };
     match case.run(device) {
         Ok((ids, _)) if ids == want => {}
-        Ok((ids, _)) => report.fail(format!("chosen {ids:?}, not {want:?}")),
+        Ok((ids, _)) => report.fail(format!("selected {ids:?}, not {want:?}")),
         Err(error) => report.fail(error),
     }
     report.finish();
 }
 
 #[test]
-fn what_is_no_number_chooses_experts_that_are_there() {
+fn nan_logits_select_existing_experts() {
     let Some(device) = Device::open() else { return };
     let mut report = Report::default();
     for gating in [Gating::Softmax, Gating::Sigmoid, Gating::SoftmaxOfChosen] {
@@ -251,7 +256,7 @@ fn what_is_no_number_chooses_experts_that_are_there() {
                 Ok((ids, _)) => {
                     let wanted = (0..80).map(|i| i % 40);
                     if !ids.iter().copied().eq(wanted) {
-                        report.fail(format!("{gating:?}, {bits:x}: chosen {ids:?}"));
+                        report.fail(format!("{gating:?}, {bits:x}: selected {ids:?}"));
                     }
                 }
                 Err(error) => report.fail(format!("{gating:?}: {error}")),
@@ -262,7 +267,7 @@ fn what_is_no_number_chooses_experts_that_are_there() {
 }
 
 #[test]
-fn what_no_kernel_does_is_refused() {
+fn rejects_unsupported_sizes() {
     let Some(device) = Device::open() else { return };
     for (n_expert, k) in [(513, 8), (8, 9), (8, 0)] {
         let it = Route {

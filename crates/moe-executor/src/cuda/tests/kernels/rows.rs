@@ -1,4 +1,4 @@
-//! Norms, sums, activations, rotations.
+//! Norms, sums, activations, rotary embedding, and copies of rows.
 
 use crate::cpu::glu::Glu;
 use crate::cpu::rope::rotate;
@@ -25,7 +25,7 @@ fn norm(x: &[f64], weight: &[f32]) -> Vec<f64> {
 }
 
 #[test]
-fn norms() {
+fn rms_norm() {
     let Some(device) = Device::open() else { return };
     let (stream, kernels) = (&device.stream, &device.kernels);
     let mut report = Report::default();
@@ -45,7 +45,7 @@ fn norms() {
         let (x, y, weight) = (noise(n, 1), noise(n, 2), noise(width, 3));
         let (dx, dw) = (device.upload(&x), device.upload(&weight));
         let (px, pw) = (device.at(&dx), device.at(&dw));
-        let out = device.room(n);
+        let out = device.nan_output(n);
 
         let case = format!("rms_norm {rows} × {width}");
         let done = kernels.rms_norm(stream, px, pw, EPS, width, rows, device.at(&out), Ptr::NULL);
@@ -62,30 +62,30 @@ fn norms() {
     report.finish();
 }
 
-/// A row's norm is quantized as it is made: 32 codes share a scale, amax / 127 in half precision, and two sums.
+/// Each group of 32 bytes has a scale of amax / 127 in half precision, and the sums of its halves.
 #[test]
-fn a_norm_is_quantized_as_it_is_made() {
+fn rms_norm_quantizes_a_single_row() {
     let Some(device) = Device::open() else { return };
     for width in [32, 64, 800, 2048, 2880, 5120] {
         let (x, weight) = (noise(width, 1), noise(width, 2));
         let (dx, dw, out) = (
             device.upload(&x),
             device.upload(&weight),
-            device.room(width),
+            device.nan_output(width),
         );
-        let twin = device.upload(&vec![0xa5u8; Kernels::scratch_size(1, width) + 8]);
-        let [px, pw, pout, ptwin] = [
+        let quantized = device.upload(&vec![0xa5u8; Kernels::scratch_size(1, width) + 8]);
+        let [px, pw, pout, pquantized] = [
             device.at(&dx),
             device.at(&dw),
             device.at(&out),
-            device.at(&twin),
+            device.at(&quantized),
         ];
         let done = device
             .kernels
-            .rms_norm(&device.stream, px, pw, EPS, width, 1, pout, ptwin);
+            .rms_norm(&device.stream, px, pw, EPS, width, 1, pout, pquantized);
         let out = device.after(done, &out).unwrap();
-        let twin = device.download(&twin).unwrap();
-        let (codes, groups) = twin.split_at(width);
+        let quantized = device.download(&quantized).unwrap();
+        let (codes, groups) = quantized.split_at(width);
         for (g, row) in out.chunks_exact(32).enumerate() {
             let amax = row.iter().fold(0.0f32, |amax, x| amax.max(x.abs()));
             let inverse = 127.0 / amax;
@@ -112,7 +112,7 @@ fn a_norm_is_quantized_as_it_is_made() {
 }
 
 #[test]
-fn sums_and_factors() {
+fn add_and_scale_rows() {
     let Some(device) = Device::open() else { return };
     let (stream, kernels) = (&device.stream, &device.kernels);
     let mut report = Report::default();
@@ -131,7 +131,7 @@ fn sums_and_factors() {
         let (da, db) = (device.upload(&a), device.upload(&b));
         let dscore = device.upload(&score);
 
-        let out = device.room(n);
+        let out = device.nan_output(n);
         let done = kernels.add(stream, device.at(&da), device.at(&db), n, device.at(&out));
         let got = device.after(done, &out);
         let want: Vec<f64> = a.iter().zip(&b).map(|(a, b)| f64::from(a + b)).collect();
@@ -170,12 +170,12 @@ fn activations() {
         for glu in [Glu::Swiglu, Glu::SwigluOai] {
             let want = |(g, u): (&f32, &f32)| {
                 let (g, u) = (f64::from(*g), f64::from(*u));
-                // Not `min`: what is no number stays none.
-                let least = |x: f64, limit: f64| if x > limit { limit } else { x };
+                // Unlike `f64::min`, this propagates NaN.
+                let at_most = |x: f64, limit: f64| if x > limit { limit } else { x };
                 match glu {
                     Glu::Swiglu => g * sigmoid(g) * u,
                     Glu::SwigluOai => {
-                        let g = least(g, 7.0);
+                        let g = at_most(g, 7.0);
                         g * sigmoid(1.702 * g) * (u.clamp(-7.0, 7.0) + 1.0)
                     }
                 }
@@ -192,18 +192,18 @@ fn activations() {
 }
 
 #[test]
-fn rows_by_number() {
+fn get_rows_and_store_rows() {
     let Some(device) = Device::open() else { return };
     let (stream, kernels) = (&device.stream, &device.kernels);
     let mut report = Report::default();
-    for (rows, width, chosen) in [
+    for (rows, width, indices) in [
         (9, 2048, vec![8u32, 0, 3, 3]),
         (1, 1, vec![0]),
         (40, 300, (0..40).rev().collect()),
     ] {
-        let (n, x) = (chosen.len(), noise(rows * width, 10));
-        let (dx, dc) = (device.upload(&x), device.upload(&chosen));
-        let out = device.room(n * width);
+        let (n, x) = (indices.len(), noise(rows * width, 10));
+        let (dx, dc) = (device.upload(&x), device.upload(&indices));
+        let out = device.nan_output(n * width);
         let done = kernels.get_rows(
             stream,
             device.at(&dx),
@@ -214,7 +214,7 @@ fn rows_by_number() {
         );
         let got = device.after(done, &out);
         let row = |i: u32| &x[i as usize * width..][..width];
-        let want: Vec<f64> = chosen.iter().flat_map(|&i| wide(row(i))).collect();
+        let want: Vec<f64> = indices.iter().flat_map(|&i| wide(row(i))).collect();
         report.compare(
             &format!("get_rows {n} of {rows} × {width}"),
             got,
@@ -222,18 +222,18 @@ fn rows_by_number() {
             0.0,
         );
 
-        // Stored back, each to a place of its own; the others keep what they have.
-        let mut places = chosen.clone();
-        places.sort();
-        places.dedup();
+        // Store them at distinct positions; the other rows must not change.
+        let mut stored = indices.clone();
+        stored.sort();
+        stored.dedup();
         let before = noise(rows * width, 11);
-        let (cache, dp) = (device.output(&before), device.upload(&places));
-        let (from, to, n) = (device.at(&dx), device.at(&cache), places.len());
+        let (cache, dp) = (device.output(&before), device.upload(&stored));
+        let (from, to, n) = (device.at(&dx), device.at(&cache), stored.len());
         let done = kernels.store_rows(stream, from, device.at(&dp), n, width, to);
         let got = device.after(done, &cache);
         let mut want = wide(&before);
-        for (i, &place) in places.iter().enumerate() {
-            want[place as usize * width..][..width].copy_from_slice(&wide(row(i as u32)));
+        for (i, &position) in stored.iter().enumerate() {
+            want[position as usize * width..][..width].copy_from_slice(&wide(row(i as u32)));
         }
         report.compare(
             &format!("store_rows {n} into {rows} × {width}"),
@@ -246,7 +246,7 @@ fn rows_by_number() {
 }
 
 #[test]
-fn rotations() {
+fn rotary_embedding() {
     let Some(device) = Device::open() else { return };
     let mut report = Report::default();
     for layout in [RopeLayout::Halves, RopeLayout::Neighbours] {
@@ -279,7 +279,7 @@ fn rotations() {
             };
             let done = device.kernels.rope(&device.stream, &it);
             let got = device.after(done, &dx);
-            let case = format!("rope {layout:?} {rows} × {heads} × {head_dim}, {n_dims} turn");
+            let case = format!("rope {layout:?} {rows} × {heads} × {head_dim}, {n_dims} rotated");
             report.compare(&case, got, &wide(&want), 1e-6);
         }
     }

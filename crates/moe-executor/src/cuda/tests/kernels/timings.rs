@@ -1,4 +1,4 @@
-//! How long kernels take, on request: `cargo test -p moe-executor --release --lib kernels::timings -- --ignored --nocapture`.
+//! Measures kernel times: `cargo test -p moe-executor --release --lib kernels::timings -- --ignored --nocapture`.
 
 use std::sync::OnceLock;
 
@@ -12,10 +12,10 @@ use cudarc::nvrtc::Ptx;
 
 use crate::cuda::tests::device::{Device, Memory, noise};
 
-/// Bytes of a copy that lasts until many calls are queued behind it.
+/// Size of a copy that runs until all measured launches are queued after it.
 const BYTES: usize = 2 << 30;
 
-/// Microseconds of a call on the GPU, over many in a row.
+/// Mean GPU time of a call in µs, over many consecutive calls.
 fn time(device: &Device, mut call: impl FnMut() -> Result<()>) -> f64 {
     const CALLS: usize = 200;
     for _ in 0..10 {
@@ -32,18 +32,18 @@ fn time(device: &Device, mut call: impl FnMut() -> Result<()>) -> f64 {
     f64::from(start.elapsed_ms(&now()).unwrap()) * 1e3 / CALLS as f64
 }
 
-/// A kernel that does nothing.
+/// An empty kernel.
 const EMPTY: &str =
     ".version 6.3\n.target sm_75\n.address_size 64\n.visible .entry empty() { ret; }\n";
 
-/// Microseconds of a kernel that does nothing, in one block.
+/// GPU time in µs of an empty kernel with one block.
 fn time_empty(device: &Device) -> f64 {
     let context = device.stream.context();
     let module = context.load_module(Ptx::from_src(EMPTY)).unwrap();
     let empty = module.load_function("empty").unwrap();
     time(device, || {
         let mut launch = device.stream.launch_builder(&empty);
-        // SAFETY: it has no arguments and touches no memory.
+        // SAFETY: the kernel has no parameters and accesses no memory.
         let launched = unsafe { launch.launch(LaunchConfig::for_num_elems(32)) };
         let what = "an empty kernel";
         launched.map(|_| ()).map_err(|source| Error::Driver {
@@ -58,8 +58,8 @@ fn time_empty(device: &Device) -> f64 {
 fn timings() {
     let Some(device) = Device::open() else { return };
     let (stream, kernels) = (&device.stream, &device.kernels);
-    let room = device.room(1 << 16);
-    let x = device.at(&room);
+    let buffer = device.nan_output(1 << 16);
+    let x = device.at(&buffer);
     let empty = time_empty(device);
     println!("empty kernel: {empty:.2} µs");
     let almost_empty = time(device, || kernels.add(stream, x, x, 1, x));
@@ -115,11 +115,11 @@ fn timings() {
             let q = device.upload(&noise(n_tokens * n_head * head_dim, 3));
             let positions: Vec<u32> = (past as u32..=last as u32).collect();
             let positions = device.upload(&positions);
-            let out = device.room(n_tokens * n_head * head_dim);
+            let out = device.nan_output(n_tokens * n_head * head_dim);
             let size = kernels
                 .attention_scratch_size(&shape, n_tokens, last)
                 .unwrap();
-            let scratch = device.room(size / 4);
+            let scratch = device.nan_output(size / 4);
             let it = Attention {
                 shape: &shape,
                 q: device.at(&q),
@@ -135,7 +135,7 @@ fn timings() {
             let took = time(device, || kernels.attention(stream, &it));
             let seen: usize = (past..=last).map(|p| p + 1).sum();
             println!(
-                "attention {n_head} heads on {n_head_kv} of {head_dim}, {n_tokens} tokens after {past}: {took:.2} µs, \
+                "attention {n_head} heads, {n_head_kv} KV heads of {head_dim}, {n_tokens} tokens after {past}: {took:.2} µs, \
                  {:.0} GB/s of the cache, {:.2} TFLOP/s",
                 (2 * cached * size_of::<f32>()) as f64 / took / 1e3,
                 (4 * seen * n_head * head_dim) as f64 / took / 1e6

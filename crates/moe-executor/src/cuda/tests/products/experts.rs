@@ -1,4 +1,4 @@
-//! Chosen experts: their products, apart and of gate and up together, and the weighted sum.
+//! Products of the selected experts, gate and up with their activation, and the weighted sum.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -10,7 +10,7 @@ use super::operands::{Bias, Matrices, Wanted, compare, rounded, tolerance, types
 use crate::cuda::tests::device::{Device, Memory, noise, wide};
 use moe_testkit::Report;
 
-/// Who computes what.
+/// Routing decisions of a layer.
 pub struct TestRouting {
     pub tokens: usize,
     pub k: usize,
@@ -19,7 +19,7 @@ pub struct TestRouting {
 }
 
 impl TestRouting {
-    /// Every token has `k` experts; the first are chosen more often than the last.
+    /// `k` random experts for every token. The first experts are selected more often than the last ones.
     pub fn random(tokens: usize, k: usize, n_expert: usize) -> TestRouting {
         let of_token = |t: usize| {
             let mut experts: Vec<(f32, i32)> = noise(n_expert, t as u32)
@@ -50,8 +50,8 @@ impl Display for TestRouting {
     }
 }
 
-/// From decoding, where each entry is on its own, to a prompt.
-fn choices() -> Vec<TestRouting> {
+/// From decoding, with separate entries, to a prompt.
+fn routings() -> Vec<TestRouting> {
     [
         (1, 4, 8),
         (1, 1, 1),
@@ -65,12 +65,12 @@ fn choices() -> Vec<TestRouting> {
     .into()
 }
 
-/// The products of every entry with its expert.
+/// The expected product of every entry with the matrix of its expert.
 pub fn wanted(
     matrices: &Matrices,
     x: &[f32],
     rows_per: usize,
-    choice: &TestRouting,
+    routing: &TestRouting,
     bias: &Bias,
 ) -> Vec<Wanted> {
     let (n_in, n_out) = (matrices.n_in, matrices.n_out);
@@ -86,7 +86,7 @@ pub fn wanted(
         };
         (0..n_out).map(product).collect::<Vec<_>>()
     };
-    choice.ids.iter().enumerate().flat_map(entry).collect()
+    routing.ids.iter().enumerate().flat_map(entry).collect()
 }
 
 /// `(n_in, n_out)`
@@ -98,18 +98,18 @@ fn shape(ty: GgmlType) -> (usize, usize) {
     }
 }
 
-/// The product of every entry with its expert, computed; `rows_per` entries read the same row of `x`. The sorted entries are in
-/// `work` then.
+/// Computes the product of every entry with the matrix of its expert. `rows_per` entries read the same row of `x`. `work`
+/// receives the sorted entries.
 pub fn product_of(
     device: &Device,
-    choice: &TestRouting,
+    routing: &TestRouting,
     (weights, bias): (Weights, &Bias),
     (x, rows_per): (&[f32], usize),
     work: &Memory<u8>,
 ) -> Result<Vec<f32>, String> {
     let rows = x.len() / weights.n_in;
-    let out = device.room(choice.ids.len() * weights.n_out);
-    let (x, ids) = (device.upload(x), device.upload(&choice.ids));
+    let out = device.nan_output(routing.ids.len() * weights.n_out);
+    let (x, ids) = (device.upload(x), device.upload(&routing.ids));
     let scratch = device.upload(&vec![0xa5u8; Kernels::scratch_size(rows, weights.n_in)]);
     let product = MulMatId {
         weights,
@@ -117,9 +117,9 @@ pub fn product_of(
         x: device.at(&x).into(),
         rows_per,
         ids: device.at(&ids),
-        tokens: choice.tokens,
-        k: choice.k,
-        n_expert: choice.n_expert,
+        tokens: routing.tokens,
+        k: routing.k,
+        n_expert: routing.n_expert,
         out: device.at(&out),
         scratch: device.at(&scratch),
         work: device.at(work),
@@ -134,19 +134,19 @@ fn products() {
     let mut report = Report::default();
     for ty in types() {
         let (n_in, n_out) = shape(ty);
-        for choice in choices() {
-            let entries = choice.ids.len();
-            let matrices = Matrices::random(ty, choice.n_expert, n_in, n_out, 1);
+        for routing in routings() {
+            let entries = routing.ids.len();
+            let matrices = Matrices::random(ty, routing.n_expert, n_in, n_out, 1);
             let (_memory, weights) = matrices.upload(device);
-            let work = choice.work(device);
-            for rows_per in [choice.k, 1] {
+            let work = routing.work(device);
+            for rows_per in [routing.k, 1] {
                 let rows = entries / rows_per;
                 let x = noise(rows * n_in, 2);
-                let with_bias = (rows_per == 1).then_some(choice.n_expert * n_out);
+                let with_bias = (rows_per == 1).then_some(routing.n_expert * n_out);
                 let bias = Bias::new(device, with_bias, 6);
-                let got = product_of(device, &choice, (weights, &bias), (&x, rows_per), &work);
-                let want = wanted(&matrices, &x, rows_per, &choice, &bias);
-                let case = format!("mul_mat_id {ty} {n_out} × {n_in}, {choice}, {rows} rows");
+                let got = product_of(device, &routing, (weights, &bias), (&x, rows_per), &work);
+                let want = wanted(&matrices, &x, rows_per, &routing, &bias);
+                let case = format!("mul_mat_id {ty} {n_out} × {n_in}, {routing}, {rows} rows");
                 compare(&mut report, &case, got, &want, tolerance(n_in));
             }
         }
@@ -160,12 +160,12 @@ fn fetched_matrices() {
     let mut report = Report::default();
     for ty in types() {
         let (n_in, n_out) = shape(ty);
-        let choice = TestRouting::random(3, 4, 8);
-        let entries = choice.ids.len();
-        let matrices = Matrices::random(ty, choice.n_expert, n_in, n_out, 1);
-        // Each expert has memory of its own; one entry has none.
+        let routing = TestRouting::random(3, 4, 8);
+        let entries = routing.ids.len();
+        let matrices = Matrices::random(ty, routing.n_expert, n_in, n_out, 1);
+        // Each expert has its own buffer; one entry has no matrix.
         let size = matrices.row_size() * n_out;
-        let pads: Vec<Memory<u8>> = matrices
+        let buffers: Vec<Memory<u8>> = matrices
             .bytes
             .chunks_exact(size)
             .map(|expert| device.upload(&[expert, &[0; 4]].concat()))
@@ -175,13 +175,13 @@ fn fetched_matrices() {
             if e == missing {
                 0
             } else {
-                device.at(&pads[*id as usize]).0
+                device.at(&buffers[*id as usize]).0
             }
         };
-        let table: Vec<u64> = choice.ids.iter().enumerate().map(address).collect();
-        let (table, ids) = (device.upload(&table), device.upload(&choice.ids));
+        let table: Vec<u64> = routing.ids.iter().enumerate().map(address).collect();
+        let (table, ids) = (device.upload(&table), device.upload(&routing.ids));
         let x = noise(entries * n_in, 2);
-        let bias = Bias::new(device, Some(choice.n_expert * n_out), 6);
+        let bias = Bias::new(device, Some(routing.n_expert * n_out), 6);
         let (dx, out) = (
             device.upload(&x),
             device.output(&vec![0.25; entries * n_out]),
@@ -201,7 +201,7 @@ fn fetched_matrices() {
         };
         let done = device.kernels.mul_mat_fetched(&device.stream, &product);
         let got = device.after(done, &out);
-        let mut want = wanted(&matrices, &x, 1, &choice, &bias);
+        let mut want = wanted(&matrices, &x, 1, &routing, &bias);
         want[missing * n_out..][..n_out].fill(Wanted {
             value: 0.25,
             magnitude: 1.0,
@@ -216,35 +216,35 @@ fn fetched_matrices() {
 fn gate_and_up() {
     let Some(device) = Device::open() else { return };
     let mut report = Report::default();
-    let alike = types().map(|ty| (ty, ty));
+    let same_type = types().map(|ty| (ty, ty));
     let mixed = [
         (GgmlType::Q4_K, GgmlType::Q6_K),
         (GgmlType::F16, GgmlType::Q8_0),
         (GgmlType::Q5_K, GgmlType::F32),
     ];
-    for (i, (gate_ty, up_ty)) in alike.chain(mixed).enumerate() {
+    for (i, (gate_ty, up_ty)) in same_type.chain(mixed).enumerate() {
         let (n_in, n_ff) = if gate_ty == up_ty {
             shape(gate_ty)
         } else {
             (512, 66)
         };
         let glu = [Glu::Swiglu, Glu::SwigluOai][i % 2];
-        for choice in choices() {
-            let entries = choice.ids.len();
-            let matrices = |ty, seed| Matrices::random(ty, choice.n_expert, n_in, n_ff, seed);
+        for routing in routings() {
+            let entries = routing.ids.len();
+            let matrices = |ty, seed| Matrices::random(ty, routing.n_expert, n_in, n_ff, seed);
             let (gates, ups) = (matrices(gate_ty, 1), matrices(up_ty, 9));
             let ((_gate, gate), (_up, up)) = (gates.upload(device), ups.upload(device));
-            let (ids, work) = (device.upload(&choice.ids), choice.work(device));
-            let x = noise(choice.tokens * n_in, 2);
-            let with_bias = choice
+            let (ids, work) = (device.upload(&routing.ids), routing.work(device));
+            let x = noise(routing.tokens * n_in, 2);
+            let with_bias = routing
                 .tokens
                 .is_multiple_of(2)
-                .then_some(choice.n_expert * n_ff);
+                .then_some(routing.n_expert * n_ff);
             let gate_bias = Bias::new(device, with_bias, 6);
             let up_bias = Bias::new(device, with_bias, 7);
-            let (dx, out) = (device.upload(&x), device.room(entries * n_ff));
-            let scratch = device.upload(&vec![0xa5u8; Kernels::scratch_size(choice.tokens, n_in)]);
-            let quantized = device.upload(&vec![0xa5u8; Kernels::scratch_size(choice.k, n_ff)]);
+            let (dx, out) = (device.upload(&x), device.nan_output(entries * n_ff));
+            let scratch = device.upload(&vec![0xa5u8; Kernels::scratch_size(routing.tokens, n_in)]);
+            let quantized = device.upload(&vec![0xa5u8; Kernels::scratch_size(routing.k, n_ff)]);
             let product = GateUp {
                 gate,
                 up,
@@ -253,28 +253,31 @@ fn gate_and_up() {
                 glu,
                 x: device.at(&dx).into(),
                 ids: device.at(&ids),
-                tokens: choice.tokens,
-                k: choice.k,
-                n_expert: choice.n_expert,
+                tokens: routing.tokens,
+                k: routing.k,
+                n_expert: routing.n_expert,
                 out: device.at(&out),
                 quantized: device.at(&quantized),
                 scratch: device.at(&scratch),
                 work: device.at(&work),
             };
             let done = device.kernels.experts_gate_up(&device.stream, &product);
-            // No group of 32 ends where these rows do.
-            assert!(!matches!(done, Ok(true)), "{n_ff} rows in groups of 32");
+            // The number of rows is not a multiple of 32, so the results cannot be quantized.
+            assert!(
+                !matches!(done, Ok(true)),
+                "quantized {n_ff} rows in groups of 32"
+            );
             let untouched = device.download(&quantized).unwrap();
             assert!(untouched.iter().all(|byte| *byte == 0xa5));
             let got = device.after(done.map(|_| ()), &out);
-            let gate = wanted(&gates, &x, choice.k, &choice, &gate_bias);
-            let up = wanted(&ups, &x, choice.k, &choice, &up_bias);
+            let gate = wanted(&gates, &x, routing.k, &routing, &gate_bias);
+            let up = wanted(&ups, &x, routing.k, &routing, &up_bias);
             let want: Vec<Wanted> = gate
                 .iter()
                 .zip(&up)
                 .map(|(gate, up)| Wanted::activated(glu, *gate, *up))
                 .collect();
-            let case = format!("gate_up {gate_ty} {up_ty} {glu:?} {n_ff} × {n_in}, {choice}");
+            let case = format!("gate_up {gate_ty} {up_ty} {glu:?} {n_ff} × {n_in}, {routing}");
             compare(&mut report, &case, got, &want, tolerance(n_in));
         }
     }
@@ -282,13 +285,13 @@ fn gate_and_up() {
 }
 
 #[test]
-fn sums_of_experts_are_the_cpus() {
+fn merge_sums_in_the_order_of_slots() {
     let Some(device) = Device::open() else { return };
     let mut report = Report::default();
     for (tokens, k, width) in [(1, 8, 2048), (1, 1, 7), (5, 2, 33), (300, 4, 100)] {
         let (experts, weights) = (noise(tokens * k * width, 1), noise(tokens * k, 2));
         let (de, dw) = (device.upload(&experts), device.upload(&weights));
-        let out = device.room(tokens * width);
+        let out = device.nan_output(tokens * width);
         let done = device.kernels.merge(
             &device.stream,
             device.at(&de),

@@ -1,4 +1,4 @@
-//! The entries of a choice, sorted by expert on the device: where each expert's begin, and which they are.
+//! Sorting the entries by expert on the GPU: the bounds of each expert, and the list of entries.
 
 use moe_gguf::GgmlType;
 
@@ -7,7 +7,7 @@ use super::operands::{Bias, Matrices, compare, tolerance};
 use crate::cuda::tests::device::{Device, noise};
 use moe_testkit::Report;
 
-/// Any experts, the same ones several times for a token, so that a token can have more than there are.
+/// Random experts. A token may select an expert several times, so `k` may exceed `n_expert`.
 fn any(tokens: usize, k: usize, n_expert: usize) -> TestRouting {
     let expert = |x: f32| (((x + 1.0) / 2.0 * n_expert as f32) as i32).min(n_expert as i32 - 1);
     TestRouting {
@@ -18,31 +18,31 @@ fn any(tokens: usize, k: usize, n_expert: usize) -> TestRouting {
     }
 }
 
-/// What the working memory holds: bounds, and token and slot of each entry in the order of the experts.
-fn sorted(choice: &TestRouting) -> (Vec<u32>, Vec<[u32; 2]>) {
+/// The expected bounds, and token and slot of each entry in the order of the experts.
+fn sorted(routing: &TestRouting) -> (Vec<u32>, Vec<[u32; 2]>) {
     let below = |expert: usize| {
-        let ids = choice.ids.iter();
+        let ids = routing.ids.iter();
         ids.filter(|&&id| (id as usize) < expert).count() as u32
     };
-    let mut entries: Vec<usize> = (0..choice.ids.len()).collect();
-    // Stable: entries of one expert keep their order.
-    entries.sort_by_key(|&entry| choice.ids[entry]);
-    let place = |entry: usize| [(entry / choice.k) as u32, (entry % choice.k) as u32];
+    let mut entries: Vec<usize> = (0..routing.ids.len()).collect();
+    // The sort is stable: entries of an expert keep their order.
+    entries.sort_by_key(|&entry| routing.ids[entry]);
+    let place = |entry: usize| [(entry / routing.k) as u32, (entry % routing.k) as u32];
     (
-        (0..=choice.n_expert).map(below).collect(),
+        (0..=routing.n_expert).map(below).collect(),
         entries.into_iter().map(place).collect(),
     )
 }
 
-/// The same as the device left it.
-fn read(work: &[u8], choice: &TestRouting, wide: bool) -> (Vec<u32>, Vec<[u32; 2]>) {
+/// Bounds and entries in the `work` memory.
+fn read(work: &[u8], routing: &TestRouting, wide: bool) -> (Vec<u32>, Vec<[u32; 2]>) {
     let words: Vec<u32> = work
         .chunks_exact(4)
         .map(|word| u32::from_le_bytes(word.try_into().expect("four bytes")))
         .collect();
-    let bounds = words[..=choice.n_expert].to_vec();
-    // The list begins at a multiple of 16 bytes.
-    let list = &words[(choice.n_expert + 1).next_multiple_of(4)..];
+    let bounds = words[..=routing.n_expert].to_vec();
+    // The list starts at a multiple of 16 bytes.
+    let list = &words[(routing.n_expert + 1).next_multiple_of(4)..];
     let list = if wide {
         list.chunks_exact(2)
             .map(|code| [code[0], code[1]])
@@ -63,8 +63,8 @@ fn entries_are_sorted_by_expert() {
         ids: vec![5; 200 * 3],
         ..any(200, 3, 9)
     };
-    // More slots than ten bits tell make the list a wide one: few and many entries of an expert.
-    for (choice, wide) in [
+    // Entries are wide if slots need more than ten bits. Experts have few or many entries.
+    for (routing, wide) in [
         (any(33, 3, 7), false),
         (any(300, 4, 8), false),
         (any(2, 1024, 8), false),
@@ -75,16 +75,16 @@ fn entries_are_sorted_by_expert() {
         (any(3, 3000, 40), true),
     ] {
         let (n_in, n_out) = (64, 10);
-        let matrices = Matrices::random(GgmlType::Q8_0, choice.n_expert, n_in, n_out, 1);
+        let matrices = Matrices::random(GgmlType::Q8_0, routing.n_expert, n_in, n_out, 1);
         let (_memory, weights) = matrices.upload(device);
-        let x = noise(choice.tokens * n_in, 2);
-        let work = choice.work(device);
+        let x = noise(routing.tokens * n_in, 2);
+        let work = routing.work(device);
         let bias = Bias::new(device, None, 6);
-        let got = product_of(device, &choice, (weights, &bias), (&x, choice.k), &work);
-        let case = format!("grouped {choice}, wide {wide}");
+        let got = product_of(device, &routing, (weights, &bias), (&x, routing.k), &work);
+        let case = format!("grouped {routing}, wide {wide}");
         match device.download(&work) {
             Ok(work) => {
-                let (have, want) = (read(&work, &choice, wide), sorted(&choice));
+                let (have, want) = (read(&work, &routing, wide), sorted(&routing));
                 for (what, at) in [
                     ("bound", differ(&have.0, &want.0)),
                     ("entry", differ(&have.1, &want.1)),
@@ -96,17 +96,17 @@ fn entries_are_sorted_by_expert() {
             }
             Err(error) => report.fail(format!("{case}: {error}")),
         }
-        // Whoever reads the list reads it as it was written.
-        let want = wanted(&matrices, &x, choice.k, &choice, &bias);
+        // The product kernels must read the list in the format in which it was written.
+        let want = wanted(&matrices, &x, routing.k, &routing, &bias);
         compare(&mut report, &case, got, &want, tolerance(n_in));
     }
     report.finish();
 }
 
-/// Where two lists differ first, in words.
+/// A description of the first difference of two lists.
 fn differ<T: PartialEq + std::fmt::Debug>(have: &[T], want: &[T]) -> Option<String> {
     if have.len() != want.len() {
-        return Some(format!("list of {}, not {}", have.len(), want.len()));
+        return Some(format!("length is {}, not {}", have.len(), want.len()));
     }
     let at = have
         .iter()

@@ -1,4 +1,4 @@
-//! Products on the GPU against f64 and against the CPU's kernels. Without a GPU the tests are skipped.
+//! Products with weights.
 
 mod experts;
 mod grouped;

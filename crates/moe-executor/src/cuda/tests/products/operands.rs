@@ -1,4 +1,4 @@
-//! Weights of every type, activations, and their products in f64.
+//! Weights of every type, activations, and reference products in f64.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -14,13 +14,13 @@ use moe_gguf::GgmlType;
 use crate::cuda::tests::device::{Device, Memory, noise};
 use moe_testkit::Report;
 
-/// The types that have products.
+/// The types that the product kernels support.
 pub fn types() -> impl Iterator<Item = GgmlType> {
     let all = GgmlType::ALL.iter().copied();
     all.filter(|ty| Kernels::supports(*ty))
 }
 
-/// Matrices of one type, and what their elements stand for.
+/// Matrices of one type, and their dequantized values.
 pub struct Matrices {
     pub ty: GgmlType,
     pub n_in: usize,
@@ -30,7 +30,7 @@ pub struct Matrices {
 }
 
 impl Matrices {
-    /// `n` matrices of random elements or of blocks picked at random.
+    /// `n` matrices of random elements, or of randomly selected blocks if the type is quantized.
     pub fn random(ty: GgmlType, n: usize, n_in: usize, n_out: usize, seed: u32) -> Matrices {
         let count = n * n_in * n_out;
         let bytes = match ty {
@@ -48,7 +48,7 @@ impl Matrices {
             }
         };
         let mut values = vec![0.0; count];
-        dequantize_row(ty, &bytes, &mut values).expect("whole blocks");
+        dequantize_row(ty, &bytes, &mut values).expect("complete blocks");
         Matrices {
             ty,
             n_in,
@@ -59,7 +59,7 @@ impl Matrices {
     }
 
     pub fn row_size(&self) -> usize {
-        self.ty.row_size(self.n_in as u64).expect("whole blocks") as usize
+        self.ty.row_size(self.n_in as u64).expect("complete blocks") as usize
     }
 
     /// Row `row` of matrix `i`.
@@ -67,7 +67,7 @@ impl Matrices {
         &self.values[(i * self.n_out + row) * self.n_in..][..self.n_in]
     }
 
-    /// On the device, with the few bytes behind it that kernels may read.
+    /// Copies the matrices to the GPU, with the bytes after them that kernels may read.
     pub fn upload(&self, device: &Device) -> (Memory<u8>, Weights) {
         let mut bytes = self.bytes.clone();
         bytes.extend([0xff; 16]);
@@ -88,7 +88,7 @@ fn elements<const N: usize>(n: usize, seed: u32, convert: impl Fn(f32) -> [u8; N
     noise(n, seed).into_iter().flat_map(convert).collect()
 }
 
-/// The blocks of the golden row of a type, without those of huge numbers.
+/// The blocks of the fixture for a type, without blocks of huge values.
 fn blocks(ty: GgmlType) -> Vec<Vec<u8>> {
     type Blocks = HashMap<&'static str, Vec<Vec<u8>>>;
     static BLOCKS: OnceLock<Mutex<Blocks>> = OnceLock::new();
@@ -98,19 +98,21 @@ fn blocks(ty: GgmlType) -> Vec<Vec<u8>> {
         let path = moe_testkit::fixture(format!("quants/{ty}.bin"));
         let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         let (n, size) = (ty.block_size() as usize, ty.type_size() as usize);
-        let tame = |block: &&[u8]| {
+        let is_moderate = |block: &&[u8]| {
             let mut values = vec![0.0; n];
             dequantize_row(ty, block, &mut values).expect("a block");
             values.iter().all(|x: &f32| x.abs() < 1e6)
         };
-        let rows = bytes[..2048 / n * size].chunks_exact(size).filter(tame);
+        let rows = bytes[..2048 / n * size]
+            .chunks_exact(size)
+            .filter(is_moderate);
         rows.map(<[u8]>::to_vec).collect()
     };
     blocks.entry(ty.name()).or_insert_with(read).clone()
 }
 
-/// Activations as a product takes them: rounded to the type of floating-point weights; for quantized ones to 255 steps of
-/// the largest of each 32 (q8_1 of ggml).
+/// Activations as a product reads them: converted to the type of floating-point weights, or quantized in groups of 32 like ggml's
+/// Q8_1 if the weights are quantized.
 pub fn rounded(ty: GgmlType, x: &[f32]) -> Vec<f32> {
     match ty {
         GgmlType::F32 => x.to_vec(),
@@ -129,7 +131,7 @@ fn eight_bits(group: &[f32]) -> impl Iterator<Item = f32> {
         .map(move |x| (x * inverse).round_ties_even() * step)
 }
 
-/// A value and how large the numbers are that it is the sum of: what its error is measured by.
+/// An expected sum, and the sum of the magnitudes of its terms, relative to which errors are measured.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
     pub value: f64,
@@ -167,14 +169,14 @@ impl Wanted {
                 g * sigmoid(1.702 * g) * (u.clamp(-7.0, 7.0) + 1.0)
             }
         };
-        // The activation of the gate grows by at most 1.2 times what the gate does.
+        // The slope of the activation of the gate is at most 1.2.
         let magnitude =
             2.0 * gate.magnitude * (u.abs() + 1.0) + up.magnitude * g.abs() + value.abs();
         Wanted { value, magnitude }
     }
 }
 
-/// Compares values with what they should be, both in units of the magnitude: errors are then shares of it.
+/// Compares values with the expected ones. `tolerance` is relative to the magnitude.
 pub fn compare(
     report: &mut Report,
     case: &str,
@@ -193,12 +195,12 @@ pub fn compare(
     report.compare(case, got, &wanted, tolerance);
 }
 
-/// What the error of a sum of `n` products in f32 may be, as a share of the magnitude.
+/// Tolerance of a sum of `n` products in f32, relative to the magnitude.
 pub fn tolerance(n: usize) -> f64 {
     (n / 8 + 16) as f64 * f64::from(f32::EPSILON) / 2.0
 }
 
-/// A bias, or none.
+/// An optional bias.
 pub struct Bias {
     values: Vec<f32>,
     memory: Option<Memory<f32>>,

@@ -1,4 +1,4 @@
-//! One matrix and rows of activations.
+//! Products of one matrix with rows of activations.
 
 use crate::cpu::quant::Kernel;
 use crate::cuda::Ptr;
@@ -9,7 +9,7 @@ use super::operands::{Bias, Matrices, Wanted, compare, rounded, tolerance, types
 use crate::cuda::tests::device::{Device, Memory, noise};
 use moe_testkit::Report;
 
-/// Shapes `(n_in, n_out)` for a type: single blocks, a number of units that no warp divides, real layers.
+/// Shapes `(n_in, n_out)` for a type: single blocks, sizes that are not a multiple of a warp, sizes of real layers.
 fn shapes(ty: GgmlType) -> Vec<(usize, usize)> {
     match ty.block_size() {
         1 => vec![(1, 1), (33, 7), (64, 64), (1003, 66), (2048, 130)],
@@ -18,7 +18,7 @@ fn shapes(ty: GgmlType) -> Vec<(usize, usize)> {
     }
 }
 
-/// The product of every row of `x`, computed into `out`.
+/// Computes the product of every row of `x` into `out`, and returns it.
 fn product(
     device: &Device,
     weights: &Weights,
@@ -52,7 +52,7 @@ fn products() {
             for rows in [1, 2, 4, 7, 8, 9, 65, 150] {
                 let x = noise(rows * n_in, rows as u32);
                 let bias = Bias::new(device, rows.is_multiple_of(2).then_some(n_out), 5);
-                let out = device.room(rows * n_out);
+                let out = device.nan_output(rows * n_out);
                 let got = product(device, &weights, bias.at(device), &x, &out);
                 let wanted: Vec<Wanted> = x
                     .chunks_exact(n_in)
@@ -70,9 +70,9 @@ fn products() {
     report.finish();
 }
 
-/// The CPU rounds activations to other steps: both products lie within half a step of either from the exact one.
+/// The CPU quantizes activations differently. The product of either is within half a quantization step of the exact one.
 #[test]
-fn products_of_the_cpu() {
+fn products_are_close_to_the_cpu() {
     let Some(device) = Device::open() else { return };
     let mut report = Report::default();
     for ty in types() {
@@ -86,14 +86,14 @@ fn products_of_the_cpu() {
         let mut cpu = vec![0.0; n_out];
         kernel.gemv(&matrix.bytes, matrix.row_size(), n_in, &act, &mut cpu);
 
-        let out = device.room(n_out);
+        let out = device.nan_output(n_out);
         let got = product(device, &weights, Ptr::NULL, &x, &out);
         let quantized = ty.block_size() > 1;
         let wanted: Vec<Wanted> = (0..n_out)
             .map(|o| {
                 let row = matrix.row(0, o);
                 let sum: f64 = row.iter().map(|w| f64::from(w.abs())).sum();
-                // Steps of 1/127 at most, and scales of the CPU in half precision, of groups and of their sums.
+                // Quantization steps of at most 1/127 of the largest value, plus scales in half precision on the CPU.
                 let magnitude = if quantized { sum / 50.0 } else { sum };
                 Wanted {
                     value: cpu[o].into(),
@@ -108,7 +108,7 @@ fn products_of_the_cpu() {
 }
 
 #[test]
-fn no_number_stays_none() {
+fn nan_propagates() {
     let Some(device) = Device::open() else { return };
     let mut report = Report::default();
     for ty in types() {
@@ -127,9 +127,9 @@ fn no_number_stays_none() {
     report.finish();
 }
 
-/// A row that its norm has quantized gives what the product gives that quantizes it.
+/// A row that `rms_norm` quantized and a row that the product quantizes yield the same result.
 #[test]
-fn a_quantized_row_gives_the_same() {
+fn quantized_row_yields_the_same_product() {
     let Some(device) = Device::open() else { return };
     let (kernels, stream) = (&device.kernels, &device.stream);
     for ty in types() {
@@ -143,18 +143,18 @@ fn a_quantized_row_gives_the_same() {
             device.upload(&noise(n_in, 3)),
             device.upload(&noise(n_in, 4)),
         );
-        let normed = device.room(n_in);
+        let normed = device.nan_output(n_in);
         let bytes = || device.upload(&vec![0xa5u8; Kernels::scratch_size(1, n_in)]);
-        let (twin, scratch) = (bytes(), bytes());
+        let (quantized_row, scratch) = (bytes(), bytes());
         let [px, pby, at, quantized] = [
             device.at(&x),
             device.at(&by),
             device.at(&normed),
-            device.at(&twin),
+            device.at(&quantized_row),
         ];
         let both = Rows { x: at, quantized };
         let results = [both, at.into()].map(|rows| {
-            let out = device.room(n_out);
+            let out = device.nan_output(n_out);
             let norm = kernels.rms_norm(stream, px, pby, 1e-6, n_in, 1, at, quantized);
             let (to, scratch) = (device.at(&out), device.at(&scratch));
             let done = norm

@@ -1,5 +1,5 @@
-//! How fast products are, on request: `cargo test -p moe-executor --release --lib products::timings -- --ignored --nocapture`. Every time is that of
-//! the GPU alone: what is measured waits behind a long copy till all of it is queued.
+//! Measures the speed of products: `cargo test -p moe-executor --release --lib products::timings -- --ignored --nocapture`. Times
+//! are GPU times without launch overhead: all launches are queued after a long copy.
 
 use crate::cpu::glu::Glu;
 use crate::cuda::launch::{Down, GateUp, Kernels, MulMatId, Rows, Weights};
@@ -10,15 +10,16 @@ use moe_gguf::GgmlType;
 use super::operands::types;
 use crate::cuda::tests::device::{Device, Memory};
 
-/// Weights in memory that no cache holds: calls take turns in it.
+/// Size of the weights in bytes. Consecutive calls read different parts, so that no cache holds them.
 const BYTES: usize = 2 << 30;
 
 struct Bench {
     device: &'static Device,
     weights: Memory<u8>,
     other: Memory<u8>,
-    room: Memory<f32>,
-    /// Bytes of memory read or written in a second by a copy of [`BYTES`].
+    /// Activations, results and scratch memory.
+    buffer: Memory<f32>,
+    /// Memory bandwidth of a copy of [`BYTES`] in bytes/s, reads plus writes.
     bandwidth: f64,
 }
 
@@ -28,7 +29,7 @@ impl Bench {
             device,
             weights: device.zeros(BYTES),
             other: device.zeros(BYTES),
-            room: device.room(64 << 20),
+            buffer: device.nan_output(64 << 20),
             bandwidth: 0.0,
         };
         let times: Vec<f64> = (0..5).map(|_| bench.time(1, |_| bench.copy())).collect();
@@ -43,7 +44,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Seconds of a call, the median of five rounds of `calls`.
+    /// GPU time of a call in seconds: the median of five rounds of `calls` calls.
     fn time(&self, calls: usize, mut call: impl FnMut(usize) -> Result<()>) -> f64 {
         let now = || {
             let stream = &self.device.stream;
@@ -63,9 +64,9 @@ impl Bench {
         rounds[2]
     }
 
-    /// Activations, results, scratch and working memory: parts of `room` that do not overlap.
+    /// Part `i` of `buffer`. Parts do not overlap.
     fn part(&self, i: usize) -> Ptr {
-        self.device.at(&self.room).offset(i * (32 << 20))
+        self.device.at(&self.buffer).offset(i * (32 << 20))
     }
 
     fn matrices(&self, ty: GgmlType, n_in: usize, n_out: usize, at: usize) -> Weights {
@@ -92,7 +93,7 @@ impl Bench {
         );
     }
 
-    /// A MoE layer's products, other experts with every call; `down_ty` is the type of down.
+    /// The products of a MoE layer, with different experts at every call. `down_ty` is the type of down.
     fn layer(
         &self,
         [ty, down_ty]: [GgmlType; 2],
@@ -105,13 +106,13 @@ impl Bench {
         let (up, down) = (size(ty, n_embd, n_ff), size(down_ty, n_ff, n_embd));
         let layer = (2 * up + down).next_multiple_of(256);
         let layers = (BYTES / layer).max(1);
-        // Each token its own experts, spread over all of them.
-        let choice = |i: usize| {
+        // The experts of each token are spread over all experts.
+        let selected = |i: usize| {
             (0..tokens * k)
                 .map(move |e| ((e / k * 7 + e % k * n_expert / k + i * 3) % n_expert) as i32)
         };
-        let n_choices = layers.max(8);
-        let ids: Vec<i32> = (0..n_choices).flat_map(choice).collect();
+        let n_routings = layers.max(8);
+        let ids: Vec<i32> = (0..n_routings).flat_map(selected).collect();
         let ids = self.device.upload(&ids);
         let [
             x,
@@ -125,7 +126,7 @@ impl Bench {
             x_quantized,
         ] = [0, 1, 3, 5, 6, 7, 0, 2, 4].map(|i| self.part(i));
         let base = |i: usize| i % layers * layer;
-        let ids = |i: usize| self.device.at(&ids).offset(i % n_choices * tokens * k * 4);
+        let ids = |i: usize| self.device.at(&ids).offset(i % n_routings * tokens * k * 4);
         let gate_up = |i: usize| {
             let product = GateUp {
                 gate: self.matrices(ty, n_embd, n_ff, base(i)),
@@ -133,7 +134,7 @@ impl Bench {
                 gate_bias: Ptr::NULL,
                 up_bias: Ptr::NULL,
                 glu: Glu::Swiglu,
-                // One row is quantized by the norm that makes it.
+                // A session passes a row that the norm has quantized.
                 x: Rows {
                     x,
                     quantized: x_quantized,
@@ -179,7 +180,7 @@ impl Bench {
             };
             kernels.mul_mat_id(stream, &product)
         };
-        // One token's down products are summed as they come.
+        // The down kernel for one token also computes the weighted sum.
         let merge = |_| {
             if is_one {
                 Ok(())
@@ -187,7 +188,7 @@ impl Bench {
                 kernels.merge(stream, out, weights, tokens, k, n_embd, sum)
             }
         };
-        let chosen = (tokens * k).min(n_expert);
+        let n_selected = (tokens * k).min(n_expert);
         let operations = 2 * tokens * k * n_embd * n_ff;
         let what = |part| {
             let types = if ty == down_ty {
@@ -198,7 +199,7 @@ impl Bench {
             format!("{part} {types}, {tokens} × {k} of {n_expert} experts of {n_embd} × {n_ff}")
         };
         let calls = if tokens == 1 { 100 } else { 10 };
-        let (up, down) = (up / n_expert * chosen, down / n_expert * chosen);
+        let (up, down) = (up / n_expert * n_selected, down / n_expert * n_selected);
         let parts = [
             (
                 "gate_up",
@@ -220,7 +221,7 @@ impl Bench {
         self.report(&what("layer"), 2 * up + down, 3 * operations, all);
     }
 
-    /// A product of one matrix.
+    /// The product of one matrix with `rows` rows.
     fn matrix(&self, ty: GgmlType, n_in: usize, n_out: usize, rows: usize) {
         let size = self.matrices(ty, n_in, n_out, 0).expert_size;
         let step = size.next_multiple_of(256);
@@ -236,7 +237,7 @@ impl Bench {
     }
 }
 
-/// Tokens, experts of a token, experts.
+/// `(tokens, k, n_expert)`
 type Shape = (usize, usize, usize);
 
 #[test]
@@ -249,22 +250,22 @@ fn timings() {
         device.kernels.add(&device.stream, x, x, 1, x)
     });
     println!("add, one element: {:.2} µs", empty * 1e6);
-    // Decoding: the smallest layers that count, those of qwen3-30b-a3b; gpt-oss-20b; Mixtral 8x7B.
+    // Decoding: layers of qwen3-30b-a3b with every type, then of gpt-oss-20b and Mixtral 8x7B.
     for ty in types().filter(|ty| ty.block_size() > 1 || *ty == GgmlType::F16) {
         if 768 % ty.block_size() == 0 {
             bench.layer([ty; 2], (2048, 768), (1, 8, 128));
         }
     }
-    // Every other layer of Q4_K_M.
+    // Q4_K_M has down matrices of type Q6_K in half of the layers.
     bench.layer([GgmlType::Q4_K, GgmlType::Q6_K], (2048, 768), (1, 8, 128));
     bench.layer([GgmlType::MXFP4; 2], (2880, 2880), (1, 4, 32));
     bench.layer([GgmlType::Q4_K; 2], (4096, 14336), (1, 2, 8));
-    // Several tokens, prompts.
+    // Several tokens, and prompts.
     for tokens in [4, 16, 64, 512] {
         bench.layer([GgmlType::Q4_K; 2], (2048, 768), (tokens, 8, 128));
         bench.layer([GgmlType::MXFP4; 2], (2880, 2880), (tokens, 4, 32));
     }
-    // Attention's matrices, the router, the head.
+    // Projections of attention, the router, the output matrix.
     for rows in [1, 4, 8, 512] {
         for (ty, n_in, n_out) in [
             (GgmlType::Q4_K, 2048, 4096),

@@ -1,4 +1,4 @@
-//! The experts of one token: gate, up and activation, and down with the weighted sum.
+//! The fused kernels for the experts of one token: gate, up and activation; down and the weighted sum.
 
 use crate::cpu::glu::Glu;
 use crate::cuda::Ptr;
@@ -10,14 +10,14 @@ use super::operands::{Bias, Matrices, Wanted, compare, tolerance, types};
 use crate::cuda::tests::device::{Device, noise};
 use moe_testkit::Report;
 
-/// Experts of the token, experts, width of the layer, width of an expert, rows of down.
+/// `(k, n_expert, n_in, n_ff, n_out)`
 type Shape = (usize, usize, usize, usize, usize);
 
-/// Whole rows and rows in stages, an expert alone and as many as lanes; widths that no 16 bytes divide where blocks allow it,
-/// and rows that no block of warps divides.
+/// Shapes for whole rows and for staged rows, from one expert to one per lane. They include row sizes that are not a multiple of
+/// 16 bytes if the type allows it, and numbers of rows that are not a multiple of the rows per block.
 fn shapes(ty: GgmlType) -> Vec<Shape> {
     let is_super = ty.block_size() == 256;
-    // Room for the rows of 32 experts there is with small blocks.
+    // The rows of 32 experts only fit into shared memory if they are short.
     let many = if is_super {
         (16, 16, 256, 256, 80)
     } else {
@@ -26,18 +26,18 @@ fn shapes(ty: GgmlType) -> Vec<Shape> {
     let odd = if is_super {
         (3, 5, 1280, 768, 88)
     } else {
-        // Matrices are whole times 16 bytes apart.
+        // The size of a matrix must be a multiple of 16 bytes.
         let n_out = if ty == GgmlType::MXFP4 { 80 } else { 88 };
         (3, 5, 2880, 352, n_out)
     };
-    // Almost as much shared memory as a block has without asking.
-    let asking = if is_super {
+    // Slightly less shared memory than a block may use without a function attribute.
+    let default_limit = if is_super {
         (6, 6, 256, 1024, 80)
     } else {
         (4, 4, 256, 672, 80)
     };
     vec![
-        asking,
+        default_limit,
         (4, 8, 512, 512, 80),
         (1, 1, 256, 256, 88),
         many,
@@ -47,17 +47,17 @@ fn shapes(ty: GgmlType) -> Vec<Shape> {
 }
 
 #[test]
-fn one_token() {
+fn fused_experts_of_one_token() {
     let Some(device) = Device::open() else { return };
     let mut report = Report::default();
-    let alike = types().filter(|ty| Kernels::supports_token(*ty));
-    let cases = alike.map(|ty| (ty, ty)).chain([
+    let same_type = types().filter(|ty| Kernels::supports_token(*ty));
+    let cases = same_type.map(|ty| (ty, ty)).chain([
         (GgmlType::Q4_K, GgmlType::Q6_K),
         (GgmlType::MXFP4, GgmlType::Q5_0),
     ]);
     for (i, (ty, down_ty)) in cases.enumerate() {
         for (j, (k, n_expert, n_in, n_ff, n_out)) in shapes(down_ty).into_iter().enumerate() {
-            let choice = TestRouting::random(1, k, n_expert);
+            let routing = TestRouting::random(1, k, n_expert);
             let matrices = |ty, n_in, n_out, seed| {
                 let it = Matrices::random(ty, n_expert, n_in, n_out, seed);
                 let uploaded = it.upload(device);
@@ -76,25 +76,25 @@ fn one_token() {
             let biases = [bias(n_ff, 6), bias(n_ff, 7), bias(n_out, 8)];
             let [gate_bias, up_bias, down_bias] = &biases;
             let glu = [Glu::Swiglu, Glu::SwigluOai][i % 2];
-            // A norm's; small: what is squared must stay far from the largest f16, which a group's scale is kept in.
+            // Small values: after the activation, the scale of a group must be far below the largest f16.
             let (kernels, stream) = (&device.kernels, &device.stream);
             let by = device.upload(&vec![1.0f32 / 4096.0; n_in]);
-            let (before, normed) = (device.upload(&noise(n_in, 2)), device.room(n_in));
-            let twin = device.upload(&vec![0xa5u8; Kernels::scratch_size(1, n_in)]);
+            let (before, normed) = (device.upload(&noise(n_in, 2)), device.nan_output(n_in));
+            let x_bytes = device.upload(&vec![0xa5u8; Kernels::scratch_size(1, n_in)]);
             let [from, by, at, quantized] = [
                 device.at(&before),
                 device.at(&by),
                 device.at(&normed),
-                device.at(&twin),
+                device.at(&x_bytes),
             ];
             let done = kernels.rms_norm(stream, from, by, 0.0, n_in, 1, at, quantized);
             let x = device.after(done, &normed).unwrap();
-            // By the norm, or by a kernel of its own.
+            // Quantized by the norm, or by a separate kernel.
             let x_quantized = if with_bias { quantized } else { Ptr::NULL };
             let router = noise(k, 3);
-            let (ids, work) = (device.upload(&choice.ids), choice.work(device));
+            let (ids, work) = (device.upload(&routing.ids), routing.work(device));
             let drouter = device.upload(&router);
-            let (hidden, out) = (device.room(k * n_ff), device.room(n_out));
+            let (hidden, out) = (device.nan_output(k * n_ff), device.nan_output(n_out));
             let bytes = |rows, n| device.upload(&vec![0xa5u8; Kernels::scratch_size(rows, n)]);
             let (quantized, scratch) = (bytes(k, n_ff), bytes(1, n_in));
             let gate_up = GateUp {
@@ -125,20 +125,20 @@ fn one_token() {
                 quantized: device.at(&quantized),
                 out: device.at(&out),
             };
-            // Both at once: the second may begin early.
-            let case = format!("token {ty} {down_ty} {glu:?} {n_out} × {n_ff} × {n_in}, {choice}");
+            // Launched without a wait in between: the second kernel may start early.
+            let case = format!("token {ty} {down_ty} {glu:?} {n_out} × {n_ff} × {n_in}, {routing}");
             let done = kernels
                 .experts_gate_up(stream, &gate_up)
                 .and_then(|quantized| {
-                    assert!(quantized, "{case}: another way");
-                    let did = kernels.down(stream, &product)?;
-                    assert!(did, "{case}: no kernel or no room");
+                    assert!(quantized, "{case}: results are not quantized");
+                    let done = kernels.down(stream, &product)?;
+                    assert!(done, "{case}: no kernel");
                     Ok(())
                 });
             let got = device.after(done, &out);
             let hidden = device.read(&hidden).unwrap();
-            let gate = wanted(&gates, &x, k, &choice, gate_bias);
-            let up = wanted(&ups, &x, k, &choice, up_bias);
+            let gate = wanted(&gates, &x, k, &routing, gate_bias);
+            let up = wanted(&ups, &x, k, &routing, up_bias);
             let pairs = gate.iter().zip(&up);
             let want: Vec<Wanted> = pairs
                 .map(|(gate, up)| Wanted::activated(glu, *gate, *up))
@@ -150,7 +150,7 @@ fn one_token() {
                 &want,
                 tolerance(n_in),
             );
-            let products = wanted(&downs, &hidden, 1, &choice, down_bias);
+            let products = wanted(&downs, &hidden, 1, &routing, down_bias);
             let sum = |column: usize| {
                 let slots =
                     (0..k).map(|slot| (products[slot * n_out + column], f64::from(router[slot])));

@@ -1,0 +1,288 @@
+//! Times of GPU events on the CPU clock.
+//!
+//! The driver reports the time between two events of a GPU, by the clock of that GPU. It does not report the offset between this
+//! clock and the CPU clock. The CPU knows two limits of every event: it was after the start of the call that recorded it, and
+//! before the return of a wait that covers it. The offset is chosen so that all limits hold. Then no event is before a CPU
+//! operation that had ended when the event was recorded, and none is after a CPU operation that started when the wait had
+//! returned:
+//!
+//! ```text
+//! CPU    ──┤ operation ├─ record event ─┬──────────────── wait ──┬─┤ operation ├──
+//! GPU                                   └─ start ─ kernel ─ end ─┘
+//! ```
+//!
+//! The earliest such offset is used: the event with the shortest launch latency is at the start of its call. Copies between GPUs
+//! limit the offsets of both clocks, so the times of all GPUs are found together ([`align`]).
+
+mod align;
+
+use std::time::{Duration, Instant};
+
+use super::Event;
+pub(super) use align::Stream;
+use align::{GpuPass, Recorded};
+
+/// The events of one GPU in a pass.
+#[derive(Default)]
+pub(super) struct Timeline {
+    /// `None` while an event is only reserved.
+    events: Vec<Option<Call>>,
+    /// When the waits for the compute stream returned. Each wait ends a segment.
+    waits: Vec<Instant>,
+    /// Measurements of the GPU; `None` until the pass has ended.
+    measured: Option<Measured>,
+    /// CPU time of each event; empty until [`Timeline::find_times`].
+    times: Vec<Instant>,
+}
+
+/// The call that recorded an event.
+#[derive(Clone, Copy)]
+struct Call {
+    start: Instant,
+    /// Number of waits before the call.
+    segment: usize,
+    stream: Stream,
+}
+
+/// End and GPU times of a pass that has ended.
+struct Measured {
+    /// When the wait for all streams returned.
+    end: Instant,
+    /// GPU time of each event since the first one; zero if it was never recorded.
+    since_first: Vec<Duration>,
+}
+
+impl Timeline {
+    /// Removes all events.
+    pub(super) fn clear(&mut self) {
+        self.events.clear();
+        self.waits.clear();
+        self.measured = None;
+        self.times.clear();
+    }
+
+    /// Number of events.
+    pub(super) fn len(&self) -> usize {
+        self.events.len()
+    }
+
+    /// Returns an event that is recorded later, or never.
+    pub(super) fn reserve(&mut self) -> Event {
+        self.events.push(None);
+        Event(self.events.len() - 1)
+    }
+
+    /// A call that started at `start` recorded `event` on `stream`.
+    pub(super) fn record(&mut self, event: Event, start: Instant, stream: Stream) {
+        self.events[event.0] = Some(Call {
+            start,
+            segment: self.waits.len(),
+            stream,
+        });
+    }
+
+    /// A wait for the compute stream returned at `at`.
+    pub(super) fn waited(&mut self, at: Instant) {
+        self.waits.push(at);
+    }
+
+    /// Ends the pass: a wait for all streams returned at `end`. `elapsed` returns the GPU time from the first event to another
+    /// one.
+    ///
+    /// # Errors
+    /// Those of `elapsed`.
+    pub(super) fn end<E>(
+        &mut self,
+        end: Instant,
+        elapsed: impl Fn(Event) -> Result<Duration, E>,
+    ) -> Result<(), E> {
+        let since_first = self.events.iter().enumerate().map(|(at, call)| match call {
+            Some(_) if at > 0 => elapsed(Event(at)),
+            _ => Ok(Duration::ZERO),
+        });
+        self.measured = Some(Measured {
+            end,
+            since_first: since_first.collect::<Result<_, E>>()?,
+        });
+        Ok(())
+    }
+
+    /// Finds the times of all events of a pass that has [ended](Timeline::end) on all GPUs. The place of a timeline is the index
+    /// that [`Stream::AfterCopyFrom`] refers to.
+    pub(super) fn find_times(timelines: &mut [&mut Timeline]) {
+        let calls = timelines.iter().flat_map(|timeline| &timeline.events);
+        let Some(origin) = calls.flatten().map(|call| call.start).min() else {
+            return;
+        };
+        let passes: Vec<GpuPass> = timelines.iter().map(|one| one.pass(origin)).collect();
+        for (timeline, times) in timelines.iter_mut().zip(align::align(&passes)) {
+            let first = times.iter().flatten().next().copied().unwrap_or(0);
+            let times = times.into_iter().map(|at| at.unwrap_or(first).max(0));
+            let times = times.map(|at| origin + Duration::from_nanos(at as u64));
+            timeline.times = times.collect();
+        }
+    }
+
+    /// The measurements as input of [`align`](align::align). CPU times are in ns since `origin`.
+    fn pass(&self, origin: Instant) -> GpuPass {
+        let Some(measured) = &self.measured else {
+            return GpuPass::default();
+        };
+        let cpu = |at: Instant| at.saturating_duration_since(origin).as_nanos() as i64;
+        let events = self.events.iter().zip(&measured.since_first);
+        let events = events.map(|(call, since_first)| {
+            call.map(|call| Recorded {
+                issued: cpu(call.start),
+                gpu: since_first.as_nanos() as i64,
+                segment: call.segment,
+                stream: call.stream,
+            })
+        });
+        GpuPass {
+            events: events.collect(),
+            waits: self.waits.iter().copied().map(cpu).collect(),
+            end: cpu(measured.end),
+        }
+    }
+
+    /// Time of an event; `None` until [`Timeline::find_times`]. An event that was never recorded has the time of the first one.
+    pub(super) fn time(&self, event: Event) -> Option<Instant> {
+        self.times.get(event.0).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Events of a pass with the times of their calls and the GPU times, µs.
+    struct TimedPass {
+        start: Instant,
+        timeline: Timeline,
+        gpu: Vec<u64>,
+    }
+
+    impl TimedPass {
+        fn new() -> TimedPass {
+            TimedPass {
+                start: Instant::now(),
+                timeline: Timeline::default(),
+                gpu: Vec::new(),
+            }
+        }
+
+        fn at(&self, us: u64) -> Instant {
+            self.start + Duration::from_micros(us)
+        }
+
+        /// Records an event on the compute stream by a call at `start`; the GPU clock is at `gpu`.
+        fn event(&mut self, start: u64, gpu: u64) -> Event {
+            self.event_on(Stream::Compute, start, gpu)
+        }
+
+        fn event_on(&mut self, stream: Stream, start: u64, gpu: u64) -> Event {
+            let event = self.timeline.reserve();
+            let at = self.at(start);
+            self.timeline.record(event, at, stream);
+            self.gpu.push(gpu);
+            event
+        }
+
+        fn waited(&mut self, us: u64) {
+            self.timeline.waited(self.at(us));
+        }
+
+        /// Ends the pass. Returns the times of all events, µs.
+        fn resolve(mut self, end: u64) -> Vec<u64> {
+            let (end, gpu) = (self.at(end), self.gpu.clone());
+            let elapsed = |event: Event| -> Result<Duration, ()> {
+                Ok(Duration::from_micros(gpu[event.0] - gpu[0]))
+            };
+            self.timeline.end(end, elapsed).unwrap();
+            Timeline::find_times(&mut [&mut self.timeline]);
+            let times = (0..self.gpu.len()).map(|i| self.timeline.time(Event(i)).unwrap());
+            times
+                .map(|at| (at - self.start).as_micros() as u64)
+                .collect()
+        }
+    }
+
+    #[test]
+    fn event_with_the_shortest_latency_is_at_its_call() {
+        let mut pass = TimedPass::new();
+        // Latencies of 8 µs and 3 µs; then the event follows a kernel of 100 µs.
+        pass.event(0, 1008);
+        pass.event(20, 1023);
+        pass.event(22, 1123);
+        assert_eq!(pass.resolve(130), [5, 20, 120]);
+    }
+
+    #[test]
+    fn event_is_not_before_its_call() {
+        let mut pass = TimedPass::new();
+        // The first event has a latency of 30 µs. If it were placed at its call, the second event would be at 170, before its call.
+        pass.event(0, 5030);
+        pass.event(200, 5200);
+        assert_eq!(pass.resolve(300), [30, 200]);
+    }
+
+    #[test]
+    fn event_is_not_after_the_wait_that_covers_it() {
+        let mut pass = TimedPass::new();
+        pass.event(0, 1000);
+        // The GPU clock is 5 % fast, far more than real clocks: the wait at 1010 shows it.
+        pass.event(0, 2050);
+        pass.waited(1010);
+        pass.event(1020, 2072);
+        pass.event(1020, 2172);
+        pass.waited(1130);
+        let times = pass.resolve(1140);
+        assert_eq!(times[..2], [0, 1010]);
+        // In the next segment, durations are as measured, and both limits hold.
+        assert_eq!(times[2..], [1030, 1130]);
+    }
+
+    #[test]
+    fn drift_changes_offsets_between_waits_and_keeps_durations() {
+        let mut pass = TimedPass::new();
+        let (mut cpu, mut gpu) = (0, 0);
+        for _ in 0..100 {
+            // 5 µs from the call to the GPU, a kernel of 1000 µs, 5 µs to the return of the wait. The GPU clock is 0.1 % slow.
+            pass.event(cpu, gpu + 5);
+            pass.event(cpu, gpu + 1004);
+            pass.waited(cpu + 1010);
+            cpu += 1010;
+            gpu += 1009;
+        }
+        let times = pass.resolve(cpu);
+        assert!(times.is_sorted(), "{times:?}");
+        for (i, span) in times.chunks(2).enumerate() {
+            assert_eq!(span[1] - span[0], 999, "kernel {i} of {times:?}");
+            let start = 1010 * i as u64;
+            assert!(span[0] >= start && span[1] <= start + 1010, "{times:?}");
+        }
+    }
+
+    #[test]
+    fn transfer_stream_is_limited_by_the_end_of_the_pass() {
+        let mut pass = TimedPass::new();
+        pass.event(0, 100);
+        // A copy that ends after the wait for the compute stream.
+        pass.event_on(Stream::Transfer, 10, 110);
+        pass.event_on(Stream::Transfer, 10, 400);
+        pass.event(20, 150);
+        pass.waited(60);
+        assert_eq!(pass.resolve(500), [0, 10, 300, 50]);
+    }
+
+    #[test]
+    fn reserved_event_that_was_never_recorded_is_ignored() {
+        let mut pass = TimedPass::new();
+        pass.event(0, 0);
+        let reserved = pass.timeline.reserve();
+        pass.gpu.push(77_777_777);
+        pass.event(10, 10);
+        assert_eq!(reserved, Event(1));
+        assert_eq!(pass.resolve(20), [0, 0, 10]);
+    }
+}
