@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Measurements on a GPU: correctness, compute-sanitizer, speed, and Post-Fetch. All programs are built beforehand, so that the script can run
-# on a GPU machine without Rust.
+# The GPU: is it right, is it clean, how fast is it, and what is Post-Fetch worth. Everything is built beforehand; nothing of Rust is
+# needed where this runs, so that it can be carried to a machine with a GPU.
 #
 #   cargo build --release && cargo test --release --no-run -p moe-executor
 #   MOE_ANALYZE=… TESTS=DIR docs/measurements/cuda.sh PART... > docs/measurements/cuda-PART.txt
 #
-# PART: tests (models compared with llama.cpp, kernels with the CPU), sound (recorded runs checked by `info`), sanitizer, kernels (time of
-# each kernel), speed (complete models), post-fetch, replay (the MoE layers alone, with every policy). TESTS is a directory with the test
-# binaries moe_executor and it; they find fixtures in MOE_FIXTURES, or in the directory where they were built. WORK is a directory for
-# synthetic models (40 GB). NOTE is printed. TOOLS (memcheck racecheck), SHAPES (models of post-fetch, separated by commas) and ROUNDS
-# (of post-fetch) reduce the work. JOBS: tests and sanitizers at a time.
+# PART: tests (models against llama.cpp, kernels against the CPU), sound (recorded runs checked by `info`), sanitizer, kernels
+# (times of each), speed (whole models), post-fetch, replay (the MoE layers alone, under every policy). TESTS is a folder with the test binaries
+# moe_executor (the crate's own) and it. They look for fixtures in MOE_FIXTURES, or where they were built. WORK is a folder for the models that are made,
+# 40 GB; NOTE is printed. Fewer than all: TOOLS (memcheck racecheck), SHAPES (models of post-fetch, by commas), ROUNDS of it. JOBS:
+# tests and sanitizers at a time.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 moe_analyze=${MOE_ANALYZE:-target/release/moe-analyze}
@@ -19,7 +19,7 @@ work=${WORK:-$(mktemp -d)}
 source docs/measurements/head.sh
 echo "gpu        $(nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader)"
 
-# A synthetic model with the shapes of a known one, written once.
+# A model of a known shape, made once.
 model() {
   local file=$work/$1${3:+-$3}.gguf
   [ -f "$file" ] || "$moe_analyze" --quiet synth --like "$1" ${2:+--quant "$2"} ${3:+--layers "$3"} --out "$file"
@@ -40,16 +40,16 @@ for row in json.load(sys.stdin):
 '
 }
 
-# Runs the commands of its input in parallel, one per line, and prints their output in order.
+# Runs the commands of its input side by side, a line each, and prints what they said in their order.
 side_by_side() {
   local n=0 command
   while read -r command; do
     while [ "$(jobs -rp | wc -l)" -ge "${JOBS:-8}" ]; do wait -n; done
-    NUMBER=$n bash -c "$command" >"$work/output-$n" 2>&1 &
+    NUMBER=$n bash -c "$command" >"$work/said-$n" 2>&1 &
     n=$((n + 1))
   done
   wait
-  for ((i = 0; i < n; i++)); do cat "$work/output-$i"; done
+  for ((i = 0; i < n; i++)); do cat "$work/said-$i"; done
 }
 
 tests_part() {
@@ -62,7 +62,7 @@ tests_part() {
   done
 }
 
-# Prints the summary of a compute-sanitizer tool for a command; its exit status if that is not 0.
+# What a tool of compute-sanitizer says of a command at its end; the command's own exit status if that is not 0.
 sanitize() {
   local tool=$1 log=$work/sanitizer-$NUMBER rc; shift
   rm -f "$log"
@@ -71,7 +71,7 @@ sanitize() {
   echo "$(tail -1 "$log" 2>/dev/null || echo "no log")$([ $rc = 0 ] || echo ", exit status $rc")"
 }
 
-# Records a run with the given options and prints the report of `info`.
+# Records a run with the given options and prints what `info` says about it.
 check_run() {
   local out=$work/sound-$NUMBER rc
   "$moe_analyze" --quiet record --device cuda -n 3 --ignore-eos --prompts "$work/prompts.jsonl" --out "$out" --force "$@" >"$out.log" 2>&1
@@ -144,7 +144,7 @@ post_fetch_part() {
     set -- $shape
     printf '\n%s\n' "$shape"
     local file; file=$(model "$@")
-    # In turn, so that other load on the machine affects all of them equally.
+    # In turn, so that what else the machine does falls on all alike.
     for round in $(seq "${ROUNDS:-3}"); do
       for threads in 4 8 16; do
         bench --model "$file" --device cuda --policy cpu -p 0 -n 32 -r 5 -t $threads
@@ -152,7 +152,7 @@ post_fetch_part() {
         bench --model "$file" --device cuda --policy gpu --cpu-moe -p 0 -n 32 -r 5 -t $threads
       done
     done
-    # Half of a token's experts, and the memory bandwidth of the CPU, for the bound that follows from it.
+    # Half of a token's experts, and the processor's bandwidth, for the bound that it sets.
     local half=4 memory
     case $1 in gpt-oss*) half=2 ;; mixtral*) half=1 ;; esac
     memory=$("$moe_analyze" --quiet bench -o json --model "$file" --device cpu -p 0 -n 1 -r 1 -t 16 |
@@ -162,7 +162,7 @@ post_fetch_part() {
       printf '\n-- overlap, %s\n' "$setting"
       "$moe_analyze" --quiet record --model "$file" --device cuda --policy post-fetch $setting -n 48 --ignore-eos \
         --prompt "hello" --out "$work/run" --force >/dev/null
-      # Summary, first layers, memory.
+      # The summary, the first layers, and the memory.
       "$moe_analyze" --quiet overlap "$work/run" --phase generate --memory-gb-s "$memory" |
         sed -n '1,12p; / scratchpad of \| in use at most/p'
     done
@@ -177,7 +177,7 @@ replay_part() {
       --out "$work/routing" --force >/dev/null
     for policy in "gpu" "cpu --cpu-moe" "post-fetch --cpu-moe" "gpu --cpu-moe"; do
       printf '\n-- %s, --policy %s\n' "$shape" "$policy"
-      # The row of all layers, and the first columns.
+      # The row of all layers and the head of its columns.
       "$moe_analyze" --quiet replay "$work/routing" --model "$file" --device cuda --policy $policy -t 8 -r 2 --out "$work/replayed" \
         --force | sed -n '1,4p;$p'
     done

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Offset map of a model of 13.8 GB: `moe-analyze gguf-map` and the Python package `gguf`, complete processes in turn.
-# The models are sparse files with real headers: nothing is downloaded, and little is written.
+# The map of a model of 13.8 GB: `moe-analyze gguf-map` against the package `gguf` from PyPI, as whole processes, in turn.
+# The models are sparse files with true headers, so nothing is downloaded and little is written.
 #
 #   docs/measurements/gguf-map.sh [REPETITIONS] > docs/measurements/gguf-map.txt
 #
@@ -17,7 +17,7 @@ trap 'rm -rf "$models"' EXIT
 for name in olmoe-1b-7b mixtral-8x7b qwen3-30b-a3b qwen3-next-80b gpt-oss-20b gpt-oss-120b; do
   "$moe_analyze" --quiet synth --like "$name" --sparse --out "$models/$name.gguf"
 done
-# The same header with ten times the bytes: bytes after the last tensor are allowed.
+# The same header before ten times the bytes: what is behind the last tensor is no fault.
 cp --sparse=always "$models/gpt-oss-20b.gguf" "$models/gpt-oss-20b-and-a-hole.gguf"
 truncate --size=138G "$models/gpt-oss-20b-and-a-hole.gguf"
 
@@ -55,7 +55,7 @@ def seconds(command):
 
 
 def peak_kib(command, key):
-    """Peak of a kind of memory while a process ran: sampled continuously at first, then every 5 ms."""
+    """The most of a kind of memory that was seen while a process ran: looked at all the time at first, then every 5 ms."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     peak, looks, start = 0, 0, time.perf_counter()
     while process.poll() is None:

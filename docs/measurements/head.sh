@@ -1,4 +1,4 @@
-# Sourced by the measurements: prints date, machine, program and NOTE. COMMIT replaces git. Needs `moe_analyze`, the path of the program.
+# Sourced by the measurements: when, on which machine and with which program, and NOTE; COMMIT where there is no git. Wants `moe_analyze`, the program's path.
 
 echo "date       $(date -u +%F)"
 echo "machine    $(lscpu | sed -n 's/^Model name: *//p' | head -1), $(nproc) CPUs, $(uname -sr)"

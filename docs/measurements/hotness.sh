@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Hotness of a routing.parquet compared with DuckDB on the same file: in process with one thread and with all threads, and as a
-# complete process. The trace is the demo run, repeated to 4 GiB.
+# Hotness of a routing.parquet against DuckDB's answer from the same file: within a process, with one thread and with all, and
+# as a whole process. The trace is that of a demo run, repeated to 4 GiB.
 #
 #   scripts/demo.sh && docs/measurements/hotness.sh > docs/measurements/hotness.txt
 #
-# `hotness` counts more than the query: tokens and passes of each layer, router weights, experts that a token selects twice.
-# The time of DuckDB's process excludes the start of Python and `import duckdb`.
+# Ours counts more than the query: tokens and passes of each layer, router weights always, experts that a token names twice.
+# DuckDB's whole process is Python's less what Python and `import duckdb` take by themselves.
 #
-# MOE_ANALYZE is the binary, BENCH the benchmark of hotness as built by cargo, RUN the run to repeat (default: runs/demo/run), ROUTING
-# a table to use instead, PYTHON an interpreter with duckdb. NOTE is printed.
+# MOE_ANALYZE names the binary, BENCH the bench of hotness as cargo built it, RUN the run to repeat (default: runs/demo/run), ROUTING
+# a table to take instead, PYTHON an interpreter with duckdb, NOTE is printed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -57,7 +57,7 @@ def note(name, seconds):
 
 
 def ours(threads):
-    """Criterion's median of counting the table in process."""
+    """Criterion's median of counting the table within a process."""
     environment = os.environ | {"MOE_ANALYZE_ROUTING": routing, "RAYON_NUM_THREADS": str(threads)}
     command = [bench, "--bench", "routing.parquet", "--warm-up-time", "0.5", "--measurement-time", "1", "--noplot"]
     out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
@@ -78,7 +78,7 @@ def process(command):
     return time.perf_counter() - start
 
 
-# Both return the same counts.
+# Both say the same.
 _, rows = query(QUERIES["count"], 1)
 theirs = {}
 for layer, expert, _, n in rows:

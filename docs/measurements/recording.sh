@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Cost of recording: the same text generated with --trace off, experts and all, as complete processes in turn.
+# What recording costs: the same text formed with --trace off, experts and all, as whole processes in turn.
 #
 #   docs/measurements/recording.sh [REPETITIONS] > docs/measurements/recording.txt
 #
-# MOE_ANALYZE is the binary (a release build), MODEL a model of 1 GB or more (default: a synthetic one), THREADS the number of
-# threads (default: all cores). NOTE is printed.
+# MOE_ANALYZE names the binary (a release build), MODEL a model of 1 GB or more (default: one is made up), THREADS the
+# threads (default: all cores), NOTE is printed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -37,7 +37,7 @@ MODES = ("off", "experts", "all")
 
 
 def run(model, mode, n_predict):
-    """Wall time of a process, and the number of its records."""
+    """Wall time of a process, and its records."""
     out = Path(work) / "run"
     command = [moe_analyze, "--quiet", "record", "--model", model, "--prompt", "It was", "--n-predict", str(n_predict)]
     command += ["--ignore-eos", "-t", threads, "--trace", mode]
@@ -51,7 +51,7 @@ def run(model, mode, n_predict):
 
 
 for model, n_predict in (("fixtures/tiny-qwen3moe-Q4_K_M.gguf", 900), ("fixtures/tiny-gpt-oss-MXFP4.gguf", 900), (big, 100)):
-    # A run of one token measures the fixed cost of a run directory: offset map, manifest, graphs.
+    # A run of one token has what a run directory costs by itself: the map, the manifest, the graphs.
     lengths = (1, n_predict)
     times = {(mode, n): [] for mode in MODES for n in lengths}
     records = {}

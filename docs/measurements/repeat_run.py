@@ -1,4 +1,5 @@
-"""Makes a long run from a short one: repeat_run.py RUN OUT MIB. Repeats the trace up to MIB MiB, with increasing times and positions."""
+"""Makes a long run of a short one: repeat_run.py RUN OUT MIB. The trace is repeated until it has so many MiB; time and positions
+go on from one to the next."""
 
 import shutil
 import struct

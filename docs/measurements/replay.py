@@ -1,8 +1,8 @@
-"""Cache simulation in plain Python: the baseline of simulate.sh.
+"""Caches replayed in plain Python, as one writes them down: the outer baseline of simulate.sh.
 
-Written from docs/cache-policies.md, without code of BigMoeOnEdge. A trace is a list of tokens, each a list of layers,
+It is our own, from docs/cache-policies.md; BigMoeOnEdge's replay is not used. A trace is a list of tokens, each a list of layers,
 each a list of experts. All experts have one size, so a budget is a number of slots, and each layer's experts of a token are a
-batch. They are looked up in order; then other experts are evicted until the cache fits its slots.
+batch: they are looked up in order, then the cache is cut back to its slots without them.
 """
 
 from collections import OrderedDict
@@ -22,8 +22,8 @@ class Xorshift:
         return self.state * n >> 64
 
 
-def synthetic(n_token, n_layer=48, n_expert=128, n_used=8):
-    """The synthetic trace of the benchmark."""
+def made_up(n_token, n_layer=48, n_expert=128, n_used=8):
+    """The trace that the bench makes up, too."""
     random, last, tokens = Xorshift(), [[] for _ in range(n_layer)], []
     for _ in range(n_token):
         layers = []
@@ -91,7 +91,7 @@ def belady(tokens, slots):
             held[key], last[key] = next_use[at], at
             at += 1
         while len(held) > slots:
-            # Of experts without a next use, the least recently used.
+            # Of those that never come again the least recently used.
             del held[max((key for key in held if key not in batch), key=lambda key: (held[key], -last[key]))]
     return hits
 

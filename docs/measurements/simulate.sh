@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Cache simulation: look-ups per second of each policy (criterion), a replay of the same trace in plain Python, and time and memory
-# for a trace of 100 million selections.
+# Simulated caches: look-ups in a second for each policy (criterion), beside a replay in plain Python of the same trace, and time
+# and memory of a trace of 100 million choices.
 #
 #   docs/measurements/simulate.sh > docs/measurements/simulate.txt
 #
-# MOE_ANALYZE is the binary, BENCH the benchmark of simulate as built by cargo, PYTHON an interpreter with numpy, MILLIONS another
-# length of the long trace. NOTE is printed.
+# MOE_ANALYZE names the binary, BENCH the bench of simulate as cargo built it, PYTHON an interpreter with numpy, MILLIONS another
+# length of the long trace, NOTE is printed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -34,7 +34,7 @@ from statistics import median
 
 import numpy as np
 
-from replay import POLICIES, synthetic
+from replay import POLICIES, made_up
 
 moe_analyze, bench, work, millions = sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])
 N_LAYER, N_EXPERT, N_USED, BYTES = 48, 128, 8, 1 << 20
@@ -45,7 +45,7 @@ sizes.write_text("layer,expert,bytes\n" + "".join(f"{l},{e},{BYTES}\n" for l in 
 
 
 def simulate(trace, *args):
-    """Rows of `simulate`, its seconds, and its peak of resident memory in MiB."""
+    """Rows of `simulate`, its seconds and its most resident memory in MiB."""
     command = [moe_analyze, "--quiet", "simulate", str(trace), "--sizes", str(sizes), "-o", "csv", *args]
     out = open(work / "out.csv", "w+")
     start = time.perf_counter()
@@ -70,7 +70,7 @@ def ours(n_token, policy, part):
 
 print("\nthe same trace in plain Python (replay.py) and here, one policy; hits are equal; three rounds in turn, medians")
 for n_token, names in ((2000, ("lru",)), (60, ("lru", "lfu", "belady"))):
-    tokens = synthetic(n_token)
+    tokens = made_up(n_token)
     trace = work / "trace.npy"
     np.save(trace, np.array(tokens, dtype=np.int16))
     n = n_token * N_LAYER * N_USED

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Tokens per second of the executor and of llama.cpp, one process each, in turn, with the same files, tokens, threads and batch:
-# prompts of 512 tokens and 128 decoded tokens. llama.cpp runs with its defaults (flash attention, F16 cache) and is compiled for
-# this CPU.
+# Tokens per second of this executor and of llama.cpp, in one process each, in turn, on the same files with the same
+# tokens, threads and batch: prompts of 512 tokens and 128 decoded tokens. llama.cpp runs with its defaults (flash
+# attention, an F16 cache) and is compiled for this very processor.
 #
 #   RUSTFLAGS="-C target-cpu=native" cargo build --release --features llama-cpp
 #   docs/measurements/speed.sh [REPETITIONS] > docs/measurements/speed.txt
 #
-# MOE_ANALYZE is the binary, THREADS the number of threads (default: all cores), MODELS a directory for the synthetic models
-# (default: a temporary one). NOTE is printed.
+# MOE_ANALYZE names the binary, THREADS the threads (default: all cores), MODELS a folder for the made-up models (default: a
+# temporary one), NOTE is printed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -51,7 +51,7 @@ ENGINES = ("native", "llama.cpp")
 
 
 def bench(engine, model):
-    """Rows of one process: a prompt and decoded tokens, each after one warm-up run."""
+    """Rows of one process: a prompt and a run of decoded tokens, each after one to warm up."""
     command = [moe_analyze, "--quiet", "bench", "--engine", engine, "--model", model, "-p", "512", "-n", "128", "-r", "1"]
     out = subprocess.run(command + ["-t", threads, "-o", "json"], capture_output=True, text=True, check=True).stdout
     return json.loads(out)

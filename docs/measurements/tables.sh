@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Memory while a trace of 4 GiB is converted to tables. The trace is the demo run, repeated with increasing times and positions.
+# Memory while a trace of 4 GiB becomes tables. The trace is that of a demo run, repeated; time and positions go on from one to
+# the next.
 #
 #   scripts/demo.sh && docs/measurements/tables.sh > docs/measurements/tables.txt
 #
-# MOE_ANALYZE is the binary (a release build), RUN the run to repeat (default: runs/first), PYTHON an interpreter.
-# NOTE is printed. For speeds compared with a copy in memory: cargo bench --package moe-trace --package moe-analysis.
+# MOE_ANALYZE names the binary (a release build), RUN the run to repeat (default: runs/first), PYTHON an interpreter,
+# NOTE is printed. Speeds beside a copy in memory: cargo bench --package moe-trace --package moe-analysis.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -28,7 +29,7 @@ print(f"trace.bin: {(run / 'trace.bin').stat().st_size} bytes")
 
 
 def peak(command):
-    """Seconds of a process, and its peak of anonymous memory in MiB, sampled every 2 ms."""
+    """Seconds of a process, and the most anonymous memory that was seen, in MiB, looked at every 2 ms."""
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     most = 0
