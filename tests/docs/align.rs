@@ -13,8 +13,11 @@ enum Move {
     Skip,
 }
 
+/// Cost of a line that is only shown or only printed, and of a replaced line without a common word.
+const MAX_COST: u32 = 20;
+
 /// Aligns output shown with output printed at the least cost: whether both are the same, and the output to show.
-/// With `renew_numbers`, lines that match are renewed, too, except those with `[..]`.
+/// With `renew_numbers`, or if anything differs, lines that match are renewed, too, except the text of `[..]`.
 pub fn align(
     shown: &[String],
     printed: &[String],
@@ -37,14 +40,15 @@ pub fn align(
                 if i < n && j < m && is_match(&shown[i], &printed[j], ignore_numbers) {
                     moves.push((0, Move::Match, i + 1, j + 1));
                 } else if i < n && j < m {
-                    moves.push((2, Move::Replace, i + 1, j + 1));
+                    let cost = replacement_cost(&shown[i], &printed[j]);
+                    moves.push((cost, Move::Replace, i + 1, j + 1));
                 }
                 if i < n {
-                    moves.push((2, Move::Remove, i + 1, j));
+                    moves.push((MAX_COST, Move::Remove, i + 1, j));
                 }
             }
             if j < m {
-                moves.push((2, Move::Add, i, j + 1));
+                moves.push((MAX_COST, Move::Add, i, j + 1));
             }
             let moves = moves
                 .into_iter()
@@ -54,11 +58,12 @@ pub fn align(
             }
         }
     }
+    let renew = renew_numbers || cost[0][0].0 > 0;
     let (mut i, mut j, mut lines) = (0, 0, Vec::new());
     while i < n || j < m {
         match cost[i][j].1 {
-            Move::Match if renew_numbers && !shown[i].contains("[..]") => {
-                lines.push(printed[j].clone())
+            Move::Match if renew && has_same_words(&shown[i], &printed[j]) => {
+                lines.push(replace_words(&shown[i], &printed[j]));
             }
             Move::Match | Move::Skip => lines.push(shown[i].clone()),
             Move::Replace => lines.push(replace_words(&shown[i], &printed[j])),
@@ -73,6 +78,31 @@ pub fn align(
         (i, j) = (i + down, j + right);
     }
     (cost[0][0].0 == 0, lines)
+}
+
+/// Between half of [`MAX_COST`] and all of it, the less the more words both lines have in common. Numbers are not words.
+fn replacement_cost(shown: &str, printed: &str) -> u32 {
+    let words = |line: &str| -> Vec<String> {
+        let words = line.split(|c: char| !c.is_alphabetic());
+        words
+            .filter(|word| !word.is_empty())
+            .map(str::to_owned)
+            .collect()
+    };
+    let (shown, printed) = (words(shown), words(printed));
+    let total = shown.len().max(printed.len()).max(1);
+    let common = shown
+        .iter()
+        .filter(|word| printed.contains(word))
+        .count()
+        .min(total);
+    MAX_COST - u32::try_from(common * (MAX_COST / 2) as usize / total).unwrap()
+}
+
+/// Whether the line shown has no `[..]`, or as many words as the printed line.
+fn has_same_words(shown: &str, printed: &str) -> bool {
+    !shown.contains("[..]")
+        || shown.split_whitespace().count() == printed.split_whitespace().count()
 }
 
 /// The printed line, with those words of the line shown that contain `[..]` if both have the same number of words.
@@ -156,4 +186,8 @@ fn alignment_keeps_elisions() {
     let (same, kept) = align(&shown, &lines("size hits\n1 12\nlast 10"), true, false);
     assert!(same);
     assert_eq!(kept, shown);
+    let shown = lines("layer\n0\n...\nlane 0: 6 experts and an empty one");
+    let printed = lines("layers\n0\n1\n2\nlane 0: an empty expert and 7 experts");
+    let (_, renewed) = align(&shown, &printed, true, false);
+    assert_eq!(renewed, lines("layers\n0\n...\nlane 0: an empty expert and 7 experts"));
 }

@@ -26,6 +26,14 @@ pub(super) fn prepared(plan: &DslPlan) -> DslPlan {
         DslPlan::Filter { predicate, .. } => make_counts_signed(predicate),
         _ => {}
     }
+    if let DslPlan::Sort {
+        by_column,
+        sort_options,
+        ..
+    } = &mut plan
+    {
+        repeat_single_key(by_column, sort_options);
+    }
     for input in inputs_mut(&mut plan) {
         *input = Arc::new(prepared(input));
     }
@@ -33,6 +41,20 @@ pub(super) fn prepared(plan: &DslPlan) -> DslPlan {
         *input = prepared(input);
     }
     plan
+}
+
+/// Repeats a single sort key. With a single key and a limit, polars 0.55 filters the rows of the scan by a predicate that changes
+/// while it sorts, and panics when it converts this predicate for an anonymous scan.
+fn repeat_single_key(keys: &mut Vec<Expr>, options: &mut SortMultipleOptions) {
+    if keys.len() != 1 {
+        return;
+    }
+    keys.extend_from_within(..);
+    for flags in [&mut options.descending, &mut options.nulls_last] {
+        if flags.len() == 1 {
+            flags.extend_from_within(..);
+        }
+    }
 }
 
 fn make_counts_signed(expr: &mut Expr) {

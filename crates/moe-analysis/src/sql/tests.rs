@@ -525,3 +525,24 @@ fn rejects_statements_that_change_tables() {
         );
     }
 }
+
+#[test]
+fn sorts_by_one_column_with_a_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let database = database(dir.path());
+    for (sql, expected) in [
+        (
+            "SELECT id FROM t ORDER BY id DESC LIMIT 2",
+            vec![vec![Int(99)], vec![Int(98)]],
+        ),
+        (
+            "SELECT layer_id, COUNT(*) AS n FROM t GROUP BY layer_id ORDER BY layer_id DESC LIMIT 1",
+            vec![vec![Int(2), Int(33)]],
+        ),
+    ] {
+        for step_rows in [u64::MAX, GROUP_ROWS] {
+            let rows = result(&database, sql, &in_steps_of(step_rows));
+            assert_eq!(rows, expected, "{sql} in steps of {step_rows} rows");
+        }
+    }
+}
