@@ -182,7 +182,7 @@ fn the_share_of_the_memorys_bandwidth() {
         assert_close(&row["memory_pct"], 100.0 * gate_up_gb_s);
         // All of the 1,000,000 bytes travel within the 100 µs.
         assert_close(&row["memory_with_transfers_pct"], 100.0 * (gate_up_gb_s + 10.0));
-        assert_eq!(row["verdict"], "memory_full");
+        assert_eq!(row["verdict"], "bandwidth_saturated");
     }
     let assert = moe_analyze()
         .args(args!["overlap", transfers, "--memory-gb-s", "1", "-o", "csv"])

@@ -93,10 +93,10 @@ impl OverlapVerdict {
     /// One word, for tables.
     pub fn word(&self) -> &'static str {
         match self {
-            OverlapVerdict::Nothing => "nothing",
+            OverlapVerdict::Nothing => "no_transfers",
             OverlapVerdict::TooLong { .. } => "too_long",
             OverlapVerdict::NoGain { .. } => "no_gain",
-            OverlapVerdict::MemoryFull { .. } => "memory_full",
+            OverlapVerdict::MemoryFull { .. } => "bandwidth_saturated",
             OverlapVerdict::Hidden { .. } => "hidden",
             OverlapVerdict::Missed { .. } => "missed",
         }

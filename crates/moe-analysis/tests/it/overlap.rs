@@ -193,7 +193,7 @@ fn hidden_and_a_full_memory() {
     let (alone, together, found) = verdict(5000.0, Some(30.0));
     assert_close(alone, 2.0 / 3.0);
     assert_close(together, 28.0 / 30.0);
-    assert_eq!(found.word(), "memory_full");
+    assert_eq!(found.word(), "bandwidth_saturated");
     assert!(
         found.to_string().contains("93.3 % of its bandwidth"),
         "{found}"

@@ -10,16 +10,16 @@ pub struct Aligned<'a> {
     columns: Vec<Column>,
 }
 
-/// What must be known of a column before its first line is written.
+/// The layout of a column, computed before its first line is written.
 struct Column {
-    /// Characters.
+    /// Width in characters.
     width: usize,
-    /// Whether it holds some text; the others are aligned to the right.
+    /// Whether the column contains text. Other columns are aligned to the right.
     has_text: bool,
 }
 
 impl<'a> Aligned<'a> {
-    /// A table whose columns are as wide as `rows` need.
+    /// Creates a writer with columns as wide as `rows` need.
     pub fn measured<'c>(
         out: &'a mut dyn Write,
         names: &[&str],
@@ -32,8 +32,8 @@ impl<'a> Aligned<'a> {
         let mut columns: Vec<Column> = names.iter().map(column).collect();
         for row in rows {
             for (column, cell) in columns.iter_mut().zip(&row) {
-                column.width = column.width.max(cell.for_reading().chars().count());
-                column.has_text |= !cell.is_number() && *cell != Cell::Null;
+                column.width = column.width.max(cell.to_text().chars().count());
+                column.has_text |= cell.is_text();
             }
         }
         Aligned { out, columns }
@@ -64,7 +64,7 @@ impl RowWriter for Aligned<'_> {
     }
 
     fn row(&mut self, cells: &[Cell]) -> io::Result<()> {
-        self.line(cells.iter().map(Cell::for_reading))
+        self.line(cells.iter().map(Cell::to_text))
     }
 
     fn end(&mut self) -> io::Result<()> {
