@@ -1,4 +1,4 @@
-//! Traces of other tools in `hotness`, `parquet` and `convert`. The golden files all tell one story, whose counts are here.
+//! Traces of other tools in `hotness`, `parquet` and `convert`. All golden files contain the same routing, whose counts are here.
 
 mod conditions;
 mod converting;
@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::support::{arg, fail, known_run, repository, run};
 
-/// `(layer, expert)` → count of the story in `fixtures/foreign/make/text.py`.
+/// `(layer, expert)` → count of the routing in `fixtures/foreign/make/text.py`.
 const COUNTS: [((u64, u64), u64); 9] = [
     ((0, 0), 1),
     ((0, 1), 2),
@@ -33,7 +33,7 @@ fn golden(name: &str) -> PathBuf {
     repository("fixtures/foreign").join(name)
 }
 
-/// Rows that `hotness -o json` prints, without the experts that were never chosen.
+/// Rows of `hotness -o json`, without unused experts.
 fn hotness(path: &Path, more: &[&str]) -> BTreeMap<(u64, u64), u64> {
     let args = ["--quiet", "hotness", arg(path), "-o", "json"];
     let rows: Vec<Value> = serde_json::from_str(&run![args, more]).unwrap();
@@ -48,7 +48,7 @@ fn hotness(path: &Path, more: &[&str]) -> BTreeMap<(u64, u64), u64> {
 }
 
 #[test]
-fn hotness_counts_what_any_tool_traced() {
+fn hotness_counts_traces_of_all_tools() {
     for name in [
         "bigmoeonedge/small.route.csv", "learn/new.json", "learn/old.json",
         "coli-usage/small.coli_usage", "expert-tracer/written.json", "expert-tracer/planned.json",
@@ -57,7 +57,7 @@ fn hotness_counts_what_any_tool_traced() {
     ] {
         assert_eq!(hotness(&golden(name), &[]), BTreeMap::from(COUNTS), "{name}");
     }
-    // Of each pass, the thesis tells the first token alone: 0, 3 and 4, by hand.
+    // Of each pass, a thesis trace contains only the first token: 0, 3 and 4, by hand.
     let counts = hotness(&golden("thesis-json"), &[]);
     assert_eq!(counts[&(0, 5)], 2);
     assert_eq!(counts[&(1, 6)], 3);
@@ -82,17 +82,17 @@ fn counts_phases_where_they_are_known() {
 fn counts_tokens_only_with_top_k() {
     let usage = golden("coli-usage/small.coli_usage");
     let text = run!["--quiet", "hotness", usage];
-    assert!(text.lines().nth(1) == Some("20 choices in 2 layers of 8 experts"), "{text}");
+    assert!(text.lines().nth(1) == Some("20 activations in 2 layers of 8 experts"), "{text}");
     let text = run!["--quiet", "hotness", usage, "--top-k", "2"];
     assert!(
         text.lines().nth(1)
-            == Some("5 prompt and generated tokens in 2 layers, 2 of 8 experts for a token"),
+            == Some("5 prompt and generated tokens in 2 layers, 2 of 8 experts per token"),
         "{text}"
     );
 }
 
 #[test]
-fn a_trace_without_phases_and_times_becomes_a_table_without_them() {
+fn missing_phases_and_times_are_missing_in_the_table() {
     let dir = tempfile::tempdir().unwrap();
     let lattice = golden("lattice/small.jsonl");
     run!["--quiet", "parquet", lattice, "--out", dir.path()];
@@ -116,7 +116,7 @@ fn a_trace_without_phases_and_times_becomes_a_table_without_them() {
 }
 
 #[test]
-fn a_dataset_takes_traces_of_several_tools() {
+fn dataset_contains_traces_of_several_tools() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["bigmoeonedge/small.route.csv", "jsonl/with-weights.jsonl"] {
         run!["--quiet", "parquet", golden(name), "--dataset", dir.path()];
@@ -127,14 +127,14 @@ fn a_dataset_takes_traces_of_several_tools() {
 }
 
 #[test]
-fn a_thesis_trace_gives_all_three_tables() {
+fn thesis_trace_yields_all_three_tables() {
     let dir = tempfile::tempdir().unwrap();
     let (binary, json) = (dir.path().join("binary"), dir.path().join("json"));
     run!["--quiet", "parquet", golden("thesis/small.bin"), "--out", binary];
     run!["--quiet", "parquet", golden("thesis-json"), "--out", json];
     for tables in [&binary, &json] {
         let batch = read_routing(tables).unwrap().next().unwrap().unwrap();
-        // The warm-up has none, and positions are those of the sequence.
+        // The warm-up has no sequence, and positions are those of the sequence.
         assert_eq!(batch.token_id(), [0, 0, 0, 0, 3, 3, 3, 3, 4, 4, 4, 4]);
         assert_eq!(batch.expert_id(), [5, 1, 2, 6, 1, 5, 6, 0, 0, 3, 6, 4]);
         assert_eq!(
@@ -147,14 +147,14 @@ fn a_thesis_trace_gives_all_three_tables() {
         );
         let info: Value =
             serde_json::from_str(&run!["info", tables.join("ops.parquet"), "-o", "json"]).unwrap();
-        // Four passes of 17 operations, the warm-up among them.
+        // Four passes of 17 operations, the warm-up included.
         assert!(info.to_string().contains("68"), "{info}");
         assert!(tables.join("accesses.parquet").exists());
     }
 }
 
 #[test]
-fn the_model_is_held_against_the_trace_and_its_map_comes_along() {
+fn checks_the_model_and_writes_its_map() {
     let dir = tempfile::tempdir().unwrap();
     let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
     let route = golden("bigmoeonedge/small.route.csv");
@@ -166,10 +166,10 @@ fn the_model_is_held_against_the_trace_and_its_map_comes_along() {
     run!["--quiet", "parquet", trace, "--model", model, "--out", tables];
     assert!(tables.join("gguf-map.parquet").exists());
     let text = run!["--quiet", "hotness", tables];
-    assert!(text.contains("4 of 32 experts for a token"), "{text}");
+    assert!(text.contains("4 of 32 experts per token"), "{text}");
 }
 
-/// What a tool does not tell is null, never 0.
+/// Information missing from a trace is null, never 0.
 #[test]
 fn mass_is_null_without_router_weights() {
     let dir = tempfile::tempdir().unwrap();
@@ -236,7 +236,7 @@ fn detects_formats_that_resemble_records() {
 }
 
 #[test]
-fn operation_numbers_can_be_given() {
+fn accepts_operation_names() {
     let dir = tempfile::tempdir().unwrap();
     let ops = dir.path().join("ops.csv");
     let trace = golden("thesis/small.bin");
@@ -256,7 +256,7 @@ fn operation_numbers_can_be_given() {
         let counts = hotness(&trace, &["--ops", arg(&ops)]);
         assert_eq!(counts.values().sum::<u64>(), 12, "{table}");
     }
-    // Without a header nothing says what a third column is.
+    // Without a header, the meaning of a third column is unknown.
     for (table, line) in [
         ("30,MUL_MAT_ID,x\n29,MUL_MAT\n", 1),
         ("a,b\n30,MUL_MAT_ID,x\n", 2),
@@ -272,9 +272,9 @@ fn operation_numbers_can_be_given() {
     assert!(error.contains("line 2"), "{error}");
 }
 
-/// The published traces; rows and the experts chosen most often as `awk` and `sort` count them in the files.
+/// The published traces; tokens and most used experts according to `awk` and `sort`.
 #[test]
-fn published_traces_keep_every_row() {
+fn published_traces_are_read_completely() {
     let Some(data) = moe_testkit::data("bigmoeonedge") else {
         return;
     };

@@ -1,4 +1,4 @@
-//! Conditions from public bug reports, through the commands.
+//! Conditions from public bug reports, tested through commands.
 
 use std::fs;
 use std::path::Path;
@@ -14,9 +14,9 @@ fn table(path: &Path, name: &str) -> Vec<Value> {
     serde_json::from_str(&run![args]).unwrap()
 }
 
-/// 191 of 200 tokens have an expert in each layer of this dump, by NumPy. From the dump and from its table.
+/// According to NumPy, 191 of 200 tokens of this dump have an expert in each layer. From the dump and from its table.
 #[test]
-fn tokens_of_an_expert_parallel_rank_are_counted_without_slot_0() {
+fn counts_tokens_of_an_expert_parallel_rank_without_slot_0() {
     let dir = tempfile::tempdir().unwrap();
     let (dump, tables) = (golden("npy/expert-parallel-rank.npy"), dir.path().join("tables"));
     let args = ["--quiet", "parquet", arg(&dump), "--out", arg(&tables)];
@@ -29,25 +29,25 @@ fn tokens_of_an_expert_parallel_rank_are_counted_without_slot_0() {
         assert!(text.contains("191 prompt and generated tokens in 4 layers"), "{text}");
         assert!(!warnings.contains("twice"), "{warnings}");
         let rows = table(path, "measures");
-        // The last row is of the whole model.
+        // The last row is for the entire model.
         assert_eq!(rows.len(), 5);
         for row in &rows[..4] {
-            assert_eq!(row["rows"], 191, "{row}");
+            assert_eq!(row["tokens"], 191, "{row}");
         }
     }
     assert_eq!(hotness(&dump, &[]), hotness(&tables, &[]));
 }
 
 #[test]
-fn a_route_csv_with_appended_columns_is_counted() {
+fn counts_route_csv_with_additional_columns() {
     let counts = hotness(&golden("bigmoeonedge/dropped.route.csv"), &[]);
-    // Six tokens, two experts in each of two layers; the dropped ones were routed, too.
+    // Six tokens, two experts in each of two layers; dropped experts were routed, too.
     assert_eq!(counts.values().sum::<u64>(), 24);
     assert_eq!(counts[&(0, 1)], 2);
 }
 
 #[test]
-fn micro_batches_are_counted_like_steps() {
+fn counts_micro_batches_like_steps() {
     let files = ["steps.jsonl", "microbatches.jsonl"];
     let [steps, micro] = files.map(|name| golden("megatron-steps").join(name));
     assert_eq!(hotness(&micro, &[]), hotness(&steps, &[]));
@@ -60,14 +60,14 @@ fn micro_batches_are_counted_like_steps() {
 }
 
 #[test]
-fn an_importance_matrix_converted_from_dat_is_refused() {
+fn rejects_importance_matrix_converted_from_dat() {
     let error = fail!["--quiet", "hotness", golden("refused/imatrix-from-dat.gguf")];
     assert!(error.contains("one count for all experts") && error.contains(".dat"), "{error}");
 }
 
-/// The file as a big-endian machine writes it, up to the tensors: all that is needed to name the problem.
+/// The start of the file as a big-endian machine writes it, which is enough for the error.
 #[test]
-fn a_big_endian_importance_matrix_is_named() {
+fn reports_big_endian_importance_matrix() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("imatrix.gguf");
     let mut bytes = b"GGUF".to_vec();
@@ -86,7 +86,7 @@ fn a_big_endian_importance_matrix_is_named() {
 }
 
 #[test]
-fn files_of_other_formats_are_named() {
+fn reports_files_of_other_formats() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file");
     let gguf = fs::read(golden("imatrix/small.gguf")).unwrap();
@@ -117,7 +117,7 @@ fn files_of_other_formats_are_named() {
 }
 
 #[test]
-fn a_value_that_is_not_json_is_named() {
+fn reports_value_that_is_not_json() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("trace.jsonl");
     fs::write(&path, "{\"t\":0,\"layer\":0,\"experts\":[1],\"weights\":[NaN]}\n").unwrap();

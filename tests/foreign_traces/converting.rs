@@ -10,15 +10,15 @@ use serde_json::Value;
 use super::{COUNTS, golden, hotness};
 use crate::support::{N_LAYER, arg, experts_of, fail, known_run, repository, run, tokens_of};
 
-/// Of the tiny qwen3moe model: gate and up of 64 × 256 in Q4_K (9216 bytes each), down in Q5_0 (11264) or Q8_0 (17408).
+/// Size of an expert of the tiny qwen3moe model: gate and up of 64 × 256 in Q4_K (9216 bytes each), down in Q5_0 (11264) or Q8_0 (17408).
 const EXPERT_BYTES: [&str; 6] = [
     "# layer=0 expert_bytes=29696", "# layer=1 expert_bytes=29696", "# layer=2 expert_bytes=35840",
     "# layer=3 expert_bytes=29696", "# layer=4 expert_bytes=29696", "# layer=5 expert_bytes=35840",
 ];
 
-/// As the thesis's tracer would have seen it: of the prompt the first token of each layer, then every generated one.
+/// The routing that TensorAccessLog's tracer records: of the prompt the first token of each layer, then every generated token.
 #[test]
-fn a_run_as_thesis_json_and_back() {
+fn converts_a_run_to_thesis_json_and_back() {
     let dir = tempfile::tempdir().unwrap();
     let (run, json) = (dir.path().join("run"), dir.path().join("json"));
     known_run(&run);
@@ -36,7 +36,7 @@ fn a_run_as_thesis_json_and_back() {
 }
 
 #[test]
-fn counts_have_no_order_to_write() {
+fn rejects_counts_for_formats_with_order() {
     let dir = tempfile::tempdir().unwrap();
     let learn = golden("learn/new.json");
     let tables = dir.path().join("tables");
@@ -50,7 +50,7 @@ fn counts_have_no_order_to_write() {
 }
 
 #[test]
-fn convert_writes_a_learn_file_that_counts_the_same() {
+fn converted_learn_file_has_equal_counts() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("learn.json");
     let learn = golden("learn/new.json");
@@ -69,7 +69,7 @@ fn convert_writes_a_learn_file_that_counts_the_same() {
 }
 
 #[test]
-fn convert_says_what_it_cannot_do() {
+fn convert_reports_what_it_cannot_write() {
     let dir = tempfile::tempdir().unwrap();
     let route = golden("bigmoeonedge/small.route.csv");
     let out = dir.path().join("out");
@@ -108,9 +108,9 @@ fn convert_says_what_it_cannot_do() {
     }
 }
 
-/// A run's own map tells the bytes of an expert, as its model would.
+/// A run's map contains the expert sizes, like its model.
 #[test]
-fn a_run_is_converted_with_the_expert_bytes_of_its_map() {
+fn converts_expert_sizes_of_the_map() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     known_run(&run);
@@ -126,7 +126,7 @@ fn a_run_is_converted_with_the_expert_bytes_of_its_map() {
     let lines = preamble("route.csv", &[]);
     assert_eq!(lines, EXPERT_BYTES);
     assert_eq!(lines, preamble("of-model.csv", &["--model", arg(&model)]));
-    // A run without a map does not tell.
+    // A run without a map does not contain them.
     fs::remove_file(run.join("gguf-map.parquet")).unwrap();
     assert!(preamble("without.csv", &[]).is_empty());
 }

@@ -1,4 +1,4 @@
-//! What `hotness` counts of several traces, and the learn file that it writes.
+//! Counts of several traces in `hotness`, and learn files.
 
 use std::fs;
 use std::path::Path;
@@ -8,9 +8,9 @@ use serde_json::Value;
 use super::{golden, hotness};
 use crate::support::{Arg, arg, args, fail, run};
 
-/// A trace shows no more than the highest expert and slot that were used; the model may have more.
+/// A trace shows only the highest expert and slot that were used; the model can have more.
 #[test]
-fn traces_without_a_number_of_experts_are_of_one_model() {
+fn traces_without_number_of_experts_can_be_merged() {
     let dir = tempfile::tempdir().unwrap();
     let trace = |name: &str, experts: &str| {
         let path = dir.path().join(name);
@@ -27,7 +27,7 @@ fn traces_without_a_number_of_experts_are_of_one_model() {
     fs::write(&sizes, "layer,expert,bytes\n0,0,8\n0,1,8\n0,5,8\n").unwrap();
     let plan = ["--quiet", "plan", arg(&a), arg(&b), "--sizes", arg(&sizes)];
     run![plan, "--budget-mib", "1"];
-    // A route trace says that its model has 2 experts, and the other one selects the sixth.
+    // A route trace declares 2 experts, but the other trace selects the sixth.
     let stated = dir.path().join("stated.csv");
     let text = "# n_expert=2 n_expert_used=1\nstep,layer,slot,expert\n0,0,0,1\n";
     fs::write(&stated, format!("# route_trace v1\n{text}")).unwrap();
@@ -36,9 +36,9 @@ fn traces_without_a_number_of_experts_are_of_one_model() {
     assert!(error.contains("2 against 6 experts in a layer"), "{error}");
 }
 
-/// `hotness --out` and `convert --to learn` write one file, whatever the trace contains.
+/// `hotness --out` and `convert --to learn` write equal files for every trace.
 #[test]
-fn both_commands_write_the_same_learn_file() {
+fn hotness_and_convert_write_equal_learn_files() {
     let dir = tempfile::tempdir().unwrap();
     let write = |args: &dyn Arg, name: &str| -> Value {
         let out = dir.path().join(name);

@@ -1,4 +1,4 @@
-//! Layer numbers of servers and blocks of the model, from end to end.
+//! Layer numbers of servers and blocks of the model, through all commands.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use parquet::file::properties::WriterProperties;
 use super::*;
 use crate::support::{arg, args, fail, moe_analyze, run};
 
-/// A model of `n_block` blocks, the last `n_nextn` of the MTP head, with eight experts in the blocks `moe`, two for a token.
+/// A model of `n_block` blocks, the last `n_nextn` of the MTP head, with eight experts in the blocks `moe`, two per token.
 pub fn write_model(path: &Path, n_block: u32, n_nextn: u32, moe: &[u32]) {
     let mut header = Header::new();
     let arch = Key::String("glm4moe".into());
@@ -57,7 +57,7 @@ fn dump(dir: &Path, name: &str) -> (PathBuf, PathBuf) {
 }
 
 #[test]
-fn dumps_of_servers_are_of_the_models_blocks() {
+fn maps_layers_of_server_dumps_to_blocks() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["routed.npy", "vllm.json"] {
         let (trace, model) = dump(dir.path(), name);
@@ -81,17 +81,17 @@ fn dumps_of_servers_are_of_the_models_blocks() {
 }
 
 #[test]
-fn responses_of_sglang() {
+fn reads_responses_of_sglang() {
     let dir = tempfile::tempdir().unwrap();
     for (name, n_tokens) in [("from10.json", 10), ("chat.json", 20)] {
         let (trace, model) = dump(dir.path(), name);
         let experts = (0..4).flat_map(|layer| [(layer, 2 * layer), (layer, 2 * layer + 1)]);
         let expected: BTreeMap<_, _> = experts.map(|place| (place, n_tokens)).collect();
         assert_eq!(hotness(&trace, &["--model", arg(&model)]), expected, "{name}");
-        // The response does not record how many experts a token has.
+        // The response does not contain the number of experts per token.
         let error = fail!["--quiet", "hotness", trace];
         assert!(error.contains("--top-k") && error.contains("--model"), "{error}");
-        // With that alone the number of layers is assumed, and that is said.
+        // With this number only, the number of layers is assumed, which is a warning.
         let args = ["hotness", arg(&trace), "--top-k", "2"];
         let output = moe_analyze().args(args).assert().success();
         let notes = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
@@ -100,11 +100,11 @@ fn responses_of_sglang() {
 }
 
 #[test]
-fn a_dump_of_another_model_is_refused() {
+fn rejects_dump_of_another_model() {
     let dir = tempfile::tempdir().unwrap();
     let (trace, _) = dump(dir.path(), "routed.npy");
     let model = dir.path().join("other.gguf");
-    // Four layers with experts: the first of the dump is empty, and that is no contradiction; five hidden layers are one.
+    // Four MoE layers: an empty first layer of the dump does not contradict, five hidden layers do.
     write_model(&model, 6, 1, &[1, 2, 3, 4, 5]);
     let text = run!["--quiet", "hotness", trace, "--model", model];
     assert!(text.contains("3 layers"), "{text}");
@@ -118,9 +118,9 @@ fn a_dump_of_another_model_is_refused() {
     );
 }
 
-/// A table whose metadata on the model is damaged is not one of an unknown model.
+/// A table with damaged model metadata is not a table of an unknown model.
 #[test]
-fn metadata_of_a_table_that_is_not_readable_is_an_error() {
+fn rejects_unreadable_metadata_of_a_table() {
     let dir = tempfile::tempdir().unwrap();
     let tables = dir.path().join("tables");
     let route = golden("bigmoeonedge/small.route.csv");
@@ -153,9 +153,9 @@ fn metadata_of_a_table_that_is_not_readable_is_an_error() {
     }
 }
 
-/// A command line for the hot cache names a learn file, or there is none.
+/// The hot cache's command line contains a learn file, or is omitted.
 #[test]
-fn a_plan_prints_no_command_that_cannot_work() {
+fn plan_prints_no_command_that_cannot_work() {
     let dir = tempfile::tempdir().unwrap();
     let (trace, model) = dump(dir.path(), "vllm.json");
     let plan = ["--quiet", "plan", arg(&trace), "--model", arg(&model), "--budget-mib", "1"];
@@ -170,7 +170,7 @@ fn a_plan_prints_no_command_that_cannot_work() {
             .unwrap()
             .contains("--out")
     );
-    // What --out writes is a learn file; paths with spaces are quoted.
+    // --out writes a learn file; paths with spaces are quoted.
     let out = dir.path().join("it's a learn file.json");
     let text = run![plan, "--out", out];
     let quoted = format!(
@@ -179,7 +179,7 @@ fn a_plan_prints_no_command_that_cannot_work() {
         arg(&out).replace('\'', r"'\''")
     );
     assert!(text.contains(&quoted), "{text}");
-    // Read by a shell, the words are the files.
+    // A shell reads the words as the files.
     let line = text
         .lines()
         .find(|line| line.contains("--moe-hot-cache"))
@@ -197,7 +197,7 @@ fn a_plan_prints_no_command_that_cannot_work() {
     for path in [&model, &out] {
         assert!(words.lines().any(|word| word == arg(path)), "{words}");
     }
-    // The learn file gives the command by itself; without the model's file there is none.
+    // The learn file is sufficient for the command, but the model file is required.
     let plan = ["--quiet", "plan", arg(&out), "--model", arg(&model), "--budget-mib", "1"];
     assert!(run![plan].contains(&quoted));
     let sizes = dir.path().join("sizes.csv");
@@ -205,7 +205,7 @@ fn a_plan_prints_no_command_that_cannot_work() {
     let plan = ["--quiet", "plan", arg(&out), "--sizes", arg(&sizes), "--budget-mib", "1"];
     let text = run![plan];
     assert!(!text.contains("llama-server") && text.contains("--model"), "{text}");
-    // Several learn files are none.
+    // Several learn files have no command.
     let copy = dir.path().join("copy.json");
     fs::copy(&out, &copy).unwrap();
     let plan = args!["--quiet", "plan", out, copy, "--model", model, "--budget-mib", "1"];

@@ -96,7 +96,7 @@ pub fn print_warnings(run: &Run, ctx: &Context) -> anyhow::Result<()> {
     let progress = Progress::of_run(ctx, run);
     let warnings = run.remarks()?;
     drop(progress);
-    remarks.iter().for_each(|remark| ctx.note(remark));
+    warnings.iter().for_each(|warning| ctx.note(warning));
     Ok(())
 }
 

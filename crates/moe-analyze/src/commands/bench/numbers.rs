@@ -16,7 +16,7 @@ pub enum NumbersError {
     NotANumber {
         /// The part.
         text: String,
-        /// What is expected.
+        /// The expected text.
         source: ValueError,
     },
     /// A number is out of range.

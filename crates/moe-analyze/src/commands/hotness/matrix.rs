@@ -62,7 +62,7 @@ pub fn check_value(args: &Args, counted: &Counted) -> anyhow::Result<()> {
 pub fn matrix<'a>(args: &Args, counted: &'a Counted) -> Matrix<'a> {
     let (hotness, bytes) = (&counted.hotness, &counted.bytes);
     match args.group_by() {
-        None => Matrix::integer_in(hotness, args.phases(), bytes),
+        None => Matrix::whole(hotness, args.phases(), bytes),
         Some(by) => Matrix::split(
             hotness,
             args.phases(),

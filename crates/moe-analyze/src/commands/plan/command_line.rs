@@ -28,7 +28,7 @@ impl HotCache {
     pub fn command(&self) -> Option<&str> {
         match self {
             HotCache::Command(command) => Some(command),
-            HotCache::Empty | HotCache::Lacking(_) => None,
+            HotCache::Empty | HotCache::Unavailable(_) => None,
         }
     }
 }
@@ -45,7 +45,7 @@ pub fn hot_cache(planned: &Planned) -> HotCache {
         return HotCache::Empty;
     }
     let Some(learn) = &planned.learn_file else {
-        return HotCache::Lacking(if args.paths.len() > 1 {
+        return HotCache::Unavailable(if args.paths.len() > 1 {
             "the runtime reads one learn file: run this command again with --out FILE.json to write it"
         } else {
             "the runtime reads a learn file: run this command again with --out FILE.json, or write one with `moe-analyze hotness --out \
@@ -54,11 +54,11 @@ pub fn hot_cache(planned: &Planned) -> HotCache {
     };
     let path = match &planned.experts.model {
         Ok(path) => path,
-        Err(why) => return HotCache::Lacking(why),
+        Err(why) => return HotCache::Unavailable(why),
     };
     let is_off = |lane: &Lane| lane.budget_bytes < MIB && !lane.selected.is_empty();
     if plan.lanes.iter().any(is_off) {
-        return HotCache::Lacking(
+        return HotCache::Unavailable(
             "the runtime's budgets are integers of MiB, and 0 disables a lane: plan with at least 1 MiB for each lane",
         );
     }
