@@ -58,7 +58,7 @@ fn usage_errors_are_one_line_and_exit_with_2() {
         (&["gguf-map"], "arguments were not provided: <FILE>"),
         (
             &["gguf-map", "x", "-o", "xml"],
-            "invalid value 'xml' for '--output <FORMAT>' [possible values: table,",
+            "invalid value 'xml' for '--output <ENCODING>' [possible values: table,",
         ),
         (&["hotness", "x", "--phase", "y"], "invalid value 'y' for '--phase <PHASE>'"),
         (&["hotness", "x", "--wrong"], "unexpected argument '--wrong'"),

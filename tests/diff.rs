@@ -183,7 +183,7 @@ fn rejects_inputs_that_are_not_runs() {
     refused(&dir.path().join("absent"), "cannot open");
     refused(&tiny(), "is not a run");
     let dump = repository("fixtures/foreign/sglang-pt/stat.pt");
-    refused(&dump, "is of the format sglang-pt");
+    refused(&dump, "has the format sglang-pt");
     refused(dir.path(), "neither a run directory");
     let trace = fs::read(run.join("trace.bin")).unwrap();
     let broken = dir.path().join("broken.bin");

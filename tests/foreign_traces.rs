@@ -230,7 +230,7 @@ fn detects_formats_that_resemble_records() {
         assert!(facts.contains(&format!("\"{format}\"")), "{facts}");
         for command in ["accesses", "graph"] {
             let error = fail!["--quiet", command, path];
-            assert!(error.contains(&format!("is of the format {format} (")), "{error}");
+            assert!(error.contains(&format!("has the format {format} (")), "{error}");
         }
     }
 }
@@ -264,7 +264,7 @@ fn accepts_operation_names() {
     ] {
         fs::write(&ops, table).unwrap();
         let error = fail!["--quiet", "hotness", trace, "--ops", ops];
-        let expected = format!("line {line}: not `number,name`");
+        let expected = format!("line {line}: expected `number,name`");
         assert!(error.contains(&expected), "{error}");
     }
     fs::write(&ops, "number,name\n300,MUL_MAT_ID\n").unwrap();

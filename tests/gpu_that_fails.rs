@@ -44,7 +44,7 @@ fn falls_back_to_the_cpu_or_fails_if_the_gpu_does_not_open() {
         let line = String::from_utf8_lossy(&refused.get_output().stderr);
         assert_eq!(line.lines().count(), 1, "{line}");
         assert!(line.starts_with(&format!("moe-analyze: --device cuda: {says}")), "{line}");
-        assert!(!out.exists(), "{fails}: a run that did not begin");
+        assert!(!out.exists(), "{fails}: no run directory must be created");
 
         let done = recorded("auto").assert().success();
         let stderr = String::from_utf8_lossy(&done.get_output().stderr);

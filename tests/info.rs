@@ -81,8 +81,8 @@ fn accepts_one_hyperparameter_value_per_layer() {
     let model = dir.path().join("puzzle.gguf");
     puzzle(&model, numbers(&[0, 2, 0, 2]));
     let facts = sound(&model);
-    assert_eq!(fact(&facts, "experts_for_a_token"), &serde_json::json!([0, 2, 0, 2]));
-    assert_eq!(fact(&facts, "experts_in_a_layer"), 8);
+    assert_eq!(fact(&facts, "experts_per_token"), &serde_json::json!([0, 2, 0, 2]));
+    assert_eq!(fact(&facts, "experts_per_layer"), 8);
     assert_eq!(fact(&facts, "notes"), &serde_json::json!([]));
     assert!(run!["info", model].contains("[0, 2, 0, 2]"));
     // Every command with --model accepts them: 4 layers, of which two have experts.
@@ -100,7 +100,7 @@ fn accepts_one_hyperparameter_value_per_layer() {
 
     puzzle(&model, numbers(&[2; 4]));
     let facts = sound(&model);
-    assert_eq!(fact(&facts, "experts_for_a_token"), 2);
+    assert_eq!(fact(&facts, "experts_per_token"), 2);
     assert!(facts.get("nextn_layers").is_none());
 }
 
@@ -159,7 +159,7 @@ fn json_values_have_types() {
     let csv = run!["info", model, "-o", "csv"];
     assert!(csv.contains(&format!("\nsize_bytes,{size}\n")), "{csv}");
     let table = run!["info", model];
-    assert!(table.contains("\nexperts in a layer") && table.contains(" MiB\n"), "{table}");
+    assert!(table.contains("\nexperts per layer") && table.contains(" MiB\n"), "{table}");
     assert!(!table.contains("size bytes"), "{table}");
 }
 
@@ -168,8 +168,8 @@ fn describes_and_checks_models() {
     let facts = sound(&repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf"));
     assert_eq!(fact(&facts, "architecture"), "qwen3moe");
     assert_eq!(fact(&facts, "layers"), 6);
-    assert_eq!(fact(&facts, "experts_in_a_layer"), 32);
-    assert_eq!(fact(&facts, "experts_for_a_token"), 4);
+    assert_eq!(fact(&facts, "experts_per_layer"), 32);
+    assert_eq!(fact(&facts, "experts_per_token"), 4);
 
     let dir = tempfile::tempdir().unwrap();
     let mtp = dir.path().join("mtp.gguf");
@@ -255,7 +255,7 @@ fn describes_and_checks_runs_and_traces() {
     fs::write(&trace_file, cut).unwrap();
     unsound(&run, "trace.bin is truncated: 100 bytes");
     fs::write(&trace_file, &trace[..trace.len() - 1024]).unwrap();
-    unsound(&run, "promises");
+    unsound(&run, "declares");
     fs::write(&trace_file, &trace).unwrap();
     fs::remove_file(run.join("manifest.json")).unwrap();
     unsound(&run, "manifest.json is missing");
@@ -285,7 +285,12 @@ fn describes_and_checks_tables_and_datasets() {
     unsound(&tables, "routing.parquet");
     fs::remove_file(tables.join("ops.parquet")).unwrap();
     let (_, _, faults) = info(&tables);
-    assert!(faults.iter().any(|fault| fault.contains("no table ops")), "{faults:?}");
+    assert!(
+        faults
+            .iter()
+            .any(|fault| fault.contains("the table ops is missing")),
+        "{faults:?}"
+    );
 }
 
 #[test]
@@ -309,7 +314,7 @@ fn unknown_formats_exit_with_2() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("notes.txt");
     fs::write(&file, "notes").unwrap();
-    assert!(fail!["info", file].contains("is in no known format"));
+    assert!(fail!["info", file].contains("has an unknown format"));
     fs::write(&file, "").unwrap();
     assert!(fail!["info", file].contains("is empty"));
     assert!(fail!["info", dir.path()].contains("neither a run directory"));

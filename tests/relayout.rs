@@ -36,7 +36,7 @@ fn numeric_order_is_bit_identical() {
         let text = run!["relayout", model, "--out", out, "--verify"];
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[0].starts_with("bytes: ") && lines[0].ends_with(" keys are identical"));
-        assert_eq!(lines[1], format!("logits: identical at 9 positions of {n_vocab}"));
+        assert_eq!(lines[1], format!("logits: identical (9 positions × {n_vocab})"));
         let order = layer_order(&Gguf::open(&out).unwrap());
         assert!(order.is_sequential());
         assert_eq!(order.seeks, 0);
@@ -199,7 +199,7 @@ fn rejects_invalid_orders_without_output() {
     refused(&["--permute-experts", arg(&order)], "order.json");
     // A learn file of a model with more experts.
     let (_, learn) = learn(&fixture("tiny-qwen3moe-Q4_K_M"), dir.path());
-    refused(&["--order", "hot-first", "--hotness", arg(&learn)], "another model");
+    refused(&["--order", "hot-first", "--hotness", arg(&learn)], "pass a file of this model");
 }
 
 #[test]
@@ -248,7 +248,7 @@ fn requires_extension_gguf() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("new.bin");
     let line = fail!["relayout", fixture("tiny-qwen3moe-Q4_K_M"), "--out", out];
-    assert!(line.contains(".gguf file"), "{line}");
+    assert!(line.contains("the extension must be .gguf"), "{line}");
     assert!(!out.exists());
 }
 

@@ -211,7 +211,7 @@ fn rejects_options_without_effect() {
     let fixture = Fixture::new();
     let run = fixture.path("run");
     for (more, expected) in [
-        (&["--split", "0.5", "--table", "drift"][..], "--table split"),
+        (&["--split", "0.5", "--table", "drift"][..], "--split has no effect"),
         (&["--label", "a"], "--split by-label and --table domains"),
     ] {
         let line = fail!["stability", run, more];

@@ -219,7 +219,7 @@ fn invalid_input_is_one_line_and_exits_with_2() {
     let model = repository("fixtures/random-qwen3moe-F16.gguf");
     for (input, expected) in [
         (dir.path().join("absent"), "cannot open"),
-        (text, "is in no known format"),
+        (text, "has an unknown format"),
         (model, "is a model"),
         (dir.path().to_owned(), "neither a run directory"),
     ] {

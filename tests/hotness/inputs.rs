@@ -132,8 +132,8 @@ fn invalid_input_is_one_line_and_exits_with_2() {
     let inputs = [
         (dir.path().join("absent"), "cannot open"),
         (file("empty.bin", b""), "is empty"),
-        (file("text.bin", b"no trace at all"), "is in no known format"),
-        (file("zeros.bin", &[0; 4096]), "is in no known format"),
+        (file("text.bin", b"no trace at all"), "has an unknown format"),
+        (file("zeros.bin", &[0; 4096]), "has an unknown format"),
         (
             file("table.parquet", b"PAR1 and then nothing"),
             "table.parquet: the file is damaged: Parquet error: Invalid Parquet file. Corrupt footer;",

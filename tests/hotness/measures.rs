@@ -62,7 +62,7 @@ fn overall_table_has_one_row_per_measure() {
     assert_eq!(names.len(), 14);
     let row = |name: &str| &rows[names.iter().position(|n| *n == name).unwrap()];
     close(row("overlap"), "layer_mean", 0.25);
-    close(row("max_over_mean"), "least", 8.0);
+    close(row("max_over_mean"), "min", 8.0);
     // Layer 5 routes 7 tokens: 3 of one alternating pair and 4 of the other.
     assert_eq!(row("entropy")["min_layer"], 5);
 }

@@ -182,7 +182,8 @@ fn draws_plots() {
     assert!(png.starts_with(b"\x89PNG\r\n\x1a\n") && png.ends_with(b"IEND\xaeB`\x82"));
     let svg = fs::read_to_string(svg).unwrap();
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
-    for text in ["layer", "expert", "Activations of each expert", "relative to a uniform share (×)"]
+    for text in
+        ["layer", "expert", "Activations of each expert", "relative to a uniform router (×)"]
     {
         assert!(svg.contains(text), "{text}");
     }

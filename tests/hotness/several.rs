@@ -23,7 +23,7 @@ fn adds_several_runs() {
         .assert()
         .success();
     let stderr = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
-    assert!(stderr.starts_with("the model of 1 input is unknown"), "{stderr}");
+    assert!(stderr.starts_with("warning: the model of 1 input is unknown"), "{stderr}");
 }
 
 /// Adds a run to a dataset next to the fixture.

@@ -85,8 +85,8 @@ fn simulations_omit_the_mtp_head() {
     let learn = learn(&dir);
     let args = ["simulate", arg(&trace), "--model", arg(&mtp), "--budget-mib", "1"];
     let stderr = stderr_of(args![args, "--learn", learn]);
-    assert!(stderr.contains("18 look-ups of 24 experts in 3 layers"), "{stderr}");
-    assert!(stderr.contains("left out: 6 selections of experts of the MTP head"), "{stderr}");
+    assert!(stderr.contains("18 lookups of 24 experts in 3 layers"), "{stderr}");
+    assert!(stderr.contains("omitted 6 activations of experts of the MTP head"), "{stderr}");
 }
 
 /// The runtime's budgets are MiB, and 0 MiB disables its cache.

@@ -32,7 +32,7 @@ fn explains_decisions() {
     assert_eq!(plan["explanations"][1]["free_bytes"], 9408);
     let csv = run![args, "-o", "csv"];
     assert!(
-        csv.starts_with("layer,expert,cached,hits,score,place,why\n0,3,yes,9,3000009,1,"),
+        csv.starts_with("layer,expert,cached,hits,score,rank,reason\n0,3,yes,9,3000009,1,"),
         "{csv}"
     );
 }
@@ -76,7 +76,7 @@ fn prints_command_lines() {
         arg(&learn)
     );
     assert!(text.contains(&hot_cache), "{text}");
-    assert!(text.contains("an estimate"), "{text}");
+    assert!(text.contains("(estimate"), "{text}");
     // A layer's experts are 32 × 27,648 bytes: three layers fit into 3 MiB, the best are the two with activations and a third.
     assert!(
         text.contains(
@@ -175,7 +175,7 @@ fn prints_errors_in_one_line() {
         (args!["plan", learn, "--model", learn, "--budget-mib", "1"], "learn.json"),
         (args!["plan", learn, "--sizes", sizes, "--budget-mib", "1"], "line 2"),
         (args!["plan", learn, "--update", sizes], "sizes.csv"),
-        (args!["plan", learn, "--update", off], "names no expert"),
+        (args!["plan", learn, "--update", off], "contains no expert"),
     ];
     for (args, expected) in cases {
         let error = fail![args];

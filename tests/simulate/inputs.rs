@@ -104,13 +104,13 @@ fn rejects_learn_files_and_predictions_of_another_model() {
     let bare = args!["--quiet", "simulate", trace, "--budget-mib", "1", "--model", model];
     for simulate in [with_run, bare] {
         for (more, path, expected) in [
-            (learnt(&few), &few, "it says 8 experts in a layer, the model"),
-            (learnt(&deep), &deep, "contains expert 7 of layer 6, which"),
-            (learnt(&other), &other, "it says 2 layers, the model"),
-            (predicted(&other), &other, "it says 2 layers, the model"),
+            (learnt(&few), &few, ": it says 8 experts in a layer, the model"),
+            (learnt(&deep), &deep, " contains expert 7 of layer 6, which"),
+            (learnt(&other), &other, ": it says 2 layers, the model"),
+            (predicted(&other), &other, ": it says 2 layers, the model"),
         ] {
             let line = fail![simulate, more];
-            let expected = format!("moe-analyze: {}: {expected}", arg(path));
+            let expected = format!("moe-analyze: {}{expected}", arg(path));
             assert!(line.starts_with(&expected), "{line}");
         }
         run![simulate, learnt(&own)];

@@ -80,7 +80,7 @@ fn warns_about_caches_below_one_token() {
     let stderr = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
     // Four experts of 1 MiB in six layers.
     assert!(stderr.contains("24.0 MiB of experts") && stderr.contains("(23 MiB)"), "{stderr}");
-    assert!(stderr.contains("all experts fit in 192 MiB"), "{stderr}");
+    assert!(stderr.contains("all experts fit into 192 MiB"), "{stderr}");
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn prints_one_row_per_predictor() {
     let failure = fail!["simulate", trace, "--predictor", "previous"];
     assert!(failure.contains("--pcie-gb-s"), "{failure}");
     let failure = fail![args, link, more, "--depth", "4"];
-    assert!(failure.contains("1 to 3 layers"), "{failure}");
+    assert!(failure.contains("out of range (1..=3)"), "{failure}");
 }
 
 /// A sample of all experts equals LRU; a smaller sample has a confidence interval.

@@ -29,7 +29,7 @@ fn errors_list_available_tables_and_columns() {
     assert!(bare.contains("trace.bin: accesses, hotness, ops, routing"), "{bare}");
     let text = dir.path().join("notes.txt");
     std::fs::write(&text, "notes").unwrap();
-    assert!(fail!["--quiet", "sql", "SELECT 1", text].contains("in no known format"));
+    assert!(fail!["--quiet", "sql", "SELECT 1", text].contains("has an unknown format"));
     let other = dir.path().join("other.parquet");
     run!["--quiet", "parquet", run, "--out", dir.path().join("tables")];
     std::fs::copy(dir.path().join("tables/ops.parquet"), &other).unwrap();

@@ -103,11 +103,13 @@ fn warns_about_labels_of_missing_sequences() {
     };
     let found = notes(&["--table", "domains"]);
     assert!(
-        found.contains("labels 2 sequences that two.jsonl has no token of, the first is 10"),
+        found.contains(
+            "labels 2 sequences that two.jsonl does not contain; the first is sequence 10"
+        ),
         "{found}"
     );
     fs::write(&labels, "4,code\n9,law\n").unwrap();
-    assert!(!notes(&["--table", "domains"]).contains("no token of"));
+    assert!(!notes(&["--table", "domains"]).contains("does not contain"));
 }
 
 #[test]

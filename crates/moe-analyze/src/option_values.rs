@@ -15,7 +15,7 @@ pub enum ValueError {
     /// The value is not an integer of the range.
     #[error("{problem} ({least}..={most})")]
     OutOfRange {
-        /// What is wrong: not an integer, or an integer outside of the range.
+        /// `not an integer`, or `out of range`.
         problem: &'static str,
         /// Smallest valid value.
         least: String,

@@ -90,7 +90,7 @@ pub struct DeviceArgs {
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Post-Fetch (with --policy post-fetch)")]
 pub struct PostFetchArgs {
-    /// Enable copies to the GPU; with 0 the CPU computes all experts
+    /// With 1, copy down matrices to the GPU; with 0, the CPU computes all experts
     #[arg(
         long,
         env = "LLAMA_POSTFETCH_ENABLE",
@@ -99,7 +99,7 @@ pub struct PostFetchArgs {
         value_parser = EnvOptionParser(switch)
     )]
     pub postfetch_enable: EnvOption<bool>,
-    /// Let the CPU compute all experts, for comparison
+    /// With 1, the CPU computes all experts, for comparison
     #[arg(
         long,
         env = "LLAMA_POSTFETCH_FORCE_CPU",
@@ -108,7 +108,7 @@ pub struct PostFetchArgs {
         value_parser = EnvOptionParser(switch)
     )]
     pub postfetch_force_cpu: EnvOption<bool>,
-    /// Wait for copies that are not ready in time; with 0 the CPU computes these experts
+    /// With 1, wait for copies that are not ready in time; with 0, the CPU computes these experts
     #[arg(
         long,
         env = "LLAMA_POSTFETCH_BLOCK_ON_MISS",
@@ -135,7 +135,7 @@ pub struct PostFetchArgs {
         value_parser = EnvOptionParser(integer_in(0..=1usize << 20))
     )]
     pub postfetch_scratchpad_mb: EnvOption<usize>,
-    /// Use a separate CUDA stream for copies
+    /// With 1, use a separate CUDA stream for copies
     #[arg(
         long,
         env = "LLAMA_POSTFETCH_USE_DEDICATED_STREAMS",
@@ -153,7 +153,7 @@ pub struct PostFetchArgs {
         value_parser = EnvOptionParser(integer_in(0..=1usize << 14))
     )]
     pub postfetch_cpu_limit: EnvOption<usize>,
-    /// Print each copy on stderr, unless --quiet is given
+    /// With 1, print each copy on stderr, unless --quiet is given
     #[arg(
         long,
         env = "LLAMA_POSTFETCH_DEBUG",

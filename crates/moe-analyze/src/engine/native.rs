@@ -117,7 +117,7 @@ pub fn gpus_at_start(devices: &Devices) -> Vec<manifest::Gpu> {
     gpus
 }
 
-/// Returns a measured bandwidth. Prints a failure, for example because GPU memory is full.
+/// Returns a measured bandwidth. Prints a failure, for example if GPU memory is exhausted.
 pub fn gpu_bandwidth<E: Display>(measured: Result<f64, E>, ctx: &Context) -> Option<f64> {
     let failed = |error: &E| {
         ctx.note(format_args!(
@@ -127,7 +127,7 @@ pub fn gpu_bandwidth<E: Display>(measured: Result<f64, E>, ctx: &Context) -> Opt
     measured.inspect_err(failed).ok()
 }
 
-/// Describes the operations of each GPU that the CPU ran instead. Returns an empty list if there are none.
+/// Describes the operations of each GPU that the CPU ran instead. Returns an empty list without such operations.
 pub fn fallbacks(gpus: &[manifest::Gpu]) -> Vec<String> {
     let all = gpus.iter().filter_map(|gpu| {
         let fallbacks = gpu.fallbacks.as_ref()?;

@@ -26,7 +26,7 @@ fn warning(bytes: u64, matrix: u64, wanted: u64) -> Option<String> {
     }
     let needed = (wanted * matrix).div_ceil(1 << 20);
     Some(format!(
-        "warning: the scratchpad of {} is too small: it holds {room} of the {wanted} down matrices of a token in a layer, {} each, and \
+        "warning: the scratchpad of {} is too small: {room} of a token's {wanted} down matrices in a layer fit, {} each, and \
          the CPU computes the other experts; pass --postfetch-scratchpad-mb {needed}, or 0 for the size that they need",
         human_bytes(bytes),
         human_bytes(matrix)
@@ -46,10 +46,10 @@ mod tests {
     #[test]
     fn suggests_a_size_that_is_large_enough() {
         let some = warning((4 << 20) - 1, 1 << 20, 4).unwrap();
-        assert!(some.contains("holds 3 of the 4 down matrices"), "{some}");
+        assert!(some.contains("3 of a token's 4 down matrices"), "{some}");
         assert!(some.contains("--postfetch-scratchpad-mb 4,"), "{some}");
         let none = warning(1 << 20, (17 << 20) + 1, 4).unwrap();
-        assert!(none.contains("holds 0 of"), "{none}");
+        assert!(none.contains(": 0 of"), "{none}");
         assert!(none.contains("--postfetch-scratchpad-mb 69,"), "{none}");
     }
 }

@@ -108,7 +108,7 @@ impl AutoBudgetArgs {
         let bytes = |mib: f64| (mib * MIB as f64) as u64;
         let budget = auto_budget_bytes(bytes(free), bytes(kv), bytes(reserve));
         ctx.note(format_args!(
-            "lane {lane}: budget {} MiB: {free} MiB free - {kv} MiB KV cache - {reserve} MiB reserve",
+            "lane {lane}: budget {} MiB ({free} MiB free - {kv} MiB KV cache - {reserve} MiB reserve)",
             budget / MIB
         ));
         Ok(budget)

@@ -130,7 +130,7 @@ pub fn caveats(planned: &Planned) -> Vec<&'static str> {
 
 /// The best use of the budget with upstream llama.cpp: all experts of some layers on the GPU.
 pub struct Stock {
-    /// The command, or the reason why there is none.
+    /// The command, or the reason why it is unavailable.
     pub command: Result<String, &'static str>,
     /// Layers whose experts are on the GPU.
     pub layers: BTreeSet<LayerId>,

@@ -187,15 +187,15 @@ pub fn print_notes(inputs: &Inputs, budgets: &[u64], policies: &[PolicyName], ct
             list(&short)
         ));
     }
-    let whole = which(&|budget| budget >= total);
-    if !whole.is_empty() {
+    let large_enough = which(&|budget| budget >= total);
+    if !large_enough.is_empty() {
         let whole_model = inputs.model_bytes.map(|bytes| {
             let rest = in_mib(bytes.saturating_sub(total));
             format!("; with {rest} of other weights the entire model fits")
         });
         ctx.note(format_args!(
             "all experts fit into {} MiB, so no cache is needed{}",
-            list(&whole),
+            list(&large_enough),
             whole_model.unwrap_or_default()
         ));
     }

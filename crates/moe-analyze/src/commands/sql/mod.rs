@@ -41,10 +41,10 @@ pub struct Args {
 
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     args.rows.check()?;
-    let named = sql::table_names(&args.query);
+    let queried = sql::table_names(&args.query);
     let inputs = inputs::open(&args.inputs, &args.trace, ctx)?;
-    let named: BTreeSet<String> = match named {
-        Ok(named) => named.into_iter().collect(),
+    let queried: BTreeSet<String> = match queried {
+        Ok(queried) => queried.into_iter().collect(),
         Err(error) => {
             return Err(with_tables(
                 error,
@@ -55,12 +55,12 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         }
     };
     let mut temporary = Temporary::new(args.rows.file().map(|file| &**file));
-    let database = database(&inputs, &named, &mut temporary, ctx)?;
+    let database = database(&inputs, &queried, &mut temporary, ctx)?;
     let query = || {
         let options = sql::QueryOptions::default();
         let progress = Progress::following(ctx, "rows", database.n_rows(), options.n_read.clone());
         let rows = database.query(&args.query, &options);
-        let rows = rows.map_err(|error| with_tables(error, &inputs, &named, &database))?;
+        let rows = rows.map_err(|error| with_tables(error, &inputs, &queried, &database))?;
         anyhow::Ok((rows, progress))
     };
     args.rows.write_file(ctx, |file, format| {
@@ -84,19 +84,19 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 /// Returns the tables in the query that the inputs have.
 fn database(
     inputs: &[QueryInput],
-    named: &BTreeSet<String>,
+    queried: &BTreeSet<String>,
     temporary: &mut Temporary,
     ctx: &Context,
 ) -> anyhow::Result<Database> {
     let mut database = Database::default();
     for input in inputs {
-        for file in input.files(named, temporary, ctx)? {
+        for file in input.files(queried, temporary, ctx)? {
             let run = (inputs.len() > 1 || file.is_partition).then_some(file.run.as_str());
             database.add(file.table, &file.path, run)?;
         }
     }
     let has_table = |table: &str| database.tables().any(|(name, _)| name == table);
-    for table in named.iter().filter(|table| has_table(table)) {
+    for table in queried.iter().filter(|table| has_table(table)) {
         let lacking = inputs
             .iter()
             .filter(|input| !input.tables().contains(&table.as_str()));
@@ -114,14 +114,14 @@ fn database(
 fn with_tables(
     error: sql::Error,
     inputs: &[QueryInput],
-    named: &BTreeSet<String>,
+    queried: &BTreeSet<String>,
     database: &Database,
 ) -> anyhow::Error {
     if !matches!(error, sql::Error::Query { .. }) {
         return error.into();
     }
     let tables: Vec<(&str, Vec<&str>)> = database.tables().collect();
-    if named
+    if queried
         .iter()
         .all(|name| tables.iter().any(|(table, _)| table == name))
         && !tables.is_empty()
