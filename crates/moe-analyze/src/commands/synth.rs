@@ -60,7 +60,7 @@ pub struct Args {
     /// Random seed for weights, vocabulary and expert order
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Exponent S of the Zipf law: the expert of rank r is selected with a frequency proportional to 1 / r^S; 0 is uniform
+    /// Exponent S of the Zipf law: the expert of rank r is selected with a frequency proportional to 1 / r^S; 0 or more, 0 is uniform
     #[arg(
         long,
         value_name = "S",

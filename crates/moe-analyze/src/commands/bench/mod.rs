@@ -76,11 +76,12 @@ pub struct Args {
     /// Prompt tokens per forward pass (llama.cpp's ubatch), at least 1
     #[arg(short = 'b', long, value_name = "N", default_value_t = 512, value_parser = at_least(1usize))]
     batch_size: usize,
-    #[command(flatten)]
-    device: DeviceArgs,
     /// Format of the rows on stdout
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     output: Format,
+    // Last, because its headings apply to all options after it.
+    #[command(flatten)]
+    device: DeviceArgs,
 }
 
 /// A test: prompt processing or decoding.

@@ -35,16 +35,16 @@ impl FromStr for Budget {
 
 /// Options of automatic budgets, a value per lane.
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Budget")]
+
 pub struct AutoBudgetArgs {
     /// Free GPU memory in MiB for --budget-mib auto, one value per lane [default: from nvidia-smi]
-    #[arg(long, value_name = "MIB[,…]", value_delimiter = ',', value_parser = mib)]
+    #[arg(long, value_name = "MIB[,…]", value_delimiter = ',', value_parser = mib, help_heading = "Budget")]
     free_mib: Vec<f64>,
     /// MiB to reserve for the KV cache with --budget-mib auto, one value per lane [default: 0, it is already allocated]
-    #[arg(long, value_name = "MIB[,…]", value_delimiter = ',', value_parser = mib)]
+    #[arg(long, value_name = "MIB[,…]", value_delimiter = ',', value_parser = mib, help_heading = "Budget")]
     kv_mib: Vec<f64>,
     /// MiB of GPU memory to leave free with --budget-mib auto, one value per lane [default: 1024 for the first lane, 512 for others]
-    #[arg(long, value_name = "MIB[,…]", value_delimiter = ',', value_parser = mib)]
+    #[arg(long, value_name = "MIB[,…]", value_delimiter = ',', value_parser = mib, help_heading = "Budget")]
     reserve_mib: Vec<f64>,
 }
 

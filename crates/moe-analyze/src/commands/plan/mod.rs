@@ -26,7 +26,7 @@ use crate::traces::ImportArgs;
 
 use budget::Budget;
 
-/// Plan which experts a hot expert cache contains, exactly like its runtime
+/// Plan which experts a hot expert cache contains, with the same result as its runtime
 ///
 /// Reads learn files and plans the cache that the hot expert cache (github.com/adrianhoehne/llama.cpp) builds from them: weighting,
 /// packing with an empty expert per layer, up to three lanes (GPUs). Prints one row per layer and the command lines that use the

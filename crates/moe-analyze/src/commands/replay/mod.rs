@@ -70,11 +70,12 @@ pub struct Args {
     /// Replace the run directory of --out if it exists
     #[arg(long)]
     force: bool,
-    #[command(flatten)]
-    device: DeviceArgs,
     /// Format of the rows on stdout
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     output: Format,
+    // Last, because its headings apply to all options after it.
+    #[command(flatten)]
+    device: DeviceArgs,
 }
 
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {

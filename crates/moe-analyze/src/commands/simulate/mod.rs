@@ -55,7 +55,7 @@ pub struct Args {
         default_value = "belady,lru,lfu,random,layer,layerlfu"
     )]
     policy: Vec<PolicyChoice>,
-    /// Learn file, or a trace to count, with which the policies staticlearn and hotcache start
+    /// Learn file (or a trace to count) that the policies staticlearn and hotcache start from
     #[arg(long, value_name = "FILE", help_heading = "Policies")]
     learn: Option<PathBuf>,
     /// Fraction of the lookups that the policy static counts before it fills the cache, 0 to 1

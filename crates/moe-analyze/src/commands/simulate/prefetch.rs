@@ -19,7 +19,7 @@ use crate::progress::Progress;
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Prefetching")]
 pub struct PrefetchArgs {
-    /// Predictors to prefetch with, and to count timely, late, missed and wasted copies of: previous, hottest, markov, coactivation
+    /// Prefetch with these predictors and count timely, late, missed and wasted copies: previous, hottest, markov, coactivation
     #[arg(
         long,
         value_name = "NAME[,…]",
