@@ -1,4 +1,4 @@
-//! `accesses`: figures of a recorded run against those that DuckDB finds in its tables, and the forms they are printed in.
+//! `accesses`: figures of a recorded run, compared with those of DuckDB on its tables, and their output formats.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ fn recorded(dir: &Path, model: &str) -> PathBuf {
 }
 
 #[test]
-fn duckdb_finds_the_same_figures_in_the_tables() {
+fn figures_equal_those_of_duckdb() {
     let Some(python) = python("duckdb") else {
         return;
     };
@@ -43,7 +43,7 @@ fn duckdb_finds_the_same_figures_in_the_tables() {
 }
 
 #[test]
-fn our_own_runs_resolve_without_exception() {
+fn own_runs_have_no_unresolved_accesses() {
     for model in ["tiny-gpt-oss-MXFP4", "random-dots1-F16"] {
         let dir = tempfile::tempdir().unwrap();
         let run = recorded(dir.path(), model);
@@ -53,10 +53,10 @@ fn our_own_runs_resolve_without_exception() {
 }
 
 #[test]
-fn a_trace_of_another_recorder_gives_the_same_report() {
+fn trace_of_another_recorder_yields_the_same_report() {
     let dir = tempfile::tempdir().unwrap();
     let run = recorded(dir.path(), "tiny-gpt-oss-MXFP4");
-    // Plain v4, as the thesis's tracer writes it: no extension, indices of its own, names of views.
+    // Plain v4, like TensorAccessLog's tracer: no extension, other indices, names of views.
     let mut bytes = fs::read(run.join("trace.bin")).unwrap();
     for record in bytes.chunks_exact_mut(1024) {
         record[857] = 0;
@@ -77,14 +77,14 @@ fn a_trace_of_another_recorder_gives_the_same_report() {
         let given = ["accesses", arg(&foreign), "--model", arg(&model)];
         assert_eq!(run![given, rows], ours, "{table}");
     }
-    // Of another model, by the same names: all that its file has elsewhere is listed.
+    // A model with the same tensor names: all tensors at other offsets are listed.
     let other = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
     let of_other = ["accesses", arg(&foreign), "--model", arg(&other), "--table", "unresolved"];
     let listed = run![of_other, "-o", "csv"];
     assert!(listed.contains("\nblk.0.attn_q.weight (view),"), "{listed}");
 }
 
-/// The values of `figures`, by figure and phase.
+/// Returns a value of `figures`.
 fn figure(run: &Path, figure: &str, phase: Option<&str>) -> u64 {
     let rows = run!["accesses", run, "-o", "json"];
     let rows: Vec<Value> = serde_json::from_str(&rows).unwrap();
@@ -93,7 +93,7 @@ fn figure(run: &Path, figure: &str, phase: Option<&str>) -> u64 {
 }
 
 #[test]
-fn the_known_run_has_the_figures_that_it_must() {
+fn known_run_has_known_figures() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     known_run(&run);
@@ -109,7 +109,7 @@ fn the_known_run_has_the_figures_that_it_must() {
     let summary = run!["accesses", run];
     assert!(
         summary.starts_with(
-            "layers: in order in 7 of 7 passes; 100.0 % of steps go to the next layer, 0 back\n"
+            "layers: accessed in order in 7 of 7 passes; 100.0 % of steps go to the next layer, 0 go back\n"
         ),
         "{summary}"
     );
@@ -120,7 +120,7 @@ fn the_known_run_has_the_figures_that_it_must() {
 }
 
 #[test]
-fn a_bare_trace_needs_its_model() {
+fn trace_without_map_needs_the_model() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     known_run(&run);
@@ -133,7 +133,7 @@ fn a_bare_trace_needs_its_model() {
 
     let out = dir.path().join("figures.parquet");
     let line = fail!["accesses", run, "--out", out];
-    assert!(line.contains("figures.parquet: no format"), "{line}");
+    assert!(line.contains("figures.parquet: the extension must be"), "{line}");
     let out = dir.path().join("figures.csv");
     fs::write(&out, "precious").unwrap();
     let line = fail!["accesses", run, "--out", out];

@@ -1,4 +1,4 @@
-//! What is common to all subcommands: help, versions, usage errors, completions, the manual, a closed pipe.
+//! Common to all subcommands: help, version, usage errors, completions, manual pages, a closed pipe.
 
 use std::io::Read;
 use std::process::Stdio;
@@ -34,7 +34,7 @@ const SUBCOMMANDS: &[&str] = &[
 fn help_lists_exactly_the_subcommands_and_each_has_help() {
     let help = run!["--help"];
     let (_, commands) = help.split_once("Commands:\n").unwrap();
-    // Descriptions that are wrapped go on further to the right.
+    // Wrapped descriptions are indented further.
     let listed: Vec<&str> = commands
         .lines()
         .take_while(|line| line.starts_with("  "))
@@ -52,50 +52,50 @@ fn help_lists_exactly_the_subcommands_and_each_has_help() {
 }
 
 #[test]
-fn usage_errors_are_one_line_and_exit_2() {
+fn usage_errors_are_one_line_and_exit_with_2() {
     for (args, expected) in [
         (&["no-such-command"][..], "unrecognized subcommand 'no-such-command'"),
         (&["gguf-map"], "arguments were not provided: <FILE>"),
         (
             &["gguf-map", "x", "-o", "xml"],
-            "invalid value 'xml' for '--output <FORMAT>' [possible values: table,",
+            "invalid value 'xml' for '--output <ENCODING>' [possible values: table,",
         ),
         (&["hotness", "x", "--phase", "y"], "invalid value 'y' for '--phase <PHASE>'"),
         (&["hotness", "x", "--wrong"], "unexpected argument '--wrong'"),
         (&[], "a subcommand is missing"),
         (
             &["record", "-n", "-1"],
-            "invalid value '-1' for '--n-predict <N>': give an integer of at least 0;",
+            "invalid value '-1' for '--n-predict <N>': expected an integer of at least 0;",
         ),
         (&["record", "--threads", "-1"], "invalid value '-1' for '--threads <N>'"),
         (
             &["bench", "-r", "-2"],
-            "invalid value '-2' for '--repetitions <N>': give an integer of at least 0;",
+            "invalid value '-2' for '--repetitions <N>': expected an integer of at least 1;",
         ),
         (
             &["plan", "x", "--layer-curve", "half"],
-            "invalid value 'half' for '--layer-curve <C>': give a number;",
+            "invalid value 'half' for '--layer-curve <C>': expected a number;",
         ),
         (
             &["bench", "-t", "0"],
             "invalid value '0' for '--threads <N>': 0 is out of range (1..=1024);",
         ),
-        (&["bench", "-p", "x"], "\"x\" is not a number; give an integer of at least 0;"),
+        (&["bench", "-p", "x"], "\"x\" is not a number; expected an integer of at least 0;"),
         (
             &["record", "--threads", "many"],
-            "invalid value 'many' for '--threads <N>': give an integer from 1 to 1024;",
+            "invalid value 'many' for '--threads <N>': not an integer (1..=1024);",
         ),
         (
             &["record", "--threads", "1025"],
-            "invalid value '1025' for '--threads <N>': give an integer from 1 to 1024;",
+            "invalid value '1025' for '--threads <N>': out of range (1..=1024);",
         ),
         (
             &["record", "--n-predict", "1.5"],
-            "invalid value '1.5' for '--n-predict <N>': give an integer of at least 0;",
+            "invalid value '1.5' for '--n-predict <N>': expected an integer of at least 0;",
         ),
         (
             &["hotness", "x", "--window", "0"],
-            "invalid value '0' for '--window <N>': give an integer of at least 1;",
+            "invalid value '0' for '--window <N>': expected an integer of at least 1;",
         ),
         (
             &["replay", "x", "--seed", "18446744073709551616"],
@@ -109,7 +109,7 @@ fn usage_errors_are_one_line_and_exit_2() {
 }
 
 #[test]
-fn help_that_cannot_be_written_is_exit_2() {
+fn unwritable_help_exits_with_2() {
     for args in
         [&["--help"][..], &["--version"], &["help", "info"], &["man"], &["completions", "bash"]]
     {
@@ -120,16 +120,16 @@ fn help_that_cannot_be_written_is_exit_2() {
 }
 
 #[test]
-fn completions_for_the_common_shells() {
+fn prints_completions_for_all_shells() {
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
         let script = run!["completions", shell];
         assert!(script.contains("gguf-map") && script.contains("check-overlaps"), "{shell}");
     }
 }
 
-/// Every page that the manual names can be printed.
+/// All pages that the manual refers to can be printed.
 #[test]
-fn manual_is_roff_and_names_pages_that_are_there() {
+fn manual_is_roff_and_refers_to_existing_pages() {
     let page = run!["man"];
     assert!(page.contains(".TH moe-analyze 1"), "{page}");
     let named: Vec<String> = page
@@ -144,12 +144,12 @@ fn manual_is_roff_and_names_pages_that_are_there() {
         let page = run!["man", name];
         assert!(page.contains(&format!(".TH moe-analyze-{name} 1")), "{page}");
     }
-    assert!(fail!["man", "nothing"].contains("no subcommand \"nothing\""));
+    assert!(fail!["man", "nothing"].contains("unknown subcommand \"nothing\""));
 }
 
-/// `moe-analyze gguf-map … | head -1` must end quietly.
+/// `moe-analyze gguf-map … | head -1` prints no error.
 #[test]
-fn a_closed_pipe_is_no_error() {
+fn closed_pipe_is_not_an_error() {
     let mut child = std::process::Command::new(assert_cmd::cargo::cargo_bin!("moe-analyze"))
         .arg("--quiet")
         .arg("gguf-map")
@@ -166,9 +166,9 @@ fn a_closed_pipe_is_no_error() {
     assert_eq!(output.status.code(), Some(0));
 }
 
-/// The verdict is the exit code's, whether or not somebody reads the rows before it.
+/// The exit code contains the verdict, also if no reader gets the rows.
 #[test]
-fn a_closed_pipe_hides_no_fault() {
+fn closed_pipe_does_not_change_the_exit_code() {
     let dir = tempfile::tempdir().unwrap();
     let cut = dir.path().join("cut.gguf");
     let whole = std::fs::read(repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf")).unwrap();

@@ -1,4 +1,4 @@
-//! `diff`: recorded runs against themselves, other settings, other quantizations, and what is no run.
+//! `diff`: recorded runs compared with themselves, other settings, other quantizations, and other inputs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -48,24 +48,24 @@ fn of<'r>(rows: &'r [Value], part: &str, what: &str) -> Vec<&'r Value> {
 }
 
 #[test]
-fn the_same_run_twice_is_equal() {
+fn identical_runs_are_equal() {
     let dir = tempfile::tempdir().unwrap();
     let a = record(dir.path(), "a", &tiny(), &["-p", PROMPT]);
     let b = record(dir.path(), "b", &tiny(), &["-p", PROMPT]);
     let (code, text) = diff(&a, &b, args![]);
     assert_eq!(code, 0, "{text}");
-    // 9 prompt and 6 generated tokens in layers 0 to 4; in the last layer one of the prompt.
+    // 9 prompt and 6 generated tokens in layers 0 to 4; in the last layer one token of the prompt.
     let verdict = text.lines().next().unwrap();
-    assert!(verdict.starts_with("equal: routing (82 rows), operations ("), "{verdict}");
+    assert!(verdict.starts_with("equal: routing (82 routed tokens), operations ("), "{verdict}");
     assert!(!text.contains("manifest"), "{text}");
 
     let (code, text) = diff(&a, &b.join("trace.bin"), ["--only", "bytes,routing"]);
     assert_eq!(code, 0, "{text}");
-    assert!(text.contains("whole tensors") && !text.contains("operations"), "{text}");
+    assert!(text.contains("entire expert tensors") && !text.contains("operations"), "{text}");
 }
 
 #[test]
-fn another_choice_of_tokens() {
+fn different_sampling_differs_in_routing() {
     let dir = tempfile::tempdir().unwrap();
     let a = record(dir.path(), "a", &tiny(), &["-p", PROMPT, "--temp", "4", "--seed", "1"]);
     let b = record(dir.path(), "b", &tiny(), &["-p", PROMPT, "--temp", "4", "--seed", "2"]);
@@ -74,10 +74,10 @@ fn another_choice_of_tokens() {
     assert!(sampling[0]["a"].as_str().unwrap().contains("seed 1"), "{sampling:?}");
     assert!(sampling[0]["b"].as_str().unwrap().contains("seed 2"));
     assert_eq!(rows.iter().filter(|row| row["part"] == "manifest").count(), 1);
-    // The prompt is the same, so only tokens behind it differ.
+    // The prompt is the same, so only tokens after it differ.
     let listed: Vec<&Value> = rows
         .iter()
-        .filter(|row| row["part"] == "routing_row")
+        .filter(|row| row["part"] == "routed_token")
         .collect();
     assert_eq!(listed.len(), 3);
     for row in listed {
@@ -96,13 +96,13 @@ fn another_choice_of_tokens() {
         .map(|row| row["value"].as_u64().unwrap())
         .sum();
     assert_eq!(sum, total);
-    assert_eq!(of(&rows, "routing_total", "rows")[0]["a"], 82);
-    // Which tokens are evaluated does not matter to the operations.
+    assert_eq!(of(&rows, "routing_total", "tokens")[0]["a"], 82);
+    // Operations do not depend on the evaluated tokens.
     assert_eq!(diff(&a, &b, ["--only", "operations"]).0, 0);
 }
 
 #[test]
-fn a_longer_prompt_has_rows_that_the_other_lacks() {
+fn longer_prompt_has_additional_tokens() {
     let dir = tempfile::tempdir().unwrap();
     let tokens = |ids: &str| {
         let file = dir.path().join("prompts.jsonl");
@@ -112,11 +112,11 @@ fn a_longer_prompt_has_rows_that_the_other_lacks() {
     let a = record(dir.path(), "a", &tiny(), &["--prompts", arg(&tokens("5,6,7")), "-n", "0"]);
     let b = record(dir.path(), "b", &tiny(), &["--prompts", arg(&tokens("5,6,7,8")), "-n", "0"]);
     let rows = differences(&a, &b, ["--weight-tolerance", "0.001"]);
-    // Without a token to generate no position's output is wanted: layers 0 to 4 route the prompt.
+    // Without a token to generate, no position's output is needed: layers 0 to 4 route the prompt.
     let only = of(&rows, "routing_total", "only")[0];
     assert_eq!((&only["a"], &only["b"]), (&json!(0), &json!(5)));
     assert_eq!(of(&rows, "routing_total", "other_experts")[0]["value"], 0);
-    let listed = of(&rows, "routing_row", "only_in_B");
+    let listed = of(&rows, "routed_token", "only_in_B");
     assert!(
         listed
             .iter()
@@ -126,7 +126,7 @@ fn a_longer_prompt_has_rows_that_the_other_lacks() {
 }
 
 #[test]
-fn two_quantizations_do_the_same_on_other_bytes() {
+fn quantizations_differ_only_in_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let spec = dir.path().join("spec.json");
     let description = json!({
@@ -157,7 +157,7 @@ fn two_quantizations_do_the_same_on_other_bytes() {
 }
 
 #[test]
-fn models_of_other_shapes() {
+fn compares_models_of_different_shapes() {
     let dir = tempfile::tempdir().unwrap();
     let random = repository("fixtures/random-qwen3moe-F16.gguf");
     let a = record(dir.path(), "a", &tiny(), &["-p", PROMPT]);
@@ -171,7 +171,7 @@ fn models_of_other_shapes() {
 }
 
 #[test]
-fn what_is_no_run_is_exit_2() {
+fn rejects_inputs_that_are_not_runs() {
     let dir = tempfile::tempdir().unwrap();
     let run = record(dir.path(), "run", &tiny(), &["-p", PROMPT]);
     let refused = |path: &Path, expected: &str| {
@@ -183,7 +183,7 @@ fn what_is_no_run_is_exit_2() {
     refused(&dir.path().join("absent"), "cannot open");
     refused(&tiny(), "is not a run");
     let dump = repository("fixtures/foreign/sglang-pt/stat.pt");
-    refused(&dump, "is of the format sglang-pt");
+    refused(&dump, "has the format sglang-pt");
     refused(dir.path(), "neither a run directory");
     let trace = fs::read(run.join("trace.bin")).unwrap();
     let broken = dir.path().join("broken.bin");
@@ -193,11 +193,11 @@ fn what_is_no_run_is_exit_2() {
     refused(&broken, "ext_version 9");
     for tolerance in ["-1", "NaN", "much"] {
         let line = fail!["diff", run, run, "--weight-tolerance", tolerance];
-        assert!(line.contains("give a number of at least 0"), "{line}");
+        assert!(line.contains("expected a number of at least 0"), "{line}");
     }
     assert!(fail!["diff", run, run, "--only", "text"].contains("routing"));
 
-    // A cut trace is compared as far as it goes.
+    // A truncated trace is compared up to its end.
     let cut = dir.path().join("cut.bin");
     fs::write(&cut, &trace[..trace.len() - 100]).unwrap();
     let (code, text) = diff(&cut, &run, ["--only", "operations"]);

@@ -1,4 +1,4 @@
-//! `--engine`: llama.cpp in the place of this program's executor.
+//! `--engine`: llama.cpp instead of this program's executor.
 
 use std::ffi::OsString;
 #[cfg(feature = "llama-cpp")]
@@ -17,9 +17,9 @@ fn record(engine: &str, model: &Path, out: &Path) -> Vec<OsString> {
     args![always, "--engine", engine, "--model", model, "--out", out]
 }
 
-/// A row for each number of the ranges, with the engine and what else computed.
+/// A row for each number of the ranges, with the engine and the devices.
 #[test]
-fn bench_prints_its_engine_and_accepts_ranges() {
+fn bench_prints_engine_and_accepts_ranges() {
     let model = repository("fixtures/random-gpt-oss-F16.gguf");
     let sizes = ["-p", "2-8*2", "-n", "1-3+2", "-r", "1", "-t", "1-1"];
     let bench = ["--quiet", "bench", "--model", arg(&model), "-o", "csv"];
@@ -35,9 +35,9 @@ fn bench_prints_its_engine_and_accepts_ranges() {
     assert_eq!(tests, expected.map(|(p, n)| ["1", p, n, "native"]));
 }
 
-/// Bytes of all tensors but experts and embeddings, and of the experts that a token selects in each layer that has some.
+/// Size of all tensors except experts and embeddings, and of the selected experts of a token in each MoE layer.
 #[test]
-fn bench_counts_the_bytes_that_a_token_reads() {
+fn bench_counts_bytes_per_token() {
     for (arch, expected) in [
         ("dots1", 198_016 + 2 * 4 * 4_608), // one of its 3 layers is dense
         ("gpt-oss", 126_912 + 4 * 4 * 6_528), // the experts have biases
@@ -54,7 +54,7 @@ fn bench_counts_the_bytes_that_a_token_reads() {
 
 #[cfg(not(feature = "llama-cpp"))]
 #[test]
-fn a_program_without_llama_cpp_says_how_to_get_it() {
+fn reports_how_to_build_with_llama_cpp() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("run");
     let model = repository("fixtures/random-qwen3moe-F16.gguf");
@@ -85,9 +85,9 @@ mod with_llama_cpp {
         serde_json::from_str(&run![args]).unwrap()
     }
 
-    /// A model that computes in F16 gives the same text and the same routing in both engines.
+    /// An F16 model yields the same text and the same routing in both engines.
     #[test]
-    fn both_engines_record_the_same() {
+    fn engines_record_equal_routing() {
         let dir = tempfile::tempdir().unwrap();
         let model = repository("fixtures/random-gpt-oss-F16.gguf");
         let runs = ["native", "llama.cpp"].map(|engine| dir.path().join(engine));
@@ -116,7 +116,7 @@ mod with_llama_cpp {
         assert_eq!((manifest.model.n_layer, manifest.model.n_expert), (4, 16));
         assert_eq!(manifest.tokens.generated, 12);
         assert!(manifest.prompts.is_none() && !manifest.command.contains(&PROMPT.to_owned()));
-        // names that the usual table does not have stand behind its last
+        // names that are missing in the usual table follow its last name
         assert_eq!(run.ops().number("MUL_MAT_ID"), Some(30));
         assert!(run.ops().iter().count() > 95);
 
@@ -125,9 +125,9 @@ mod with_llama_cpp {
         run!["info", tables];
     }
 
-    /// Engines do not compute the blocks of an MTP head, and manifests count them.
+    /// Engines do not compute the blocks of an MTP head, but manifests count them.
     #[test]
-    fn both_engines_count_the_blocks_of_an_mtp_head() {
+    fn engines_count_the_blocks_of_an_mtp_head() {
         let dir = tempfile::tempdir().unwrap();
         let model = dir.path().join("model.gguf");
         let like = repository("fixtures/random-qwen3moe-F16.gguf");
@@ -151,9 +151,9 @@ mod with_llama_cpp {
         }
     }
 
-    /// Linear attention is something that this program's executor does not have.
+    /// This program's executor does not support linear attention.
     #[test]
-    fn an_architecture_of_llama_cpp_alone() {
+    fn records_an_architecture_that_only_llama_cpp_supports() {
         let dir = tempfile::tempdir().unwrap();
         let [spec, model, run] =
             ["spec.json", "model.gguf", "run"].map(|name| dir.path().join(name));
@@ -175,7 +175,7 @@ mod with_llama_cpp {
                 .map(count)
                 .sum::<u64>()
         };
-        // Four experts of every token in every layer: llama.cpp cuts a prompt of qwen3next behind its last one.
+        // Four experts of every token in every layer: llama.cpp does not prune a prompt of qwen3next.
         let run = Run::open(&run).unwrap();
         let tokens = run.manifest.as_ref().unwrap().tokens;
         for il in 0..4 {
@@ -184,7 +184,7 @@ mod with_llama_cpp {
     }
 
     #[test]
-    fn expert_operations_alone_of_several_sequences() {
+    fn records_only_expert_operations_of_several_sequences() {
         let dir = tempfile::tempdir().unwrap();
         let [prompts, run] = ["prompts.jsonl", "run"].map(|name| dir.path().join(name));
         fs::write(&prompts, "{\"tokens\":[5,6,7]}\n{\"tokens\":[9,8],\"n_predict\":2}\n").unwrap();
@@ -194,7 +194,7 @@ mod with_llama_cpp {
             "--n-predict", "4", "--trace", "experts", "--ignore-eos", "--out", run
         ];
         let run = Run::open(&run).unwrap();
-        // three layers route all tokens, the last the generated and the last of each prompt; gate, up, down
+        // three layers route all tokens, the last layer the generated tokens and the last token of each prompt; gate, up, down
         let rows = [(0, 3 + 4, 1 + 4), (1, 2 + 2, 1 + 2)];
         for (sequence, all, last) in rows {
             let records = run.trace.records().iter();
@@ -204,12 +204,12 @@ mod with_llama_cpp {
     }
 
     #[test]
-    fn what_llama_cpp_cannot_do_is_one_line() {
+    fn errors_of_llama_cpp_are_one_line() {
         let dir = tempfile::tempdir().unwrap();
         let out = dir.path().join("run");
         let embedded = ["record", "--engine", "llama.cpp", "--out", arg(&out)];
         assert!(fail![embedded].contains("--model"));
-        // a whole GGUF file, but for a key that llama.cpp misses
+        // a complete GGUF file without a key that llama.cpp requires
         let model = dir.path().join("model.gguf");
         let mut bytes = fs::read(repository("fixtures/random-qwen3moe-F16.gguf")).unwrap();
         let key = b"qwen3moe.attention.head_count_kv";
@@ -223,7 +223,7 @@ mod with_llama_cpp {
     }
 
     #[test]
-    fn the_bench_has_the_same_columns() {
+    fn bench_columns_do_not_depend_on_the_engine() {
         let model = repository("fixtures/random-gpt-oss-F16.gguf");
         let rows = |engine| {
             json(args![
@@ -250,9 +250,9 @@ mod with_llama_cpp {
     }
 }
 
-/// Without a GPU one line says what is missing, and nothing is written; with `auto` the processor computes.
+/// Without a GPU, the error is one line and nothing is written; `auto` runs on the CPU.
 #[test]
-fn a_gpu_that_is_not_there() {
+fn reports_missing_gpu() {
     if moe_executor::cuda::Gpu::detect().is_ok() {
         skip(Need::NoGpu, "this machine has a GPU");
         return;
@@ -277,9 +277,9 @@ fn a_gpu_that_is_not_there() {
     assert!(manifest["gpu"].is_null() && manifest["policy"] == "cpu");
 }
 
-/// Settings that cannot be are refused before a model is run, each with what it must be.
+/// Invalid settings are rejected before a model runs, with the valid values.
 #[test]
-fn settings_of_the_gpu_are_checked() {
+fn rejects_invalid_gpu_settings() {
     let model = repository("fixtures/random-gpt-oss-F16.gguf");
     let refused = |options: &[&str]| {
         let args = args!["bench", "--model", model, options];
@@ -288,7 +288,10 @@ fn settings_of_the_gpu_are_checked() {
     for options in [&["--cpu-moe"][..], &["--policy", "gpu"], &["--postfetch-enable", "1"]] {
         let line = refused(options);
         assert!(
-            line.contains(&format!("{} is for a GPU; add --device cuda", options[0])),
+            line.contains(&format!(
+                "{} has no effect without a GPU; add --device cuda",
+                options[0]
+            )),
             "{line}"
         );
     }
@@ -297,34 +300,34 @@ fn settings_of_the_gpu_are_checked() {
     let several = |options: &[&str]| refused(&[&["--device", "cuda:0,cuda:0"], options].concat());
     for (options, expected) in [
         (["-ot", "exps=CUDA2"], "CUDA2 is not in the list of devices, which has 2 GPUs"),
-        (["--vram-mib", "1,2,3"], "--vram-mib has 3 values for 2 GPUs; give one for all"),
-        (["-ts", "1,2,3"], "--tensor-split has 3 values for 2 GPUs; give at most one"),
-        (["-ts", "0,0"], "--tensor-split leaves no GPU any layer"),
-        (["-ts", "-1"], "give a number of at least 0"),
+        (["--vram-mib", "1,2,3"], "--vram-mib has 3 values for 2 GPUs; pass one value for all"),
+        (["-ts", "1,2,3"], "--tensor-split has 3 values for 2 GPUs; pass at most one"),
+        (["-ts", "0,0"], "--tensor-split assigns no layer to any GPU"),
+        (["-ts", "-1"], "expected a number of at least 0"),
     ] {
         let line = several(&options);
         assert!(line.contains(expected), "{options:?}: {line}");
     }
     let line = refused(&["--device", "gpu"]);
     assert!(
-        line.contains("'gpu' for '--device <LIST>': give cpu, auto, or up to 16 GPUs"),
+        line.contains("'gpu' for '--device <LIST>': expected cpu, auto, or up to 16 GPUs"),
         "{line}"
     );
     let line = auto(&["--policy", "gpu", "--postfetch-debug", "1"]);
-    assert!(line.contains("--postfetch-debug is for --policy post-fetch"), "{line}");
+    assert!(line.contains("--postfetch-debug has no effect without --policy post-fetch"), "{line}");
     let post_fetch = |options: &[&str]| auto(&[&["--policy", "post-fetch"], options].concat());
-    assert!(post_fetch(&["--postfetch-block-on-miss", "2"]).contains("give 0 or 1"));
+    assert!(post_fetch(&["--postfetch-block-on-miss", "2"]).contains("expected 0 or 1"));
     let line = post_fetch(&["--postfetch-max-transfers", "0"]);
     assert!(
-        line.contains("'0' for '--postfetch-max-transfers <N>': give an integer from 1 to"),
+        line.contains("'0' for '--postfetch-max-transfers <N>': out of range (1..=16384)"),
         "{line}"
     );
-    assert!(post_fetch(&["--postfetch-scratchpad-mb", "much"]).contains("give an integer from 0"));
+    assert!(post_fetch(&["--postfetch-scratchpad-mb", "much"]).contains("not an integer (0..="));
 }
 
-/// A variable that is set but empty is as none; what it holds else is checked as an option is.
+/// An empty variable is treated as unset; other values are checked like options.
 #[test]
-fn variables_of_post_fetch_may_be_empty() {
+fn treats_empty_post_fetch_variables_as_unset() {
     const NAMES: [&str; 8] = [
         "ENABLE", "FORCE_CPU", "BLOCK_ON_MISS", "MAX_TRANSFERS", "SCRATCHPAD_MB",
         "USE_DEDICATED_STREAMS", "CPU_LIMIT", "DEBUG",
@@ -341,16 +344,16 @@ fn variables_of_post_fetch_may_be_empty() {
     for variable in &variables {
         let refused = recording().env(variable, "x").assert().code(2);
         let stderr = String::from_utf8_lossy(&refused.get_output().stderr).into_owned();
-        assert!(stderr.contains(&format!("invalid value 'x' for {variable}: give")), "{stderr}");
+        assert!(stderr.contains(&format!("invalid value 'x' for {variable}: ")), "{stderr}");
         assert!(!out.exists());
     }
     let empty = variables.iter().map(|variable| (variable, ""));
     recording().envs(empty).assert().success();
 }
 
-/// llama.cpp's names of these options do what its do.
+/// llama.cpp's names of these options have the same effect.
 #[test]
-fn options_are_spelled_as_llama_cpp_spells_them() {
+fn accepts_short_options_of_llama_cpp() {
     let model = repository("fixtures/random-gpt-oss-F16.gguf");
     let bench = ["--quiet", "bench", "--model", arg(&model), "-o", "csv"];
     let few = ["-p", "2", "-n", "1", "-r", "1", "-t", "1", "--device", "auto"];

@@ -1,6 +1,6 @@
-"""Reads what `convert` wrote of a run, each format by its description, and holds it against the run's own records.
+"""Reads the outputs of `convert` with implementations of the format descriptions, and compares them with the run's records.
 
-    exports.py DIR      # DIR/run is the run, beside it the outputs of tests/exports.rs; prints a line a format
+    exports.py DIR      # DIR contains the run in DIR/run, and the outputs of tests/exports.rs; prints one line per format
 """
 
 import csv
@@ -20,7 +20,7 @@ def text(field):
     return field.split(b"\0", 1)[0].decode()
 
 
-# (token, phase, layer) -> experts and weights, in the order of the trace; and the operations as they are
+# (token, phase, layer) -> experts and weights, in the order of the trace; and the operations
 routing, operations = {}, []
 trace = (DIR / "run" / "trace.bin").read_bytes()
 for at in range(0, len(trace), 1024):
@@ -50,7 +50,7 @@ def passed(name):
     print(f"{name}: as in the run")
 
 
-# NumPy: routing as vLLM returns it, counts
+# NumPy: routing in the format of vLLM, counts
 array = np.load(DIR / "routing.npy", allow_pickle=False)
 assert array.dtype == np.int16 and array.shape == (n_tokens, N_LAYER, K), (array.dtype, array.shape)
 expected = np.full_like(array, -1)
@@ -76,7 +76,7 @@ assert triples[0] == (-1, N_LAYER, N_EXPERT)
 assert triples[1:] == [(l, e, counts[l, e]) for l, e in np.ndindex(*counts.shape) if counts[l, e]]
 passed("coli-usage")
 
-# ds4: the hottest first
+# ds4: the hottest expert is first
 lines = (DIR / "hotlist").read_text().splitlines()
 assert lines[0] == "# ds4 expert hotlist v1"
 rows = [line.split() for line in lines if not line.startswith("#")]
@@ -87,7 +87,7 @@ for layer, expert, n, weight in rows:
     assert int(n) == counts[place] and abs(float(weight) - masses[place]) < 1e-5, place
 passed("ds4-hotlist")
 
-# Mesh-LLM: a ranking a layer, the heaviest first
+# Mesh-LLM: one ranking per layer, the heaviest expert is first
 for layer in range(N_LAYER):
     lines = (DIR / "rankings" / f"layer-{layer:03}.csv").read_text().splitlines()
     assert f"# layer={layer}" in lines
@@ -125,7 +125,7 @@ found = {(layer["layer"], e): n for layer in learn["layers"] for e, n in layer["
 assert found == {(l, e): counts[l, e] for l, e in np.ndindex(*counts.shape) if counts[l, e]}
 passed("learn")
 
-# the thesis's JSON: an entry an operation, the prompt and the first pass after it in the first file
+# TensorAccessLog's JSON: one entry per operation; the first file contains the prompt and the first pass after it
 entries = []
 for i, path in enumerate(sorted((DIR / "tokens").glob("token-*.json"))):
     token = json.loads(path.read_text())

@@ -1,5 +1,5 @@
-//! What `convert` writes, read by another program: `exports.py`, which knows the formats from their descriptions and reads the
-//! run's records itself.
+//! Another program reads the output of `convert`: `exports.py`, which implements the formats from their descriptions and reads
+//! the run's records itself.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use moe_testkit::python;
 
 use crate::support::{args, known_run, repository, run};
 
-/// Formats and the names of what is written.
+/// Formats and names of the outputs.
 const FORMATS: [(&str, &str); 12] = [
     ("bigmoeonedge", "route.csv"),
     ("coli-usage", "coli_usage"),
@@ -24,7 +24,7 @@ const FORMATS: [(&str, &str); 12] = [
 ];
 
 #[test]
-fn other_programs_read_what_is_written() {
+fn exports_are_readable_by_another_program() {
     let Some(python) = python("numpy") else {
         return;
     };

@@ -1,4 +1,4 @@
-//! Outputs of every command when something goes wrong.
+//! Outputs of all commands after errors and interrupts.
 
 mod errors;
 mod inputs;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::support::{Arg, args, known_run};
 
 const MODEL: &str = "fixtures/tiny-qwen3moe-Q4_K_M.gguf";
-/// How long a condition is waited for.
+/// Timeout of conditions.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn binary() -> PathBuf {

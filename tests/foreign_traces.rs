@@ -83,11 +83,11 @@ fn filters_by_phase_if_phases_are_recorded() {
 fn reports_tokens_of_counts_only_with_top_k() {
     let usage = golden("coli-usage/small.coli_usage");
     let text = run!["--quiet", "hotness", usage];
-    assert!(text.lines().nth(1) == Some("20 choices in 2 layers of 8 experts"), "{text}");
+    assert!(text.lines().nth(1) == Some("20 activations in 2 layers of 8 experts"), "{text}");
     let text = run!["--quiet", "hotness", usage, "--top-k", "2"];
     assert!(
         text.lines().nth(1)
-            == Some("5 prompt and generated tokens in 2 layers, 2 of 8 experts for a token"),
+            == Some("5 prompt and generated tokens in 2 layers, 2 of 8 experts per token"),
         "{text}"
     );
 }
@@ -167,7 +167,7 @@ fn model_is_compared_with_the_trace_and_its_map_is_written() {
     run!["--quiet", "parquet", trace, "--model", model, "--out", tables];
     assert!(tables.join("gguf-map.parquet").exists());
     let text = run!["--quiet", "hotness", tables];
-    assert!(text.contains("4 of 32 experts for a token"), "{text}");
+    assert!(text.contains("4 of 32 experts per token"), "{text}");
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn detects_formats_that_resemble_records() {
         assert!(facts.contains(&format!("\"{format}\"")), "{facts}");
         for command in ["accesses", "graph"] {
             let error = fail!["--quiet", command, path];
-            assert!(error.contains(&format!("is of the format {format} (")), "{error}");
+            assert!(error.contains(&format!("has the format {format} (")), "{error}");
         }
     }
 }
@@ -264,7 +264,7 @@ fn reads_operation_numbers_from_a_table() {
     ] {
         fs::write(&ops, table).unwrap();
         let error = fail!["--quiet", "hotness", trace, "--ops", ops];
-        let expected = format!("line {line}: not `number,name`");
+        let expected = format!("line {line}: expected `number,name`");
         assert!(error.contains(&expected), "{error}");
     }
     fs::write(&ops, "number,name\n300,MUL_MAT_ID\n").unwrap();

@@ -1,9 +1,9 @@
-//! `gguf-map`: rows and forms, checks, the data verified, models in several files, and hostile files.
+//! `gguf-map`: rows and formats, checks, verified data, split models, and hostile files.
 
 mod checks;
 mod data;
-mod forms;
 mod hostile;
+mod map_formats;
 #[cfg(target_os = "linux")] // RLIMIT_DATA counts private writable memory there alone
 mod memory;
 mod rows;

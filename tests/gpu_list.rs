@@ -1,4 +1,4 @@
-//! Lists of GPUs, with a stand-in for their driver: what a run says of them.
+//! Lists of GPUs, with a replacement for their driver.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -21,7 +21,7 @@ fn record(stand_in: &Path, out: &Path, options: &[&str]) -> assert_cmd::assert::
 }
 
 #[test]
-fn manifest_and_buffers_name_every_device() {
+fn manifest_and_buffers_contain_every_device() {
     let Some(stand_in) = stand_in() else { return };
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("run");
@@ -45,7 +45,7 @@ fn manifest_and_buffers_name_every_device() {
         assert!(gpu.peak_bytes > Some(0) && gpu.peak_bytes <= gpu.limit_bytes, "{gpu:?}");
     }
 
-    // A GPU's part of the layers: the ids of their caches, and what operations read there.
+    // A GPU's layers: the ids of their caches, and the sources of operations there.
     let events = buffers::read(&out.join(buffers::FILE_NAME)).unwrap();
     let allocated = events.iter().filter_map(|event| match &event.change {
         Change::Alloc(buffer) => Some(buffer),
@@ -78,7 +78,7 @@ fn manifest_and_buffers_name_every_device() {
 }
 
 #[test]
-fn a_gpu_that_is_not_there_is_named() {
+fn reports_missing_gpu_of_a_list() {
     let Some(stand_in) = stand_in() else { return };
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("run");

@@ -1,4 +1,4 @@
-//! A GPU that is seen and fails, by a stand-in for its driver.
+//! A GPU that is listed but fails, with a replacement for its driver.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ fn record(model: &Path, out: &Path) -> Vec<OsString> {
     args!["record", "-p", "The", "-n", "2", "-t", "1", "--model", model, "--out", out]
 }
 
-/// Each step at which a GPU may fail to open, and what is told of it.
+/// The steps at which opening a GPU can fail, and the expected error of each.
 const OPENING: [(&str, &str); 4] = [
     ("old", "the driver supports CUDA 11.8; the kernels need 12.4"),
     (
@@ -29,7 +29,7 @@ const OPENING: [(&str, &str); 4] = [
 ];
 
 #[test]
-fn one_that_does_not_open_leaves_the_processor_or_one_line() {
+fn falls_back_to_the_cpu_or_fails_if_the_gpu_does_not_open() {
     let Some(stand_in) = stand_in() else { return };
     let dir = tempfile::tempdir().unwrap();
     let model = model();
@@ -44,18 +44,18 @@ fn one_that_does_not_open_leaves_the_processor_or_one_line() {
         let line = String::from_utf8_lossy(&refused.get_output().stderr);
         assert_eq!(line.lines().count(), 1, "{line}");
         assert!(line.starts_with(&format!("moe-analyze: --device cuda: {says}")), "{line}");
-        assert!(!out.exists(), "{fails}: a run that did not begin");
+        assert!(!out.exists(), "{fails}: no run directory must be created");
 
         let done = recorded("auto").assert().success();
         let stderr = String::from_utf8_lossy(&done.get_output().stderr);
-        assert!(stderr.contains(says) && stderr.contains("; the processor computes"), "{stderr}");
+        assert!(stderr.contains(says) && stderr.contains("; running on the CPU"), "{stderr}");
         let manifest = moe_trace::Run::open(&out).unwrap().manifest.unwrap();
         assert_eq!((manifest.policy.as_str(), manifest.gpu), ("cpu", None));
     }
 }
 
 #[test]
-fn a_replay_does_not_begin_a_run_either() {
+fn replay_writes_no_run_if_the_gpu_does_not_open() {
     let Some(stand_in) = stand_in() else { return };
     let dir = tempfile::tempdir().unwrap();
     let (run, out) = (dir.path().join("run"), dir.path().join("out"));
@@ -71,7 +71,7 @@ fn a_replay_does_not_begin_a_run_either() {
     assert!(out.exists());
 }
 
-/// A GPU without memory: the processor does all, and records, manifest and rows say so.
+/// A GPU without memory: the CPU runs all operations, and records, manifest and rows contain this.
 #[test]
 fn reports_cpu_fallbacks_with_the_figures() {
     let Some(stand_in) = stand_in() else { return };
@@ -87,7 +87,7 @@ fn reports_cpu_fallbacks_with_the_figures() {
     let done = command.assert().success();
     let stderr = String::from_utf8_lossy(&done.get_output().stderr);
     assert!(stderr.contains("did not begin to travel"), "{stderr}");
-    // The text is the processor's own.
+    // The text equals that of a run on the CPU.
     let own = run![record(&alone)];
     assert_eq!(String::from_utf8_lossy(&done.get_output().stdout), own);
 

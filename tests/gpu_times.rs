@@ -1,4 +1,4 @@
-//! Times in runs that a GPU takes part in, with a stand-in for its driver: whatever part of a model is where, a run is sound.
+//! Timestamps of runs on a GPU, with a replacement for its driver: runs are sound for every placement of the model.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -11,7 +11,7 @@ use crate::support::{arg, args};
 const MODELS: [&str; 4] =
     ["tiny-qwen3moe-Q4_K_M", "tiny-gpt-oss-MXFP4", "random-qwen2moe-F16", "random-dots1-F16"];
 
-/// Where the layers, the experts and the matrices are.
+/// Placements of layers, experts and matrices.
 const PLACES: [&[&str]; 9] = [
     &["--device", "cuda"],
     &["--device", "cuda", "-ngl", "0"],
@@ -31,7 +31,7 @@ const PLACES: [&[&str]; 9] = [
     ],
 ];
 
-/// The same on several GPUs, of which the first may be listed more than once.
+/// The same on several GPUs, of which the first can be listed more than once.
 const SEVERAL: [&[&str]; 8] = [
     &["--device", "cuda:0,cuda:0"],
     &["--device", "cuda:0,cuda:1"],
@@ -64,7 +64,7 @@ const PROMPTS: &str = r#"{"prompt": "The quick brown fox jumps"}
 {"prompt": "over"}
 "#;
 
-/// Records a run, and returns what is wrong with it.
+/// Records a run, and returns its faults.
 fn faults(stand_in: &Path, model: &Path, out: &Path, options: &[&str]) -> Vec<String> {
     let prompts = out.with_extension("txt");
     std::fs::write(&prompts, PROMPTS).unwrap();
@@ -83,7 +83,7 @@ fn faults(stand_in: &Path, model: &Path, out: &Path, options: &[&str]) -> Vec<St
     let mut wrong: Vec<String> = faults.iter().map(ToString::to_string).collect();
     for gpu in run.manifest.unwrap().gpus() {
         let fallbacks = gpu.fallbacks.as_ref().unwrap();
-        // What does not fit under a limit of memory runs on the host.
+        // With a memory limit, the remaining tensors run on the CPU.
         if fallbacks.operations > 0 && !options.contains(&"--vram-mib") {
             wrong.push(format!("{:?}: {fallbacks:?}", gpu.device));
         }
@@ -92,12 +92,12 @@ fn faults(stand_in: &Path, model: &Path, out: &Path, options: &[&str]) -> Vec<St
 }
 
 #[test]
-fn every_policy_and_placement_leaves_a_sound_run() {
+fn every_policy_and_placement_records_a_sound_run() {
     leave_sound_runs(&PLACES);
 }
 
 #[test]
-fn several_gpus_leave_a_sound_run() {
+fn several_gpus_record_a_sound_run() {
     leave_sound_runs(&SEVERAL);
 }
 
@@ -133,7 +133,7 @@ fn records_of_split_layers_are_in_the_order_of_the_graph() {
     }
 }
 
-/// Every policy with every placement; batch sizes and models take turns.
+/// Every policy with every placement; batch sizes and models alternate.
 fn leave_sound_runs(places: &[&[&str]]) {
     let Some(stand_in) = stand_in() else { return };
     let dir = tempfile::tempdir().unwrap();

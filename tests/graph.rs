@@ -1,4 +1,4 @@
-//! `graph` and `buffers`: from a recorded run to DOT, JSON and a picture.
+//! `graph` and `buffers`: from a recorded run to DOT, JSON and a plot.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ fn operations(graph: &Value) -> Vec<(String, String)> {
 }
 
 #[test]
-fn the_recorded_graph_and_that_of_the_records_agree() {
+fn recorded_graph_equals_reconstructed_graph() {
     let dir = tempfile::tempdir().unwrap();
     let run = recorded(dir.path());
     for phase in ["prompt", "decode"] {
@@ -40,7 +40,7 @@ fn the_recorded_graph_and_that_of_the_records_agree() {
         let written = json(&run![graph, "-o", "json"]);
         let made = json(&run![graph, "-o", "json", "--from-records"]);
         assert_eq!(operations(&written), operations(&made));
-        // Attention's sinks are a fifth source, which a record does not hold.
+        // The sinks of attention are a fifth source, which a record does not contain.
         let n = |graph: &Value, what: &str| graph["metadata"][what].as_u64().unwrap();
         let n_layer = 6;
         for what in ["total_nodes", "total_edges"] {
@@ -56,11 +56,11 @@ fn the_recorded_graph_and_that_of_the_records_agree() {
     let line = fail!["graph", run, "--out", out];
     assert!(line.contains("--force"), "{line}");
     let line = fail!["graph", run, "--out", dir.path().join("graph.svg")];
-    assert!(line.contains("graph.svg: no graph format"), "{line}");
+    assert!(line.contains("graph.svg: the extension must be .dot"), "{line}");
 }
 
 #[test]
-fn a_bare_trace_has_a_graph_too() {
+fn reconstructs_graph_of_a_trace_without_manifest() {
     let dir = tempfile::tempdir().unwrap();
     known_run(&dir.path().join("run"));
     let trace = dir.path().join("run/trace.bin");
@@ -73,7 +73,7 @@ fn a_bare_trace_has_a_graph_too() {
 }
 
 #[test]
-fn buffers_are_listed_summed_and_drawn() {
+fn lists_sums_and_plots_buffers() {
     let dir = tempfile::tempdir().unwrap();
     let run = recorded(dir.path());
     let (out, plot) = (dir.path().join("timeline.json"), dir.path().join("memory.svg"));
@@ -82,7 +82,7 @@ fn buffers_are_listed_summed_and_drawn() {
     let timeline = json(&fs::read_to_string(&out).unwrap());
     assert_eq!(rows.as_array().unwrap().len(), timeline["buffers"].as_array().unwrap().len());
 
-    // The peak, from the events themselves.
+    // The peak, computed from the events.
     let events = fs::read_to_string(run.join("buffers.jsonl")).unwrap();
     let mut sizes = std::collections::BTreeMap::new();
     let mut peak = 0;
@@ -101,15 +101,15 @@ fn buffers_are_listed_summed_and_drawn() {
     let is_model = |row: &&Value| row["backend"] == "mmap" && row["size"] == model;
     assert_eq!(rows.as_array().unwrap().iter().filter(is_model).count(), 1);
     let svg = fs::read_to_string(&plot).unwrap();
-    assert!(svg.contains("Memory taken by buffers") && svg.contains("without the weights"));
+    assert!(svg.contains("Memory of buffers over time") && svg.contains("without the weights"));
 
     let summary = run!["buffers", run.join("buffers.jsonl")];
     assert!(summary.contains(&format!("({peak} bytes)")), "{summary}");
 }
 
-/// The recorder was killed while it replaced a run, of which some files are left.
+/// The recorder was killed while it replaced a run; some files of the old run are left.
 #[test]
-fn a_run_that_was_being_replaced_is_refused() {
+fn rejects_partially_replaced_run() {
     let dir = tempfile::tempdir().unwrap();
     let run = recorded(dir.path());
     fs::write(run.join("transfers.jsonl"), "").unwrap();
@@ -127,7 +127,7 @@ fn a_run_that_was_being_replaced_is_refused() {
 }
 
 #[test]
-fn a_run_without_buffers_says_so() {
+fn reports_run_without_buffer_events() {
     let dir = tempfile::tempdir().unwrap();
     known_run(dir.path());
     let line = fail!["buffers", dir.path()];

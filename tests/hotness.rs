@@ -1,4 +1,4 @@
-//! `hotness`: counts that are known beforehand, from traces and from tables, and every output.
+//! `hotness`: known counts, from traces and from tables, in every output.
 
 mod counts;
 mod inputs;
@@ -18,7 +18,7 @@ pub struct Fixture {
 }
 
 impl Fixture {
-    /// The known run in `run`, its tables in `tables`.
+    /// Writes the known run to `run` and its tables to `tables`.
     pub fn new() -> Fixture {
         let fixture = Fixture {
             dir: tempfile::tempdir().unwrap(),

@@ -1,4 +1,4 @@
-//! `info`: what things are, and the faults that it must find.
+//! `info`: descriptions, and faults that it detects.
 
 use std::fs;
 use std::path::Path;
@@ -31,7 +31,7 @@ fn sound(path: &Path) -> Value {
     facts
 }
 
-/// Expects exactly one fault that says `expected`.
+/// Expects exactly one fault, which contains `expected`.
 fn unsound(path: &Path, expected: &str) {
     let (code, facts, faults) = info(path);
     assert_eq!(code, 1, "{faults:?}");
@@ -40,7 +40,7 @@ fn unsound(path: &Path, expected: &str) {
     assert!(faults[0].contains(expected), "{faults:?}");
 }
 
-/// A header with hyper-parameters of a hybrid model, in which every layer has its own (Nemotron-H Puzzle).
+/// A header with hyperparameters of a hybrid model, in which they differ between layers (Nemotron-H Puzzle).
 fn puzzle(path: &Path, expert_used_count: moe_gguf::Value) {
     use moe_gguf::Value as V;
     let list = |values: [u32; 4]| {
@@ -76,16 +76,16 @@ fn numbers(values: &[i32]) -> moe_gguf::Value {
 }
 
 #[test]
-fn hyper_parameters_may_be_lists_with_one_value_per_layer() {
+fn accepts_one_hyperparameter_value_per_layer() {
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("puzzle.gguf");
     puzzle(&model, numbers(&[0, 2, 0, 2]));
     let facts = sound(&model);
-    assert_eq!(fact(&facts, "experts_for_a_token"), &serde_json::json!([0, 2, 0, 2]));
-    assert_eq!(fact(&facts, "experts_in_a_layer"), 8);
+    assert_eq!(fact(&facts, "experts_per_token"), &serde_json::json!([0, 2, 0, 2]));
+    assert_eq!(fact(&facts, "experts_per_layer"), 8);
     assert_eq!(fact(&facts, "notes"), &serde_json::json!([]));
     assert!(run!["info", model].contains("[0, 2, 0, 2]"));
-    // Every command that takes a model does: 4 layers, of which two have experts.
+    // Every command with --model accepts them: 4 layers, of which two have experts.
     run!["gguf-map", model];
     let learn = dir.path().join("learn.json");
     fs::write(
@@ -100,17 +100,17 @@ fn hyper_parameters_may_be_lists_with_one_value_per_layer() {
 
     puzzle(&model, numbers(&[2; 4]));
     let facts = sound(&model);
-    assert_eq!(fact(&facts, "experts_for_a_token"), 2);
+    assert_eq!(fact(&facts, "experts_per_token"), 2);
     assert!(facts.get("nextn_layers").is_none());
 }
 
 #[test]
-fn hyper_parameters_of_another_type_are_notes() {
+fn wrong_hyperparameter_types_are_notes() {
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("puzzle.gguf");
     for (value, expected) in [
-        (numbers(&[]), "has 0 values, and the model 4 blocks"),
-        (numbers(&[2; 3]), "has 3 values, and the model 4 blocks"),
+        (numbers(&[]), "has 0 values, but the model has 4 blocks"),
+        (numbers(&[2; 3]), "has 3 values, but the model has 4 blocks"),
         (numbers(&[2, -2, 2, 2]), "-2 at index 1"),
         (moe_gguf::Value::String("two".into()), "of type string"),
         (moe_gguf::Value::F32(2.0), "of type f32"),
@@ -131,9 +131,9 @@ fn hyper_parameters_of_another_type_are_notes() {
     assert_eq!(fact(&facts, "notes").as_array().unwrap().len(), 2);
 }
 
-/// A program gets exact numbers under keys, a person sentences.
+/// JSON contains exact numbers, text contains sentences.
 #[test]
-fn values_are_typed() {
+fn json_values_have_types() {
     let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
     let size = fs::metadata(&model).unwrap().len();
     let facts = sound(&model);
@@ -159,17 +159,17 @@ fn values_are_typed() {
     let csv = run!["info", model, "-o", "csv"];
     assert!(csv.contains(&format!("\nsize_bytes,{size}\n")), "{csv}");
     let table = run!["info", model];
-    assert!(table.contains("\nexperts in a layer") && table.contains(" MiB\n"), "{table}");
+    assert!(table.contains("\nexperts per layer") && table.contains(" MiB\n"), "{table}");
     assert!(!table.contains("size bytes"), "{table}");
 }
 
 #[test]
-fn models() {
+fn describes_and_checks_models() {
     let facts = sound(&repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf"));
     assert_eq!(fact(&facts, "architecture"), "qwen3moe");
     assert_eq!(fact(&facts, "layers"), 6);
-    assert_eq!(fact(&facts, "experts_in_a_layer"), 32);
-    assert_eq!(fact(&facts, "experts_for_a_token"), 4);
+    assert_eq!(fact(&facts, "experts_per_layer"), 32);
+    assert_eq!(fact(&facts, "experts_per_token"), 4);
 
     let dir = tempfile::tempdir().unwrap();
     let mtp = dir.path().join("mtp.gguf");
@@ -194,7 +194,7 @@ fn models() {
 }
 
 #[test]
-fn runs_and_traces() {
+fn describes_and_checks_runs_and_traces() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     known_run(&run);
@@ -253,16 +253,16 @@ fn runs_and_traces() {
     let mut cut = trace.clone();
     cut.extend_from_slice(&trace[..100]);
     fs::write(&trace_file, cut).unwrap();
-    unsound(&run, "a cut record of 100 bytes");
+    unsound(&run, "trace.bin is truncated: 100 bytes");
     fs::write(&trace_file, &trace[..trace.len() - 1024]).unwrap();
-    unsound(&run, "promises");
+    unsound(&run, "declares");
     fs::write(&trace_file, &trace).unwrap();
     fs::remove_file(run.join("manifest.json")).unwrap();
     unsound(&run, "manifest.json is missing");
 }
 
 #[test]
-fn tables_and_datasets() {
+fn describes_and_checks_tables_and_datasets() {
     let dir = tempfile::tempdir().unwrap();
     let (run, tables, dataset) =
         (dir.path().join("run"), dir.path().join("tables"), dir.path().join("dataset"));
@@ -285,11 +285,16 @@ fn tables_and_datasets() {
     unsound(&tables, "routing.parquet");
     fs::remove_file(tables.join("ops.parquet")).unwrap();
     let (_, _, faults) = info(&tables);
-    assert!(faults.iter().any(|fault| fault.contains("no table ops")), "{faults:?}");
+    assert!(
+        faults
+            .iter()
+            .any(|fault| fault.contains("the table ops is missing")),
+        "{faults:?}"
+    );
 }
 
 #[test]
-fn learn_files() {
+fn describes_and_checks_learn_files() {
     let dir = tempfile::tempdir().unwrap();
     let learn = dir.path().join("learn.json");
     let text = |layers: &str| {
@@ -297,29 +302,29 @@ fn learn_files() {
     };
     fs::write(&learn, text(r#"{"layer":0,"experts":[[12,100],[42,90]]}"#)).unwrap();
     let facts = sound(&learn);
-    assert_eq!(fact(&facts, "choices"), 190);
+    assert_eq!(fact(&facts, "activations"), 190);
     fs::write(&learn, text("")).unwrap();
-    unsound(&learn, "counts nothing");
+    unsound(&learn, "contains no counts");
     fs::write(&learn, text(r#"{"layer":"0"}"#)).unwrap();
     assert!(fail!["info", learn].contains("layers[0]"));
 }
 
 #[test]
-fn what_is_not_known_is_exit_2() {
+fn unknown_formats_exit_with_2() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("notes.txt");
     fs::write(&file, "notes").unwrap();
-    assert!(fail!["info", file].contains("is in no known format"));
+    assert!(fail!["info", file].contains("has an unknown format"));
     fs::write(&file, "").unwrap();
     assert!(fail!["info", file].contains("is empty"));
     assert!(fail!["info", dir.path()].contains("neither a run directory"));
     assert!(fail!["info", dir.path().join("absent")].contains("cannot open"));
 }
 
-/// A pipe without a writer is not waited for, and side files that cannot be read do not stop what does not need them.
+/// Pipes without a writer do not block, and unreadable side files do not stop commands that do not need them.
 #[cfg(unix)]
 #[test]
-fn pipes_in_a_run_are_reported() {
+fn reports_pipes_in_a_run() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["buffers.jsonl", "transfers.jsonl"] {
         let run = dir.path().join(name);
@@ -355,10 +360,10 @@ fn pipes_in_a_run_are_reported() {
     }
 }
 
-/// Neither is waited for, nor told as something that it is not.
+/// Neither input blocks, and each is reported as what it is.
 #[cfg(unix)]
 #[test]
-fn pipes_and_what_cannot_be_looked_at() {
+fn rejects_pipes_and_inaccessible_paths() {
     let dir = tempfile::tempdir().unwrap();
     let fifo = dir.path().join("fifo");
     let made = std::process::Command::new("mkfifo").arg(&fifo).status();
@@ -372,7 +377,7 @@ fn pipes_and_what_cannot_be_looked_at() {
         assert!(fail![args].contains("neither a regular file nor a directory"));
     }
 
-    // A link to itself cannot be looked at even by root, whom permissions do not stop.
+    // A link to itself is inaccessible also for root, who has all permissions.
     let closed = dir.path().join("closed");
     fs::create_dir(&closed).unwrap();
     std::os::unix::fs::symlink("trace.bin", closed.join("trace.bin")).unwrap();

@@ -1,10 +1,10 @@
-//! Library crates know no command line: their messages name no option. `moe-analyze` adds what a user can pass
+//! Messages of library crates contain no command-line options. `moe-analyze` adds advice with options
 //! (`src/advice.rs`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Options of other programs, which a message may name.
+/// Options of other programs, which messages may contain.
 const OTHER_PROGRAMS: [&str; 1] = ["--init-expert-location"];
 
 fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
@@ -18,7 +18,7 @@ fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The options that a line of code names, comments aside.
+/// Returns the options in a line of code, except in comments.
 fn options(line: &str) -> Vec<&str> {
     let code = line.trim_start();
     if code.starts_with("//") {
@@ -33,7 +33,7 @@ fn options(line: &str) -> Vec<&str> {
 }
 
 #[test]
-fn messages_of_libraries_name_no_option() {
+fn library_messages_contain_no_options() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut files = Vec::new();
     for entry in fs::read_dir(&crates).unwrap() {
@@ -49,7 +49,7 @@ fn messages_of_libraries_name_no_option() {
     for file in files {
         let name = file.strip_prefix(&crates).unwrap().display().to_string();
         let text = fs::read_to_string(&file).unwrap();
-        // Tests of a module may run the program.
+        // Tests of a module can run the program.
         let code = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
         for (number, line) in (1..).zip(code.lines()) {
             for option in options(line) {

@@ -1,4 +1,4 @@
-//! What files may hold: no text of a file controls the terminal, and no size in a file decides how much memory is taken.
+//! Limits of file contents: no text of a file controls the terminal, and no size in a file determines how much memory is allocated.
 
 use std::fmt::Debug;
 use std::fs::{self, File};
@@ -12,11 +12,11 @@ use tempfile::tempdir;
 
 use crate::support::{Arg, arg, args, fail, file_of, known_run, moe_analyze, repository, run};
 
-/// An escape sequence, a bell and a right-to-left override: eight bytes, as many as the architecture of the fixture has.
+/// An escape sequence, a bell and a right-to-left override: eight bytes, like the architecture name of the fixture.
 const HOSTILE: &str = "\u{1b}[1m\u{7}\u{202e}";
-/// The same as it is shown.
+/// The same text, escaped.
 const SHOWN: &str = r"\u{1b}[1m\u{7}\u{202e}";
-/// Bytes of a sparse file that is larger than the memory that a limited command may take.
+/// Size of a sparse file that exceeds the memory limit of a command.
 const HUGE: u64 = 5 << 30;
 
 #[track_caller]
@@ -35,7 +35,7 @@ fn hostile_model(dir: &Path) -> PathBuf {
 }
 
 #[test]
-fn messages_and_tables_show_control_characters_escaped() {
+fn escapes_control_characters_in_messages_and_tables() {
     let dir = tempdir().unwrap();
     let model = hostile_model(dir.path());
     let line = fail!["record", "--model", model, "--prompt", "x", "--trace", "off"];
@@ -75,7 +75,7 @@ fn messages_and_tables_show_control_characters_escaped() {
 }
 
 #[test]
-fn printed_command_lines_can_be_pasted() {
+fn printed_command_lines_are_quoted_for_a_shell() {
     let dir = tempdir().unwrap();
     let model = dir.path().join(format!("m{HOSTILE}.gguf"));
     fs::copy(repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf"), &model).unwrap();
@@ -104,7 +104,7 @@ fn plots_are_valid_xml() {
 }
 
 #[test]
-fn long_values_are_shortened() {
+fn shortens_long_values() {
     let dir = tempdir().unwrap();
     let long = "x".repeat(70_000);
     let learn =
@@ -142,7 +142,7 @@ fn failure_in_4_gb(args: impl Arg + Debug) -> String {
     lines[0].to_owned()
 }
 
-/// A file whose first bytes are `head`, and whose others are a hole.
+/// A sparse file that starts with `head`.
 #[cfg(target_os = "linux")]
 fn huge_file(dir: &Path, name: &str, head: &str) -> PathBuf {
     let path = file_of(dir, name, head);
@@ -157,7 +157,7 @@ fn huge_file(dir: &Path, name: &str, head: &str) -> PathBuf {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn huge_files_are_refused_with_their_limit() {
+fn rejects_huge_files() {
     let dir = tempdir().unwrap();
     let dir = dir.path();
     let run = dir.join("run");
@@ -189,7 +189,10 @@ fn huge_files_are_refused_with_their_limit() {
     ] {
         let line = failure_in_4_gb(args);
         assert!(line.contains(file), "{args:?}: {line}");
-        assert!(line.contains("limit of ") || line.contains("over 256 MiB"), "{args:?}: {line}");
+        assert!(
+            line.contains("limit of ") || line.contains("larger than 256 MiB"),
+            "{args:?}: {line}"
+        );
     }
     for (name, args) in [
         ("manifest.json", &["hotness", run][..]),
@@ -210,10 +213,10 @@ fn huge_files_are_refused_with_their_limit() {
     }
 }
 
-/// JSON of 31 MiB, below the limit of a file, whose values take many times as much.
+/// JSON of 31 MiB, below the limit of a file, whose values need much more memory.
 #[cfg(target_os = "linux")]
 #[test]
-fn memory_of_json_values_is_limited() {
+fn limits_memory_of_json_values() {
     let dir = tempdir().unwrap();
     let dir = dir.path();
     let run = dir.join("run");
@@ -267,10 +270,10 @@ fn memory_of_json_values_is_limited() {
     }
 }
 
-/// A model of 9 layers of 4096 experts, whose pairs are over the limit together, though not those of a layer.
+/// A model of 9 layers of 4096 experts, whose pairs exceed the limit in total, but not in one layer.
 #[cfg(target_os = "linux")]
 #[test]
-fn pairs_of_experts_are_limited() {
+fn limits_pairs_of_experts() {
     const N_LAYER: u16 = 9;
     let dir = tempdir().unwrap();
     let (model, run) = (dir.path().join("wide.gguf"), dir.path().join("run"));
@@ -303,15 +306,15 @@ fn pairs_of_experts_are_limited() {
         "relayout", model, "--permute-experts", "coactivation", "--trace", trace, "--out", out
     ]);
     assert!(
-        line.contains("layer 8 has 4096 experts") && line.contains("limit of 134217728 pairs"),
+        line.contains("layer 8 has 4096 experts") && line.contains("limited to 134217728 pairs"),
         "{line}"
     );
 }
 
-/// A map of 52 kB in which a name has 1.5 GB.
+/// A map of 52 kB with a name of 1.5 GB.
 #[cfg(target_os = "linux")]
 #[test]
-fn strings_of_tables_are_limited() {
+fn limits_strings_of_tables() {
     let dir = tempdir().unwrap();
     let run = dir.path().join("run");
     known_run(&run);
@@ -322,7 +325,7 @@ fn strings_of_tables_are_limited() {
         let line = failure_in_4_gb(args);
         assert!(line.contains("gguf-map.parquet: column "), "{line}");
     }
-    // `info` reports what is wrong.
+    // `info` reports the fault.
     let output = std::process::Command::new("sh")
         .args(["-c", "ulimit -v 4000000; exec \"$0\" \"$@\""])
         .arg(assert_cmd::cargo::cargo_bin!("moe-analyze"))

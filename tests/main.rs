@@ -1,4 +1,4 @@
-//! Tests of the program, and of what all crates must have, in one binary: a module for each subcommand or topic.
+//! Tests of the program and of rules for all crates, in one binary: a module for each subcommand or topic.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! The notebooks run, on tables that the binary made.
+//! Runs the notebooks on tables that the program writes.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use moe_testkit::python;
 
 use crate::support::{arg, args, known_run, repository, run};
 
-/// Runs a notebook's cells in a directory of its own and writes nothing; tells how many outputs and pictures came out.
+/// Runs a notebook's cells in a separate directory, writes nothing, and prints the numbers of outputs and plots.
 const EXECUTE: &str = "
 import sys, nbformat
 from nbclient import NotebookClient
@@ -17,8 +17,8 @@ outputs = [output for cell in notebook.cells for output in cell.get('outputs', [
 print(len(outputs), sum('image/png' in output.get('data', {}) for output in outputs))
 ";
 
-/// Executes `notebook` with `variables`; gives its numbers of outputs and of pictures, or nothing where Python lacks what
-/// it needs.
+/// Executes `notebook` with `variables`. Returns its numbers of outputs and plots, or `None` if Python packages are
+/// missing.
 #[track_caller]
 fn execute(notebook: &str, dir: &Path, variables: &[(&str, &Path)]) -> Option<(u32, u32)> {
     let modules = "duckdb, ipykernel, matplotlib, nbclient, nbformat, numpy, polars";
@@ -48,9 +48,9 @@ fn record(run: &Path, model: &str, prompt: &str) {
     run![record, "--n-predict", "12", "--out", run];
 }
 
-/// Who has done as README or a notebook says can do as the next one says: none of them records where another has recorded.
+/// The run directories in README and the notebooks differ, so that a user can follow one after the other.
 #[test]
-fn each_records_into_a_directory_of_its_own() {
+fn notebooks_use_separate_run_directories() {
     let mut recorded = std::collections::BTreeMap::new();
     for file in [
         "README.md",
@@ -78,7 +78,7 @@ fn each_records_into_a_directory_of_its_own() {
 }
 
 #[test]
-fn first_look_runs() {
+fn runs_first_look() {
     let dir = tempfile::tempdir().unwrap();
     let (run, tables) = (dir.path().join("run"), dir.path().join("tables"));
     known_run(&run);
@@ -91,7 +91,7 @@ fn first_look_runs() {
 }
 
 #[test]
-fn access_patterns_runs() {
+fn runs_access_patterns() {
     for model in ["tiny-gpt-oss-MXFP4", "random-dots1-F16"] {
         let dir = tempfile::tempdir().unwrap();
         let (run, tables) = (dir.path().join("run"), dir.path().join("run-tables"));
@@ -106,7 +106,7 @@ fn access_patterns_runs() {
 }
 
 #[test]
-fn two_runs_runs() {
+fn runs_two_runs() {
     let dir = tempfile::tempdir().unwrap();
     let dataset = dir.path().join("dataset");
     for (name, prompt) in [("a", "The kernel driver"), ("b", "Once upon a time")] {
@@ -122,8 +122,8 @@ fn two_runs_runs() {
 }
 
 #[test]
-fn how_big_a_cache_runs() {
-    const MACHINE: &str = "--link-gb-s 0.5 --link-us 5 --memory-gb-s 4 --dense-mib 1 --gpu-expert-us 10 --cpu-expert-us 60 --cpu-next-us 20";
+fn runs_how_big_a_cache() {
+    const MACHINE: &str = "--pcie-gb-s 0.5 --pcie-us 5 --memory-gb-s 4 --dense-mib 1 --gpu-expert-us 10 --cpu-expert-us 60 --cpu-next-us 20";
     let dir = tempfile::tempdir().unwrap();
     let cache = dir.path().join("cache");
     let run = cache.join("run");

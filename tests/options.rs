@@ -1,4 +1,4 @@
-//! What the user tells about traces: taken where it applies, refused where it does not.
+//! Options that describe traces: accepted where they apply, rejected where they do not.
 
 use std::path::Path;
 
@@ -8,9 +8,9 @@ use crate::support::{
 
 const MODEL: &str = "fixtures/tiny-qwen3moe-Q4_K_M.gguf";
 
-/// A trace whose operations have other numbers is what it was, once they are named.
+/// A trace with other operation numbers yields the same results with the operation names.
 #[test]
-fn operations_can_be_named_for_every_command_that_reads_records() {
+fn every_reader_of_records_accepts_operation_names() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     known_run(&run);
@@ -36,9 +36,9 @@ fn operations_can_be_named_for_every_command_that_reads_records() {
     assert_ne!(diff(&[]), Some(0));
 }
 
-/// What applies to nothing is no slip that is passed over.
+/// Options without effect are errors.
 #[test]
-fn options_that_do_not_apply_are_refused() {
+fn rejects_options_without_effect() {
     let dir = tempfile::tempdir().unwrap();
     let (run, out) = (dir.path().join("run"), dir.path().join("tables"));
     known_run(&run);
@@ -65,16 +65,16 @@ fn options_that_do_not_apply_are_refused() {
         let args = args!["--quiet", command, path, more, option];
         let failure = fail![args];
         assert!(failure.contains(option[0]), "{args:?}: {failure}");
-        assert!(failure.contains("leave the option out"), "{failure}");
+        assert!(failure.contains("omit the option"), "{failure}");
         assert!(!out.exists(), "{args:?}");
     }
-    // Of several inputs it is enough that one needs it.
+    // An option may apply to only one of several inputs.
     run!["--quiet", "hotness", run, trace, "--ops", ops];
 }
 
-/// A model of the same shape is another one all the same, if its architecture is.
+/// A model of the same shape with another architecture is a different model.
 #[test]
-fn the_model_that_is_named_is_held_against_the_run() {
+fn rejects_model_that_differs_from_the_run() {
     let dir = tempfile::tempdir().unwrap();
     let (run, tables) = (dir.path().join("run"), dir.path().join("tables"));
     known_run(&run);
@@ -99,9 +99,9 @@ fn the_model_that_is_named_is_held_against_the_run() {
     }
 }
 
-/// A trace of probabilities does not tell how many experts a token has: `plan` takes the word for it, as `hotness` does.
+/// A trace of probabilities does not contain the number of experts per token: `plan` uses --top-k, like `hotness`.
 #[test]
-fn plan_takes_options_for_missing_columns() {
+fn plan_accepts_top_k_and_ops() {
     let dir = tempfile::tempdir().unwrap();
     let trace = repository("fixtures/foreign/rtrace/small.rtrace");
     let experts = (0..2).flat_map(|layer| (0..8).map(move |e| format!("{layer},{e},1\n")));
@@ -117,7 +117,7 @@ fn plan_takes_options_for_missing_columns() {
     };
     let mut hits: Vec<(u32, u32, u32)> = rows.lines().skip(1).map(hits).collect();
     hits.sort_unstable();
-    // The two likeliest of each of its nine rows of probabilities, read by a program of its own.
+    // The two most likely experts of each of its nine rows of probabilities, computed by another program.
     let [of_first, of_second] =
         [&[(0, 1), (1, 2), (3, 2), (5, 4), (7, 1)][..], &[(0, 1), (2, 2), (4, 1), (6, 4)]];
     let of_first = of_first.iter().map(|&(expert, n)| (0, expert, n));
@@ -127,13 +127,13 @@ fn plan_takes_options_for_missing_columns() {
     let learn = r#"{"schema": "llama.cpp.moe_layer_opt_perf.v1", "layers": [{"layer": 0, "experts": [[1, 1]]}]}"#;
     let learn = file_of(dir.path(), "learn.json", learn);
     let line = fail![plan, learn, "--top-k", "2"];
-    assert!(line.contains("--top-k is for traces"), "{line}");
-    assert!(line.contains("leave the option out"), "{line}");
+    assert!(line.contains("--top-k applies to traces"), "{line}");
+    assert!(line.contains("omit the option"), "{line}");
 }
 
-/// A trace that tells how many experts a token has is not overruled, whether its head tells it or its rows.
+/// --top-k does not override the number of experts per token in a trace, in its header or its rows.
 #[test]
-fn ignores_and_reports_a_top_k_that_the_trace_contradicts() {
+fn warns_about_top_k_that_contradicts_the_trace() {
     for trace in ["bigmoeonedge/small.route.csv", "lattice/small.jsonl"] {
         let trace = repository(&format!("fixtures/foreign/{trace}"));
         let hotness = |more: &[&str]| {
@@ -143,19 +143,19 @@ fn ignores_and_reports_a_top_k_that_the_trace_contradicts() {
             [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned())
         };
         let [plain, _] = hotness(&[]);
-        let [text, remarks] = hotness(&["--top-k", "1"]);
+        let [text, warnings] = hotness(&["--top-k", "1"]);
         let warning =
             "warning: the trace has 2 experts per token; the specified top-k of 1 is ignored";
-        assert!(remarks.contains(warning), "{remarks}");
+        assert!(warnings.contains(warning), "{warnings}");
         assert_eq!(text, plain);
-        let [_, remarks] = hotness(&["--top-k", "2"]);
-        assert!(!remarks.contains("warning"), "{remarks}");
+        let [_, warnings] = hotness(&["--top-k", "2"]);
+        assert!(!warnings.contains("warning"), "{warnings}");
     }
 }
 
-/// A bare trace has no map; the model's takes its place.
+/// A trace without a manifest has no map; the model provides it.
 #[test]
-fn the_tables_of_a_bare_trace_take_the_map_of_the_model() {
+fn tables_of_a_trace_use_the_map_of_the_model() {
     let dir = tempfile::tempdir().unwrap();
     let (run, whole, bare) =
         (dir.path().join("run"), dir.path().join("whole"), dir.path().join("bare"));

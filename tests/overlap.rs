@@ -1,4 +1,4 @@
-//! `overlap`: from the transfers of a run to figures, a verdict and a picture.
+//! `overlap`: from the transfers of a run to figures, a verdict and a plot.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::support::{arg, args, fail, known_run, moe_analyze, repository, run};
 const N_LAYER: u16 = 6;
 const N_PASS: u32 = 5;
 
-/// A layer of four experts whose transfer begins with the window.
+/// A layer of four experts whose transfer starts with the window.
 pub(crate) fn layer(
     phase: Phase,
     token_id: u32,
@@ -47,8 +47,8 @@ pub(crate) fn layer(
     }
 }
 
-/// A prompt whose transfers of 200 µs hide in windows of 800 µs, and passes of windows of 100 µs: transfers take 50 µs, those
-/// of the last layer 400 µs.
+/// A prompt with transfers of 200 µs that hide in windows of 800 µs, and decode passes with windows of 100 µs: transfers take 50 µs,
+/// those of the last layer 400 µs.
 pub(crate) fn example() -> Vec<Transfer> {
     let mut clock = 1_800_000_000_000_000_000;
     let mut transfers = Vec::new();
@@ -106,7 +106,7 @@ fn assert_close(found: &Value, expected: f64) {
 }
 
 #[test]
-fn a_truncated_last_line_is_reported_and_left_out() {
+fn reports_and_ignores_truncated_last_line() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     recorded(&run, &example());
@@ -127,7 +127,7 @@ fn a_truncated_last_line_is_reported_and_left_out() {
 }
 
 #[test]
-fn rows_of_layers_and_phases() {
+fn prints_rows_of_layers_and_phases() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     recorded(&run, &example());
@@ -138,7 +138,7 @@ fn rows_of_layers_and_phases() {
     assert!(generated.iter().all(|row| row["phase"] == "GENERATE"));
 
     let first = &generated[0];
-    assert_eq!((&first["layer_id"], &first["runs"]), (&0.into(), &N_PASS.into()));
+    assert_eq!((&first["layer_id"], &first["executions"]), (&0.into(), &N_PASS.into()));
     assert_close(&first["window_mean_us"], 100.0);
     assert_close(&first["transfer_p95_us"], 50.0);
     assert_close(&first["hidden_pct"], 100.0);
@@ -146,7 +146,7 @@ fn rows_of_layers_and_phases() {
     assert_eq!(first["scratchpad_bytes"], 64 << 20);
     assert_close(&first["scratchpad_pct"], 100.0 * 64.0 / 4096.0);
     assert_close(&first["fallback_pct"], 25.0);
-    assert_close(&first["link_gb_s"], 20.0);
+    assert_close(&first["pcie_gb_s"], 20.0);
     assert_eq!(first["verdict"], "hidden");
     let last = &generated[5];
     assert_close(&last["hidden_pct"], 25.0);
@@ -157,13 +157,13 @@ fn rows_of_layers_and_phases() {
     assert_eq!(last["verdict"], "too_long");
     let whole = &generated[6];
     assert_eq!(whole["layer_id"], Value::Null);
-    // 5 × 50 and 100 of 400 µs lie in windows, of 650.
+    // Of 650 µs, 5 × 50 µs and 100 of 400 µs are inside windows.
     assert_close(&whole["hidden_pct"], 100.0 * 350.0 / 650.0);
     assert_eq!(whole["bytes"], 30_000_000);
 }
 
 #[test]
-fn the_share_of_the_memorys_bandwidth() {
+fn prints_used_memory_bandwidth() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     recorded(&run, &example());
@@ -179,21 +179,21 @@ fn the_share_of_the_memorys_bandwidth() {
             .collect();
         let row = &rows(&[&[arg(path)], &args[..], &model].concat())[0];
         assert_close(&row["gate_up_gb_s"], gate_up_gb_s);
-        assert_close(&row["memory_pct"], 100.0 * gate_up_gb_s);
-        // All of the 1,000,000 bytes travel within the 100 µs.
-        assert_close(&row["memory_with_transfers_pct"], 100.0 * (gate_up_gb_s + 10.0));
+        assert_close(&row["memory_bandwidth_pct"], 100.0 * gate_up_gb_s);
+        // All 1,000,000 bytes are copied within the 100 µs.
+        assert_close(&row["memory_bandwidth_with_transfers_pct"], 100.0 * (gate_up_gb_s + 10.0));
         assert_eq!(row["verdict"], "bandwidth_saturated");
     }
     let assert = moe_analyze()
         .args(args!["overlap", transfers, "--memory-gb-s", "1", "-o", "csv"])
         .assert()
         .success();
-    let remark = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
-    assert!(remark.contains("--model"), "{remark}");
+    let note = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+    assert!(note.contains("--model"), "{note}");
 }
 
 #[test]
-fn the_summary_says_what_came_of_it() {
+fn summary_contains_the_verdict() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     recorded(&run, &example());
@@ -201,25 +201,25 @@ fn the_summary_says_what_came_of_it() {
     for line in [
         "prompt tokens: hidden: 100.0 % of the transfer time is within gate and up",
         "generated tokens: too long: a transfer takes 108.3 µs but gate and up only 100.0 µs, so at most 53.8 %",
-        "5 passes through 6 layers: 28.6 MiB travelled at 9.2 GB/s; the host computed the down product of 25.0 % of",
-        "GPU: a scratchpad of 64.0 MiB, 1.56 % of the 4.0 GiB allowed",
-        "GPU: 3.0 GiB in use at most",
-        "GPU: the processor did 2 operations in its place, and 0 tensors found no room there; the first reason: no memory",
+        "5 passes × 6 layers: 28.6 MiB transferred at 9.2 GB/s; the CPU computed the down product of 25.0 % of",
+        "GPU: scratchpad 64.0 MiB, 1.56 % of 4.0 GiB of GPU memory",
+        "GPU: peak memory 3.0 GiB",
+        "GPU: the CPU ran 2 operations instead of the GPU, and 0 tensors did not fit into GPU memory; first error: no memory",
     ] {
         assert!(text.contains(line), "{line}\n{text}");
     }
 }
 
 #[test]
-fn pictures_are_drawn() {
+fn draws_plots() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     recorded(&run, &example());
     let svg = dir.path().join("a.svg");
     run!["overlap", run, "--plot", svg];
     let text = fs::read_to_string(&svg).unwrap();
-    // The prompt's pass is the first, and no generated token's.
-    assert!(text.contains("run, pass 3 of 6: one token of sequence 0 at position 12"), "{text}");
+    // The prompt pass is the first, but not a decode pass.
+    assert!(text.contains("run, pass 3 of 6: 1 token of sequence 0 at position 12"), "{text}");
     let png = dir.path().join("a.png");
     run!["overlap", run, "--plot", png, "--pass", "0"];
     assert!(fs::read(&png).unwrap().starts_with(b"\x89PNG"));
@@ -250,10 +250,10 @@ fn reports_missing_and_damaged_inputs() {
     recorded(&run, &example());
     let file = run.join("transfers.jsonl");
     let good = fs::read_to_string(&file).unwrap();
-    // A recorder that was killed: the last line is cut.
+    // The recorder was killed, so the last line is truncated.
     fs::write(&file, &good[..good.len() - 30]).unwrap();
     let cut = rows(&[arg(&run), "--phase", "generate"]);
-    assert_eq!(cut[5]["runs"], N_PASS - 1);
+    assert_eq!(cut[5]["executions"], N_PASS - 1);
     let damaged = good.replacen("\"n_fetched\":3", "\"n_fetched\":9", 2);
     fs::write(&file, damaged).unwrap();
     let error = fail!["overlap", run];

@@ -16,11 +16,11 @@ use crate::support::{Arg, arg, args, file_of, run};
 
 const QWEN: &str = "fixtures/tiny-qwen3moe-Q4_K_M.gguf";
 const GPT_OSS: &str = "fixtures/tiny-gpt-oss-MXFP4.gguf";
-/// Bytes of an expert of the gpt-oss fixture: three MXFP4 matrices of 64 × 256 and F32 biases of 64, 64 and 256.
+/// Size of an expert of the gpt-oss fixture in bytes: three MXFP4 matrices of 64 × 256 and F32 biases of 64, 64 and 256.
 const GPT_OSS_EXPERT: u64 = 3 * 64 * 256 / 32 * 17 + (64 + 64 + 256) * 4;
 
-/// A directory with a small learn file, `learn.json`: layer 0 chose experts 3 (9 times), 5 (4) and 6 (1), layer 2 expert 1
-/// (8).
+/// A directory with a small learn file, `learn.json`: in layer 0 the experts 3 (9 activations), 5 (4) and 6 (1), in layer 2
+/// expert 1 (8).
 fn workplace() -> TempDir {
     let dir = TempDir::new().unwrap();
     let learn = json!({"schema": "llama.cpp.moe_layer_opt_perf.v1", "n_expert": 32, "layers": [
@@ -38,7 +38,7 @@ fn json_of(args: impl Arg) -> Value {
     serde_json::from_str(&run![args]).unwrap()
 }
 
-/// `plan` of a learn file for a model, with 1 MiB for experts.
+/// Runs `plan` on a learn file and a model, with 1 MiB for experts.
 fn plan_of<'a>(learn: &'a Path, model: &'a Path) -> [&'a str; 6] {
     ["plan", arg(learn), "--model", arg(model), "--budget-mib", "1"]
 }

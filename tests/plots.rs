@@ -1,4 +1,4 @@
-//! Every plot as SVG against `tests/golden/plots`, and as PNG.
+//! Compares every plot as SVG with `tests/golden/plots`, and draws it as PNG.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use crate::overlap;
 use crate::support::{Arg, args, expect_golden, file_of, known_run, run};
 use moe_trace::Phase;
 
-/// A cache that grows, and results of operations that come and go.
+/// A growing KV cache, and buffers of results that are allocated and freed.
 const BUFFERS: &str = r#"{"timestamp_ms":0.5,"event":"alloc","buffer_id":9,"buffer_ptr":4096,"size":90000000,"name":"model.gguf","backend":"mmap","usage":1,"layer":65535}
 {"timestamp_ms":0.5,"event":"alloc","buffer_id":1,"buffer_ptr":8192,"size":1000000,"name":"cache_k_l0","backend":"CPU","usage":0,"layer":0}
 {"timestamp_ms":1.0,"event":"alloc","buffer_id":2,"buffer_ptr":1,"size":500000,"name":"logits","backend":"CPU","usage":2,"layer":65535}
@@ -17,7 +17,7 @@ const BUFFERS: &str = r#"{"timestamp_ms":0.5,"event":"alloc","buffer_id":9,"buff
 {"timestamp_ms":6.0,"event":"dealloc","buffer_id":1}
 "#;
 
-/// Draws with a command in both formats, and compares the SVG.
+/// Draws a plot in both formats, and compares the SVG.
 #[track_caller]
 fn expect_plot(name: &str, dir: &Path, command: impl Arg) {
     let [svg, png] = ["svg", "png"].map(|extension| dir.join(name).with_extension(extension));
@@ -38,7 +38,7 @@ fn hotness_plots() {
     for (name, more) in [
         ("heat-map", args![]),
         ("heat-map-sorted", args!["--sorted", "--value", "bytes"]),
-        ("entropy", args!["--picture", "entropy"]),
+        ("entropy", args!["--plot-kind", "entropy"]),
     ] {
         expect_plot(name, dir.path(), args!["hotness", run, more]);
     }
@@ -87,7 +87,7 @@ fn overlap_plot() {
     let run = dir.path().join("run");
     overlap::recorded(&run, &overlap::example());
     expect_plot("overlap", dir.path(), args!["overlap", run]);
-    // A pass of more layers has a magnified part.
+    // A pass of more layers has a magnified panel.
     let long = dir.path().join("long");
     let layers = (0..40).map(|layer| {
         overlap::layer(

@@ -1,4 +1,4 @@
-//! `record`, and the whole way from a model to a learn file.
+//! `record`, and all steps from a model to a learn file.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,12 +15,12 @@ fn tiny_qwen3moe() -> PathBuf {
     repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf")
 }
 
-/// Records a few tokens; gives the generated text.
+/// Records a few tokens. Returns the generated text.
 fn record(model: &Path, out: &Path) -> String {
     run!["record", "--model", model, "--prompt", PROMPT, "--n-predict", "12", "--out", out]
 }
 
-/// Rows that each layer routed, from `routing`'s counts: layer → (rows, Σ counts).
+/// Routed tokens of each layer, from the counts of `routing`: layer → (tokens, Σ counts).
 fn sums(hotness: &[Value]) -> BTreeMap<u64, u64> {
     let mut sums = BTreeMap::new();
     for row in hotness {
@@ -30,13 +30,13 @@ fn sums(hotness: &[Value]) -> BTreeMap<u64, u64> {
     sums
 }
 
-/// Records with a key of the qwen3moe fixture changed: whether it could be done, and stderr.
+/// Records with a changed key of the qwen3moe fixture. Returns whether it succeeded, and stderr.
 fn record_with(key: &str, value: moe_gguf::Value) -> (Option<i32>, String) {
     let dir = tempfile::tempdir().unwrap();
     record_in(dir.path(), &[(key, value)])
 }
 
-/// As [`record_with`], with several keys, into `run` of a directory.
+/// Like [`record_with`], with several keys, into `run` of a directory.
 fn record_in(dir: &Path, keys: &[(&str, moe_gguf::Value)]) -> (Option<i32>, String) {
     let (model, out) = (dir.join("m.gguf"), dir.join("run"));
     let like = moe_gguf::Gguf::open(tiny_qwen3moe()).unwrap();
@@ -49,7 +49,7 @@ fn record_in(dir: &Path, keys: &[(&str, moe_gguf::Value)]) -> (Option<i32>, Stri
 }
 
 #[test]
-fn keys_that_change_the_computation_are_refused() {
+fn rejects_keys_that_change_the_computation() {
     let list = |values: &[u32]| {
         let values = values.iter().map(|&value| moe_gguf::Value::U32(value));
         let array = moe_gguf::Array::new(moe_gguf::ValueType::U32, values);
@@ -67,7 +67,7 @@ fn keys_that_change_the_computation_are_refused() {
 }
 
 #[test]
-fn a_special_id_outside_the_vocabulary_is_a_warning() {
+fn special_id_outside_the_vocabulary_is_a_warning() {
     let key = "tokenizer.ggml.eos_token_id";
     let (code, stderr) = record_with(key, moe_gguf::Value::U32(100_000));
     assert_eq!(code, Some(0), "{stderr}");
@@ -94,7 +94,7 @@ fn manifest_counts_the_blocks_of_an_mtp_head_as_layers() {
     assert_eq!(layers.max(), Some(LayerId(5)));
     let output = run!["info", dir.path().join("run")];
     assert!(output.contains("nextn layers"), "{output}");
-    // Servers have a row for each hidden layer.
+    // Server formats have a row for each hidden layer.
     let (run, eplb) = (dir.path().join("run"), dir.path().join("eplb.json"));
     run!["convert", run, "--to", "eplb", "--out", eplb];
     let eplb: Value = serde_json::from_slice(&fs::read(eplb).unwrap()).unwrap();
@@ -104,7 +104,7 @@ fn manifest_counts_the_blocks_of_an_mtp_head_as_layers() {
 }
 
 #[test]
-fn the_main_job_on_every_fixture() {
+fn records_and_analyzes_every_fixture() {
     for model in
         ["tiny-qwen3moe-Q4_K_M", "tiny-gpt-oss-MXFP4", "random-qwen3moe-F16", "random-gpt-oss-F16"]
     {
@@ -130,7 +130,7 @@ fn the_main_job_on_every_fixture() {
         let sums = sums(&serde_json::from_str::<Vec<Value>>(&texts[0]).unwrap());
         assert_eq!(sums.len() as u32, n_layer, "{model}");
         for (layer, sum) in sums {
-            // In the last layer the prompt's last token alone is routed, where llama.cpp prunes.
+            // In the last layer only the prompt's last token is routed, where llama.cpp prunes.
             let rows = sum / k;
             assert_eq!(sum % k, 0, "{model}, layer {layer}");
             if layer + 1 < u64::from(n_layer) {
@@ -145,7 +145,7 @@ fn the_main_job_on_every_fixture() {
     }
 }
 
-/// The records of a run without what differs from run to run: times and addresses.
+/// The records of a run without times and addresses, which differ between runs.
 fn comparable(run: &Path) -> Vec<TensorAccessLog> {
     let run = Run::open(run).unwrap();
     let mut records = run.trace.records().to_vec();
@@ -160,7 +160,7 @@ fn comparable(run: &Path) -> Vec<TensorAccessLog> {
 }
 
 #[test]
-fn a_run_can_be_repeated() {
+fn runs_are_reproducible() {
     let dir = tempfile::tempdir().unwrap();
     let (a, b) = (dir.path().join("a"), dir.path().join("b"));
     let text = record(&tiny_qwen3moe(), &a);
@@ -177,7 +177,7 @@ fn a_run_can_be_repeated() {
 }
 
 #[test]
-fn without_arguments_the_embedded_model_runs() {
+fn runs_the_embedded_model_without_arguments() {
     let dir = tempfile::tempdir().unwrap();
     let assert = moe_analyze()
         .current_dir(dir.path())
@@ -191,12 +191,12 @@ fn without_arguments_the_embedded_model_runs() {
         .collect();
     assert_eq!(runs.len(), 1);
     let summary = run!["hotness", runs[0]];
-    assert!(summary.contains("in 6 layers, 4 of 32 experts for a token"), "{summary}");
+    assert!(summary.contains("in 6 layers, 4 of 32 experts per token"), "{summary}");
     run!["info", runs[0]];
 }
 
 #[test]
-fn prompts_come_from_files() {
+fn reads_prompts_from_files() {
     let dir = tempfile::tempdir().unwrap();
     let model = tiny_qwen3moe();
     let (run, text) = (dir.path().join("run"), dir.path().join("prompt.txt"));
@@ -224,7 +224,7 @@ fn prompts_come_from_files() {
 }
 
 #[test]
-fn a_run_that_exists_is_kept_without_force() {
+fn keeps_existing_run_without_force() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     record(&tiny_qwen3moe(), &run);
@@ -239,7 +239,7 @@ fn a_run_that_exists_is_kept_without_force() {
     assert_ne!(fs::read(run.join("trace.bin")).unwrap(), before);
     run!["info", run];
 
-    // A directory that is no run is not replaced even so.
+    // --force does not replace a directory that is not a run.
     let precious = dir.path().join("precious");
     fs::create_dir(&precious).unwrap();
     fs::write(precious.join("thesis.txt"), "precious").unwrap();
@@ -248,7 +248,7 @@ fn a_run_that_exists_is_kept_without_force() {
 }
 
 #[test]
-fn a_bounded_trace_ends_with_a_whole_run() {
+fn trace_limit_leaves_a_complete_run() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     run!["record", "--prompt", PROMPT, "--n-predict", "200", "--max-trace-mib", "3", "--out", run];
@@ -278,7 +278,7 @@ fn patched(dir: &Path, name: &str, from: &str, to: &str) -> PathBuf {
 }
 
 #[test]
-fn bad_input_is_one_line_exit_2_and_no_run() {
+fn invalid_input_exits_with_2_and_writes_no_run() {
     let dir = tempfile::tempdir().unwrap();
     let file = |name, bytes: &[u8]| file_of(dir.path(), name, bytes);
     let whole = fs::read(repository("fixtures/random-qwen3moe-F16.gguf")).unwrap();
@@ -322,10 +322,10 @@ fn bad_input_is_one_line_exit_2_and_no_run() {
     }
 }
 
-/// Ctrl-C leaves a run that every other command reads. The recording has work for minutes, the test needs its first MiB.
+/// Ctrl-C leaves a run that every other command reads. The recording would take minutes; the test waits for its first MiB.
 #[cfg(unix)]
 #[test]
-fn an_interrupted_run_can_be_read() {
+fn interrupted_run_is_readable() {
     use std::process::{Command, Stdio};
 
     let dir = tempfile::tempdir().unwrap();
@@ -362,10 +362,10 @@ fn an_interrupted_run_can_be_read() {
     run!["parquet", run, "--out", dir.path().join("tables")];
 }
 
-/// The usage cannot be written because its file appears while the model runs.
+/// The usage file cannot be written, because it appears while the model runs.
 #[cfg(unix)]
 #[test]
-fn a_failed_usage_file_does_not_hide_how_the_run_ended() {
+fn failed_usage_file_does_not_hide_the_result() {
     use std::process::{Command, Stdio};
 
     let dir = tempfile::tempdir().unwrap();
@@ -398,7 +398,7 @@ fn a_failed_usage_file_does_not_hide_how_the_run_ended() {
     assert_eq!(ends(&at("run")).last().unwrap().2, "interrupted");
 }
 
-/// Prompt and generated tokens of each sequence, and why it ended, as the manifest tells.
+/// Prompt and generated tokens of each sequence, and why it ended, in the manifest.
 fn ends(run: &Path) -> Vec<(u64, u64, String)> {
     let manifest = Run::open(run).unwrap().manifest.unwrap();
     let sequences = manifest.sequences.into_iter();
@@ -424,7 +424,7 @@ fn manifest_contains_why_each_sequence_ended() {
         ends(&out)
     };
     let of = |prompt, generated, stopped: &str| (prompt, generated, stopped.to_owned());
-    // A context of six positions.
+    // A context of six tokens.
     assert_eq!(
         record("context", &["--ctx-size", "6"]),
         [of(3, 1, "limit"), of(4, 2, "context"), of(1, 0, "limit")]

@@ -1,4 +1,4 @@
-//! `relayout`: models with their tensors and experts in another order compute the same.
+//! `relayout`: models with their tensors and experts in another order are equivalent.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,14 +29,14 @@ fn learn(model: &Path, dir: &Path) -> (PathBuf, PathBuf) {
 }
 
 #[test]
-fn numeric_is_verified_to_the_bit() {
+fn numeric_order_is_bit_identical() {
     for (model, n_vocab) in [("tiny-qwen3moe-Q4_K_M", 4096), ("random-gpt-oss-F16", 1024)] {
         let (_dir, out) = temporary();
         let model = fixture(model);
         let text = run!["relayout", model, "--out", out, "--verify"];
         let lines: Vec<&str> = text.lines().collect();
-        assert!(lines[0].starts_with("bytes: ") && lines[0].ends_with(" keys are as they were"));
-        assert_eq!(lines[1], format!("logits: identical at 9 positions of {n_vocab}"));
+        assert!(lines[0].starts_with("bytes: ") && lines[0].ends_with(" keys are identical"));
+        assert_eq!(lines[1], format!("logits: identical (9 positions × {n_vocab})"));
         let order = layer_order(&Gguf::open(&out).unwrap());
         assert!(order.is_sequential());
         assert_eq!(order.seeks, 0);
@@ -44,7 +44,7 @@ fn numeric_is_verified_to_the_bit() {
 }
 
 #[test]
-fn hot_first_puts_the_hottest_expert_first_and_computes_the_same() {
+fn hot_first_starts_with_the_hottest_expert_and_is_equivalent() {
     for name in ["tiny-qwen3moe-Q4_K_M", "tiny-gpt-oss-MXFP4"] {
         let (dir, out) = temporary();
         let model = fixture(name);
@@ -52,11 +52,11 @@ fn hot_first_puts_the_hottest_expert_first_and_computes_the_same() {
         let args = ["--order", "hot-first", "--hotness", arg(&learn), "--out", arg(&out)];
         let text = run!["relayout", model, args, "--verify"];
         assert!(
-            text.contains(" are as they were, apart from the experts' new places\nlogits: "),
+            text.contains(" are identical, except for the order of experts\nlogits: "),
             "{name}: {text}"
         );
 
-        // The hottest expert of layer 2 by the learn file lies first in the new file.
+        // The hottest expert of layer 2 in the learn file is first in the new file.
         let learn = fs::read_to_string(learn).unwrap();
         let layers = moe_placement::learn::parse_observations(&learn).unwrap();
         let hottest = layers[2]
@@ -73,7 +73,7 @@ fn hot_first_puts_the_hottest_expert_first_and_computes_the_same() {
             data[expert * size..][..size].to_vec()
         };
         assert_eq!(slice(&new, 0), slice(&old, hottest));
-        // Every token's tensors come before the experts, the embeddings after them.
+        // Tensors that every token reads precede the experts, the embeddings follow them.
         let place = |name: &str| new.tensors().iter().position(|t| t.name == name).unwrap();
         assert!(place("blk.5.attn_q.weight") < place("blk.0.ffn_gate_exps.weight"));
         assert_eq!(place("token_embd.weight"), new.tensors().len() - 1);
@@ -81,15 +81,15 @@ fn hot_first_puts_the_hottest_expert_first_and_computes_the_same() {
 }
 
 #[test]
-fn experts_chosen_together_come_side_by_side() {
+fn coactivation_places_coactivated_experts_next_to_each_other() {
     let (dir, out) = temporary();
     let run = dir.path().join("run");
     known_run(&run);
     let model = fixture("tiny-qwen3moe-Q4_K_M");
     let args = ["--permute-experts", "coactivation", "--trace", arg(&run), "--out", arg(&out)];
     let text = run!["relayout", model, args, "--verify"];
-    assert!(text.contains("apart from the experts' new places\n"), "{text}");
-    // Expert 3 is in every choice of the known run, so it comes first in every layer.
+    assert!(text.contains("except for the order of experts\n"), "{text}");
+    // Every token of the known run selects expert 3, so it is first in every layer.
     let (old, new) = (Gguf::open(&model).unwrap(), Gguf::open(&out).unwrap());
     for layer in 0..N_LAYER {
         let row = |gguf: &Gguf, expert: usize| {
@@ -103,7 +103,7 @@ fn experts_chosen_together_come_side_by_side() {
 }
 
 #[test]
-fn a_run_of_another_model_is_refused_and_a_bare_trace_remarked_on() {
+fn rejects_run_of_another_model_and_warns_without_manifest() {
     let (dir, out) = temporary();
     let run = dir.path().join("run");
     known_run(&run);
@@ -114,7 +114,7 @@ fn a_run_of_another_model_is_refused_and_a_bare_trace_remarked_on() {
             .output()
             .unwrap()
     };
-    // A model of the same shape and another name: its first letter follows the key, a type and a length.
+    // A model of the same shape with another name. The first letter of the name follows the key, a type and a length.
     let (own, other) = (fixture("tiny-qwen3moe-Q4_K_M"), dir.path().join("other.gguf"));
     let mut bytes = fs::read(&own).unwrap();
     let key = b"general.name";
@@ -133,13 +133,13 @@ fn a_run_of_another_model_is_refused_and_a_bare_trace_remarked_on() {
     let bare = coactivation(&own, &run.join("trace.bin"));
     let stderr = String::from_utf8(bare.stderr).unwrap();
     assert_eq!(bare.status.code(), Some(0), "{stderr}");
-    assert!(stderr.contains("cannot be checked"), "{stderr}");
-    // Experts have moved, so what names them by number is out of date.
-    assert!(stderr.contains("experts have other numbers"), "{stderr}");
+    assert!(stderr.contains("cannot be detected"), "{stderr}");
+    // Experts have new ids, so files that contain expert ids are outdated.
+    assert!(stderr.contains("experts have other ids"), "{stderr}");
 }
 
 #[test]
-fn experts_in_a_given_order_and_back_again() {
+fn expert_permutation_can_be_reverted() {
     let (dir, out) = temporary();
     let model = fixture("random-qwen3moe-F16");
     let order = dir.path().join("order.json");
@@ -154,7 +154,7 @@ fn experts_in_a_given_order_and_back_again() {
 }
 
 #[test]
-fn a_model_that_cannot_be_run_is_compared_byte_by_byte() {
+fn compares_bytes_of_a_model_that_cannot_run() {
     use moe_synth::write::{Header, Writer};
     let (dir, out) = temporary();
     let model = dir.path().join("odd.gguf");
@@ -172,13 +172,13 @@ fn a_model_that_cannot_be_run_is_compared_byte_by_byte() {
         .args(args!["relayout", model, "--out", out, "--verify"])
         .assert()
         .success()
-        .stdout("bytes: 1 tensor and 1 key are as they were\n");
+        .stdout("bytes: 1 tensor and 1 key are identical\n");
     let stderr = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
-    assert!(stderr.contains("cannot be run here") && stderr.contains("odd"), "{stderr}");
+    assert!(stderr.contains("because the model cannot run") && stderr.contains("odd"), "{stderr}");
 }
 
 #[test]
-fn what_cannot_be_done_is_refused_and_nothing_is_written() {
+fn rejects_invalid_orders_without_output() {
     let (dir, out) = temporary();
     let model = fixture("random-qwen3moe-F16");
     let refused = |args: &[&str], part: &str| {
@@ -190,7 +190,7 @@ fn what_cannot_be_done_is_refused_and_nothing_is_written() {
     let order = dir.path().join("order.json");
     fs::write(&order, "{\"1\": [0, 0]}").unwrap();
     refused(&["--hotness", arg(&order)], "--permute-experts");
-    refused(&["--permute-experts", "coactivation"], "needs --trace");
+    refused(&["--permute-experts", "coactivation"], "add --trace");
     refused(&["--trace", arg(&order)], "coactivation");
     refused(&["--permute-experts", arg(&order)], "names 2 experts, the layer has 16");
     fs::write(&order, "{\"9\": [0]}").unwrap();
@@ -199,11 +199,11 @@ fn what_cannot_be_done_is_refused_and_nothing_is_written() {
     refused(&["--permute-experts", arg(&order)], "order.json");
     // A learn file of a model with more experts.
     let (_, learn) = learn(&fixture("tiny-qwen3moe-Q4_K_M"), dir.path());
-    refused(&["--order", "hot-first", "--hotness", arg(&learn)], "another model");
+    refused(&["--order", "hot-first", "--hotness", arg(&learn)], "pass a file of this model");
 }
 
 #[test]
-fn a_cut_model_is_refused_before_anything_is_written() {
+fn rejects_truncated_model_without_output() {
     let (dir, out) = temporary();
     let cut = dir.path().join("cut.gguf");
     let whole = fs::read(fixture("random-gpt-oss-F16")).unwrap();
@@ -213,9 +213,9 @@ fn a_cut_model_is_refused_before_anything_is_written() {
     assert!(!out.exists());
 }
 
-/// Written anew, each tensor would have bytes of its own, and the file would look sound.
+/// In a rewritten file, each tensor would have separate bytes, and the file would look sound.
 #[test]
-fn overlapping_tensors_are_refused() {
+fn rejects_overlapping_tensors() {
     let (dir, out) = temporary();
     let model = dir.path().join("overlap.gguf");
     let raw = Raw::new(2, 0)
@@ -229,7 +229,7 @@ fn overlapping_tensors_are_refused() {
 }
 
 #[test]
-fn an_existing_file_and_the_model_itself_are_spared() {
+fn keeps_existing_file_and_input_model() {
     let (dir, out) = temporary();
     let model = fixture("random-gpt-oss-F16");
     fs::write(&out, "mine").unwrap();
@@ -244,16 +244,16 @@ fn an_existing_file_and_the_model_itself_are_spared() {
 }
 
 #[test]
-fn the_new_file_is_gguf() {
+fn requires_extension_gguf() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("new.bin");
     let line = fail!["relayout", fixture("tiny-qwen3moe-Q4_K_M"), "--out", out];
-    assert!(line.contains(".gguf file"), "{line}");
+    assert!(line.contains("the extension must be .gguf"), "{line}");
     assert!(!out.exists());
 }
 
 #[test]
-fn what_is_no_run_has_no_company() {
+fn rejects_traces_without_routing_for_coactivation() {
     let (_dir, out) = temporary();
     let model = fixture("tiny-qwen3moe-Q4_K_M");
     let line = fail![

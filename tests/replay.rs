@@ -47,13 +47,13 @@ fn u64_of(row: &Value, key: &str) -> u64 {
 }
 
 #[test]
-fn a_replayed_run_has_the_routing_of_the_recorded_one() {
+fn replayed_run_has_the_recorded_routing() {
     replay_of_a_record(&model());
 }
 
-/// `expert_used_count` may be a list with one number for each layer.
+/// `expert_used_count` can be a list with one number per layer.
 #[test]
-fn layers_with_different_numbers_of_experts_are_replayed() {
+fn replays_layers_with_different_numbers_of_experts() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
     let used = [1, 2, 3, 4, 1, 2].map(moe_gguf::Value::U32);
@@ -68,7 +68,7 @@ fn layers_with_different_numbers_of_experts_are_replayed() {
     assert_eq!(used, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 1), (5, 2)].into());
 }
 
-/// Records, and compares with what a replay records. Gives the routing.
+/// Records a run, compares it with the records of a replay, and returns the routing.
 fn replay_of_a_record(model: &Path) -> Routing {
     let dir = tempfile::tempdir().unwrap();
     let (recorded, replayed) = (dir.path().join("recorded"), dir.path().join("replayed"));
@@ -88,9 +88,9 @@ fn replay_of_a_record(model: &Path) -> Routing {
     routing_of_recorded
 }
 
-/// On a machine with a GPU there is nothing to look at.
+/// Does nothing on a machine with a GPU.
 #[test]
-fn without_a_gpu_auto_is_the_processor() {
+fn auto_without_a_gpu_runs_on_the_cpu() {
     if moe_executor::cuda::Gpu::detect().is_ok() {
         skip(Need::NoGpu, "this machine has a GPU");
         return;
@@ -106,7 +106,7 @@ fn without_a_gpu_auto_is_the_processor() {
         .assert()
         .success();
     let stderr = String::from_utf8_lossy(&assert.get_output().stderr);
-    assert!(stderr.contains("the processor computes"), "{stderr}");
+    assert!(stderr.contains("running on the CPU"), "{stderr}");
     let rows: Vec<Value> = serde_json::from_slice(&assert.get_output().stdout).unwrap();
     for row in &rows {
         let of_gpu = ["gpu_resident", "cache_miss"].map(|lane| u64_of(row, lane));
@@ -181,7 +181,7 @@ fn route_trace(dir: &Path, last_expert: u32) -> PathBuf {
 }
 
 #[test]
-fn a_trace_of_another_tool_is_replayed_with_its_own_number_of_experts() {
+fn replays_foreign_trace_with_its_number_of_experts() {
     let dir = tempfile::tempdir().unwrap();
     let trace = route_trace(dir.path(), 31);
     let run = dir.path().join("run");
@@ -190,9 +190,9 @@ fn a_trace_of_another_tool_is_replayed_with_its_own_number_of_experts() {
     let how = [arg(&model), "-t", "1", "-r", "1", "-b", "2", "-o", "csv", "--out", arg(&run)];
     let assert = moe_analyze().args(args![args, how]).assert().success();
     let stderr = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
-    assert!(stderr.contains("nothing of layer 0, 2, 3, 5"), "{stderr}");
-    assert!(stderr.contains("2 experts here, 4 in the model"), "{stderr}");
-    // Batches of two positions and of one; a layer of each in order, then two tokens.
+    assert!(stderr.contains("no routing there: layer 0, 2, 3, 5"), "{stderr}");
+    assert!(stderr.contains("2 experts in the trace but 4 in the model"), "{stderr}");
+    // Batches of two positions and of one; all layers of each in order, then two tokens.
     let places: Vec<_> = routing(&run)
         .into_iter()
         .map(|((token, _, layer), experts)| {
@@ -240,7 +240,7 @@ fn reports_what_cannot_be_replayed() {
     assert!(error.contains("order") || error.contains("model"), "{error}");
 }
 
-/// A replay of this trace into `out`, with the signal handlers of a program that was started by hand.
+/// Starts a replay of this trace into `out`, with the default signal handlers.
 #[cfg(unix)]
 fn start(trace: &Path, out: &Path, more: impl Arg) -> std::process::Child {
     std::process::Command::new(assert_cmd::cargo::cargo_bin!("moe-analyze"))
@@ -267,7 +267,7 @@ fn interrupt(child: std::process::Child) -> String {
 
 #[cfg(unix)]
 #[test]
-fn a_replay_that_is_interrupted_while_it_measures_replaces_no_run() {
+fn replay_interrupted_while_measuring_replaces_no_run() {
     let dir = tempfile::tempdir().unwrap();
     let (run, old) = (dir.path().join("run"), dir.path().join("old"));
     known_run(&run);
@@ -292,7 +292,7 @@ fn a_replay_that_is_interrupted_while_it_measures_replaces_no_run() {
         assert!(contents() == before);
         assert!(!new.exists());
     }
-    // Refused before anything is measured.
+    // Rejected before anything is measured.
     let model = model();
     let args = ["--quiet", "replay", arg(&run), "--model", arg(&model)];
     let line = fail![args, "-r", "1000000", "--out", old];
@@ -301,7 +301,7 @@ fn a_replay_that_is_interrupted_while_it_measures_replaces_no_run() {
 
 #[cfg(unix)]
 #[test]
-fn a_replay_that_is_interrupted_while_it_records_leaves_a_stopped_run() {
+fn replay_interrupted_while_recording_leaves_a_stopped_run() {
     let dir = tempfile::tempdir().unwrap();
     let trace = route_trace(dir.path(), 31);
     let mut text = fs::read_to_string(&trace).unwrap();

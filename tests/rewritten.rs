@@ -1,4 +1,4 @@
-//! Outputs in directories that exist: what is replaced, what is removed, and what stays.
+//! Outputs to existing directories: files that are replaced, removed and kept.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use crate::support::{arg, failure_of, file_of, known_run, moe_analyze, repositor
 
 const TRACE: &str = "{\"t\":0,\"layer\":1,\"experts\":[5,1]}\n";
 
-/// What the binary prints to stderr when it succeeds.
+/// Runs the program, expects success, and returns stderr.
 fn stderr_of(args: &[&str]) -> String {
     let assert = moe_analyze().args(args).assert().success();
     String::from_utf8(assert.get_output().stderr.clone()).unwrap()
@@ -46,7 +46,7 @@ fn convert_removes_only_files_in_its_own_format() {
 }
 
 #[test]
-fn directory_of_a_run_is_protected_by_the_files_of_the_run_alone() {
+fn protects_run_directory_only_for_files_of_the_run() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     known_run(&run);
@@ -86,7 +86,7 @@ fn parquet_removes_tables_and_map_of_an_earlier_trace() {
 }
 
 #[test]
-fn info_demands_only_routing_of_a_trace_of_another_tool() {
+fn info_requires_only_routing_of_foreign_traces() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     known_run(&run);
@@ -106,13 +106,13 @@ fn info_demands_only_routing_of_a_trace_of_another_tool() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn replay_prints_its_measurements_if_no_run_can_be_recorded() {
+fn replay_prints_measurements_if_recording_fails() {
     let dir = tempfile::tempdir().unwrap();
     let trace = file_of(dir.path(), "t.jsonl", TRACE);
     let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
     let replay = ["--quiet", "replay", arg(&trace), "--model", arg(&model)];
     let options = ["--device", "cpu", "-r", "1", "-o", "csv"];
-    // A file system in which nobody can make a directory.
+    // A file system in which no directory can be created.
     let out = ["--out", "/proc/run"];
     let output = moe_analyze()
         .args([&replay[..], &options[..], &out[..]].concat())

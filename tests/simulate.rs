@@ -1,4 +1,4 @@
-//! `simulate`: published curves, a curve of our own, and every output.
+//! `simulate`: published curves, an independently computed curve, and every output.
 
 mod curves;
 mod inputs;
@@ -9,10 +9,10 @@ use std::path::Path;
 
 use crate::support::{arg, run};
 
-/// (budget, policy) → the columns behind them by name.
+/// (cache size, policy) → the other columns by name.
 type Rows = BTreeMap<(u64, String), BTreeMap<String, f64>>;
 
-/// What `simulate -o csv` or a published curve tells; empty fields are left out.
+/// The rows of `simulate -o csv` or a published curve, without empty fields.
 fn rows(csv: &str) -> Rows {
     let mut lines = csv.lines();
     let columns: Vec<&str> = lines.next().unwrap().split(',').collect();

@@ -1,4 +1,4 @@
-//! `sql`: results that are known beforehand, from every kind of input, in every format.
+//! `sql`: known results, from every kind of input, in every format.
 
 mod failures;
 mod formats;

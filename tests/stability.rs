@@ -1,4 +1,4 @@
-//! `stability`: synthetic traces whose hotness does and does not generalize, and what needs order.
+//! `stability`: synthetic traces whose hotness does and does not generalize, and tables that need order.
 
 mod domains;
 
@@ -17,7 +17,7 @@ fn rows(path: &Path, more: &[&str]) -> Vec<Value> {
     serde_json::from_str(&run!["--quiet", "stability", path, "-o", "json", more]).unwrap()
 }
 
-/// Tokens of one layer as JSON lines: sequence and experts. Expert 15 tells that there are 16.
+/// Tokens of one layer as JSON lines: sequence and experts. Expert 15 implies 16 experts.
 fn trace(fixture: &Fixture, name: &str, tokens: impl Iterator<Item = (u32, [u32; 2])>) -> PathBuf {
     let mut text = String::new();
     let mut position = [0; 8];
@@ -40,9 +40,9 @@ fn first_line(command: &str, path: &Path) -> String {
     text.lines().next().unwrap().to_owned()
 }
 
-/// 60 tokens on the experts 0 to 3, 60 on 12 to 15: what is learned on the first half is of no use for the second.
+/// 60 tokens on the experts 0 to 3, 60 on 12 to 15: the training split says nothing about the held-out split.
 #[test]
-fn hotness_that_moves_does_not_generalize() {
+fn changing_hotness_does_not_generalize() {
     let fixture = Fixture::new();
     let tokens = (0..120).map(|t| {
         (
@@ -59,15 +59,18 @@ fn hotness_that_moves_does_not_generalize() {
     assert_eq!(lines[0], lines[1]);
     assert_eq!(
         lines[0],
-        "it does not hold: the hottest 25 % of experts of the first 60 tokens cover 0.0 % of the choices of the other 60 \
-         (100.0 % of their own, an even router 25.0 %)",
-        "all eight end with 30 choices, of which the lower ids stay the set"
+        "does_not_generalize: the hottest 25 % of experts of the first 60 tokens cover 0.0 % of the activations of the other 60 \
+         (in-sample 100.0 %, uniform router 25.0 %)",
+        "all eight experts have 30 activations at the end; the lower ids remain the hot set"
     );
 
     let rows = rows(&path, &["--table", "split", "--split", "0.25"]);
     assert_eq!(rows.len(), 5);
     let quarter = &rows[3];
-    assert_eq!((&quarter["rows_learned"], &quarter["rows_tested"]), (&30.into(), &90.into()));
+    assert_eq!(
+        (&quarter["training_tokens"], &quarter["held_out_tokens"]),
+        (&30.into(), &90.into())
+    );
     close(quarter, "percent", 25.0);
     close(quarter, "in_sample", 1.0);
     // 30 of 90 tokens are still on the first experts.
@@ -76,7 +79,7 @@ fn hotness_that_moves_does_not_generalize() {
 }
 
 #[test]
-fn hotness_that_stays_generalizes() {
+fn stable_hotness_generalizes() {
     let fixture = Fixture::new();
     let tokens = (0..121).map(|t| {
         (
@@ -90,15 +93,15 @@ fn hotness_that_stays_generalizes() {
     });
     let path = trace(&fixture, "stays.jsonl", tokens);
     let line = first_line("hotness", &path);
-    assert!(line.starts_with("it holds: the hottest 25 % of experts of the first 6"), "{line}");
-    assert!(!line.contains("changed"), "{line}");
+    assert!(line.starts_with("generalizes: the hottest 25 % of experts of the first 6"), "{line}");
+    assert!(!line.contains("not converged"), "{line}");
     let summary = run!["--quiet", "stability", path];
     let lines: Vec<&str> = summary.lines().collect();
     assert_eq!((lines[0], lines.len()), (&*line, 4 + 5), "{summary}");
-    assert!(lines[3].contains("coverage out-of-sample"), "{summary}");
+    assert!(lines[3].contains("coverage, out-of-sample"), "{summary}");
 }
 
-/// Three sequences, each with an expert of its own beside 15.
+/// Three sequences, each with a different expert in addition to 15.
 #[test]
 fn splits_by_sequence() {
     let fixture = Fixture::new();
@@ -106,7 +109,7 @@ fn splits_by_sequence() {
     let rows = rows(&path, &["--table", "split", "--split", "by-sequence"]);
     let tested: Vec<&str> = rows
         .iter()
-        .map(|row| row["tested"].as_str().unwrap())
+        .map(|row| row["held_out"].as_str().unwrap())
         .collect();
     assert_eq!(tested.iter().filter(|name| **name == "all").count(), 5);
     assert_eq!(rows.len(), 4 * 5);
@@ -114,7 +117,7 @@ fn splits_by_sequence() {
         close(row, "in_sample", 1.0);
         close(row, "out_of_sample", 0.5);
     }
-    // One sequence has no other.
+    // One sequence cannot be split.
     let one = trace(&fixture, "one.jsonl", (0..20).map(|t| (0, [15, t % 3])));
     for more in [&["--table", "split"][..], &[]] {
         let line = fail!["--quiet", "stability", one, "--split", "by-sequence", more];
@@ -123,7 +126,7 @@ fn splits_by_sequence() {
 }
 
 #[test]
-fn drift_convergence_and_intervals_have_their_rows() {
+fn prints_drift_convergence_and_bootstrap_rows() {
     let fixture = Fixture::new();
     let run = fixture.path("run");
     let mut drift = BTreeMap::new();
@@ -139,18 +142,18 @@ fn drift_convergence_and_intervals_have_their_rows() {
     // Layer 5 has seven tokens, so seven spans; its last pair is from 0 to 6.
     let of_layer_5 = |pair: &[u64; 2]| pair[1] < 7;
     for &pair in &pairs {
-        // Two tokens in a span are one of each kind: nothing moves.
+        // Two tokens of a span are one of each kind: no drift.
         for layer in 0..5 {
             let row = &drift[&(Some(layer), pair)];
             close(row, "total_variation", 0.0);
             close(row, "jaccard", 1.0);
-            close(row, "rows", 2.0);
+            close(row, "tokens", 2.0);
         }
         let mut mean = 0.0;
         if of_layer_5(&pair) {
-            // One token in a span keeps expert 3 alone of four.
+            // One token per span has only expert 3 of four in common.
             close(&drift[&(Some(5), pair)], "total_variation", 0.75);
-            close(&drift[&(Some(5), pair)], "rows", 1.0);
+            close(&drift[&(Some(5), pair)], "tokens", 1.0);
             mean = 0.75 / 6.0;
         }
         close(&drift[&(None, pair)], "total_variation", mean);
@@ -158,11 +161,11 @@ fn drift_convergence_and_intervals_have_their_rows() {
     // Tokens 0 and 6 are of one kind.
     close(&drift[&(Some(5), [0, 6])], "total_variation", 0.0);
     assert_eq!(drift.len(), 5 * 8 + 7 + 9);
-    // After two tokens all seven experts are there: eight may be hot.
+    // After two tokens all seven experts have been used: eight may be hot.
     let convergence = rows(&run, &["--table", "convergence"]);
     assert_eq!(convergence.len() as u32, N_LAYER);
     for row in convergence {
-        assert_eq!(row["settled"], 2, "{row}");
+        assert_eq!(row["converged_after"], 2, "{row}");
     }
     let bootstrap = ["--table", "bootstrap", "--resamples", "50", "--seed", "7"];
     let intervals = rows(&run, &bootstrap);
@@ -208,7 +211,7 @@ fn rejects_options_without_effect() {
     let fixture = Fixture::new();
     let run = fixture.path("run");
     for (more, expected) in [
-        (&["--split", "0.5", "--table", "drift"][..], "--table split"),
+        (&["--split", "0.5", "--table", "drift"][..], "--split has no effect"),
         (&["--label", "a"], "--split by-label and --table domains"),
     ] {
         let line = fail!["stability", run, more];
@@ -219,7 +222,7 @@ fn rejects_options_without_effect() {
 }
 
 #[test]
-fn plots_are_not_overwritten() {
+fn keeps_existing_plots_without_force() {
     let fixture = Fixture::new();
     let run = fixture.path("run");
     let plot = fixture.path("coverage.svg");
@@ -229,9 +232,9 @@ fn plots_are_not_overwritten() {
     assert!(fail!["stability", run, "--plot", fixture.path("coverage.gif")].contains(".png"));
 }
 
-/// Options that moved here from `hotness` are named there.
+/// Errors of options that are now in `stability` refer to that command.
 #[test]
-fn hotness_names_the_command_of_options_that_it_does_not_have() {
+fn hotness_refers_to_stability_for_its_options() {
     let line = fail!["hotness", "run", "--split", "0.5"];
     assert!(line.contains("'--split'") && line.contains("stability"), "{line}");
 }

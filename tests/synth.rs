@@ -1,4 +1,4 @@
-//! `synth`: made-up models have the shapes of real ones, run, and route as they are told to.
+//! `synth`: synthetic models have the shapes of real models, run, and route with the given frequencies.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -61,7 +61,7 @@ const TYPES: [&str; 26] = [
 ];
 
 #[test]
-fn weights_of_every_type_have_the_scale_that_keeps_activations() {
+fn weights_of_every_type_preserve_the_scale_of_activations() {
     let dir = tempfile::tempdir().unwrap();
     for quant in TYPES {
         let gguf = Gguf::open(synth(dir.path(), &small("qwen3moe"), &["--quant", quant])).unwrap();
@@ -72,7 +72,7 @@ fn weights_of_every_type_have_the_scale_that_keeps_activations() {
         assert!((std / wanted - 1.0).abs() < 0.01, "{quant}: {std}, not {wanted}");
         assert!(mean.abs() < 0.01 * wanted, "{quant}: mean {mean}");
 
-        // Every eighth block of the embeddings, from the first, has a mean; the others have none.
+        // Every eighth block of the embeddings, from the first, has a mean other than 0.
         let embd = gguf.tensor("token_embd.weight").unwrap();
         let block = embd.ty.block_size() as usize;
         let is_lifted = |i: &usize| (i % 512 / block).is_multiple_of(8);
@@ -87,7 +87,7 @@ fn weights_of_every_type_have_the_scale_that_keeps_activations() {
     }
 }
 
-/// Records a prompt of different tokens; gives, for each layer, the share of tokens of every expert.
+/// Records a prompt of different tokens. Returns, for each layer, the fraction of tokens that select each expert.
 fn shares(model: &Path, dir: &Path) -> BTreeMap<u64, Vec<f64>> {
     const N_TOKENS: u64 = 1000;
     let (prompts, run) = (dir.join("prompts.jsonl"), dir.join("run"));
@@ -101,11 +101,11 @@ fn shares(model: &Path, dir: &Path) -> BTreeMap<u64, Vec<f64>> {
         let layer = shares.entry(row["layer_id"].as_u64().unwrap()).or_default();
         layer.push(row["count"].as_f64().unwrap() / N_TOKENS as f64);
     }
-    // Of a layer the hottest come first.
+    // The hottest expert of a layer is first.
     shares
 }
 
-/// The shares of Zipf's law: `min(0.98, c / rank^zipf)`, which add up to the experts that a token has.
+/// The fractions of Zipf's law: `min(0.98, c / rank^zipf)`, which add up to the number of experts per token.
 fn law(n_expert: usize, n_expert_used: usize, zipf: f64) -> Vec<f64> {
     let with = |c: f64| -> Vec<f64> {
         let ranks = (1..=n_expert).map(|rank| rank as f64);
@@ -119,7 +119,7 @@ fn law(n_expert: usize, n_expert_used: usize, zipf: f64) -> Vec<f64> {
 }
 
 #[test]
-fn experts_are_chosen_as_often_as_zipf_says() {
+fn activations_follow_the_zipf_law() {
     let dir = tempfile::tempdir().unwrap();
     for (arch, quant) in [("gpt-oss", "MXFP4"), ("qwen3moe", "Q4_K"), ("qwen3moe", "Q8_0")] {
         for zipf in [0.0, 0.5, 1.0, 1.5] {
@@ -144,7 +144,7 @@ fn experts_are_chosen_as_often_as_zipf_says() {
 }
 
 #[test]
-fn the_hottest_experts_of_layers_differ() {
+fn hottest_experts_differ_between_layers() {
     let dir = tempfile::tempdir().unwrap();
     let model = synth(dir.path(), &small("gpt-oss"), &[]);
     shares(&model, dir.path());
@@ -155,7 +155,7 @@ fn the_hottest_experts_of_layers_differ() {
 }
 
 #[test]
-fn logits_are_finite_and_of_a_sensible_size_however_many_layers() {
+fn logits_are_bounded_for_any_number_of_layers() {
     use moe_engine::Logits;
     use moe_executor::recorder::Recorder;
     let dir = tempfile::tempdir().unwrap();
@@ -179,7 +179,7 @@ fn logits_are_finite_and_of_a_sensible_size_however_many_layers() {
 }
 
 #[test]
-fn gpt_oss_20b_is_the_known_file_but_for_its_contents() {
+fn gpt_oss_20b_equals_the_published_file_except_data() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("gpt-oss-20b.gguf");
     run!["synth", "--like", "gpt-oss-20b", "--sparse", "--out", out];
@@ -195,7 +195,7 @@ fn gpt_oss_20b_is_the_known_file_but_for_its_contents() {
         assert!(blocks * 512 < 64 << 20, "{blocks} blocks are not sparse");
     }
 
-    // The vocabulary works, at its full size.
+    // The vocabulary of full size is valid.
     let tokenizer = moe_executor::tokenizer::Tokenizer::from_gguf(gguf.metadata()).unwrap();
     assert_eq!(tokenizer.n_vocab(), 201_088);
     let text = "Kake ti sosu, wörld 123\n";
@@ -206,7 +206,7 @@ fn gpt_oss_20b_is_the_known_file_but_for_its_contents() {
 }
 
 #[test]
-fn a_shortened_model_of_every_architecture_runs() {
+fn runs_a_shortened_model_of_every_architecture() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     for (arch, quant, n_tensors) in [
@@ -217,7 +217,7 @@ fn a_shortened_model_of_every_architecture_runs() {
     ] {
         let mut spec = small(arch);
         if arch == "olmoe" {
-            // every head has its own keys, and together they are as wide as the residual stream
+            // every head has separate keys, with the total width of the residual stream
             (spec["n_head"], spec["n_head_kv"]) = (8.into(), 8.into());
             let heads = spec["n_head"].as_u64().unwrap();
             spec["head_dim"] = (spec["n_embd"].as_u64().unwrap() / heads).into();
@@ -231,7 +231,7 @@ fn a_shortened_model_of_every_architecture_runs() {
 }
 
 #[test]
-fn the_seed_and_nothing_else_decides() {
+fn output_depends_only_on_arguments() {
     let dir = tempfile::tempdir().unwrap();
     let make =
         |seed: &str| fs::read(synth(dir.path(), &small("qwen3moe"), &["--seed", seed])).unwrap();
@@ -240,7 +240,7 @@ fn the_seed_and_nothing_else_decides() {
 }
 
 #[test]
-fn what_makes_no_model_is_refused() {
+fn rejects_invalid_models() {
     let dir = tempfile::tempdir().unwrap();
     let (file, out) = (dir.path().join("spec.json"), dir.path().join("model.gguf"));
     let refused = |text: &str, args: &[&str], part: &str| {
@@ -268,16 +268,16 @@ fn what_makes_no_model_is_refused() {
         let part = format!("{dims} is not an even number in the range 2..=64 (head_dim)");
         refused(&with, &[], &part);
     }
-    // 3 × 1024 × 107 experts are more than any model may have that is read.
+    // 3 × 1024 × 107 experts exceed the limit of any model that is read.
     let many = spec.replace("\"n_expert\":32", "\"n_expert\":1024");
     refused(&many, &["--layers", "107"], "have 328704, but at most 327680 are supported");
     fs::write(&file, &spec).unwrap();
     let next = ["synth", "--like", "qwen3-next-80b", "--layers", "3", "--out", arg(&out)];
     let line = fail![next];
     assert!(line.contains("3 is less than full_attention_interval (4)"), "{line}");
-    // 36 PiB: nobody has room for it.
+    // 36 PiB exceed any disk.
     let huge = spec.replace("\"n_embd\":512", "\"n_embd\":1048576");
     let huge = huge.replace("\"n_ff_exp\":256", "\"n_ff_exp\":1048576");
     let huge = huge.replace("\"n_expert\":32", "\"n_expert\":16384");
-    refused(&huge, &["--quant", "Q4_0", "--layers", "1"], "are free there");
+    refused(&huge, &["--quant", "Q4_0", "--layers", "1"], "are free;");
 }

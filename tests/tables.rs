@@ -1,4 +1,4 @@
-//! `parquet`: the tables of a known run, as other programs will read them.
+//! `parquet`: the tables of a known run, read like other programs read them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,7 +16,7 @@ use crate::support::{
     tokens_of,
 };
 
-/// A table as one batch.
+/// Reads a table as one batch.
 fn table(path: &Path) -> RecordBatch {
     let reader = ParquetRecordBatchReaderBuilder::try_new(fs::File::open(path).unwrap()).unwrap();
     let schema = reader.schema().clone();
@@ -24,7 +24,7 @@ fn table(path: &Path) -> RecordBatch {
     concat_batches(&schema, &batches).unwrap()
 }
 
-/// A column of numbers, null where there is none.
+/// A column of numbers, with nulls.
 fn numbers(batch: &RecordBatch, name: &str) -> Vec<Option<u64>> {
     let column = cast(batch.column_by_name(name).unwrap(), &DataType::UInt64).unwrap();
     column.as_primitive::<UInt64Type>().iter().collect()
@@ -48,7 +48,7 @@ fn known_tables(dir: &Path) -> std::path::PathBuf {
 }
 
 #[test]
-fn routing_has_each_choice_once() {
+fn routing_contains_each_selection_once() {
     let dir = tempfile::tempdir().unwrap();
     let routing = table(&known_tables(dir.path()).join("routing.parquet"));
     let mut counts: BTreeMap<(u32, u32), u64> = BTreeMap::new();
@@ -64,7 +64,7 @@ fn routing_has_each_choice_once() {
 }
 
 #[test]
-fn operations_of_many_tokens_are_one_row() {
+fn operation_on_many_tokens_is_one_row() {
     let dir = tempfile::tempdir().unwrap();
     let ops = table(&known_tables(dir.path()).join("ops.parquet"));
     // In every pass and layer: an attention product, gate, up, down.
@@ -77,7 +77,7 @@ fn operations_of_many_tokens_are_one_row() {
 }
 
 #[test]
-fn ranges_of_experts_lie_inside_their_entries_of_the_map() {
+fn accesses_are_inside_their_map_entries() {
     let dir = tempfile::tempdir().unwrap();
     let known = known_tables(dir.path());
     check_ranges(&known, &repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf"));
@@ -120,7 +120,7 @@ fn check_ranges(tables: &Path, model: &Path) {
 }
 
 #[test]
-fn a_dataset_takes_several_runs() {
+fn dataset_contains_several_runs() {
     let dir = tempfile::tempdir().unwrap();
     let dataset = dir.path().join("dataset");
     for name in ["a", "b"] {
@@ -145,7 +145,7 @@ fn a_dataset_takes_several_runs() {
 }
 
 #[test]
-fn existing_tables_are_kept_without_force() {
+fn keeps_existing_tables_without_force() {
     let dir = tempfile::tempdir().unwrap();
     let tables = known_tables(dir.path());
     let run = dir.path().join("run");
@@ -158,7 +158,7 @@ fn existing_tables_are_kept_without_force() {
 }
 
 #[test]
-fn both_outputs_are_looked_at_before_one_is_written() {
+fn checks_both_outputs_before_writing() {
     let dir = tempfile::tempdir().unwrap();
     let (run, dataset) = (dir.path().join("run"), dir.path().join("dataset"));
     let out = dir.path().join("tables");
@@ -171,7 +171,7 @@ fn both_outputs_are_looked_at_before_one_is_written() {
 }
 
 #[test]
-fn a_run_that_is_not_whole_is_remarked() {
+fn warns_about_incomplete_run() {
     let dir = tempfile::tempdir().unwrap();
     let (run, out) = (dir.path().join("run"), dir.path().join("tables"));
     known_run(&run);
@@ -183,15 +183,15 @@ fn a_run_that_is_not_whole_is_remarked() {
         [(&parquet[..], "accesses name whole tensors"), (&["hotness", arg(&run)][..], "states")]
     {
         let output = moe_analyze().args(args).assert().success();
-        let remarks = String::from_utf8(output.get_output().stderr.clone()).unwrap();
-        assert!(remarks.contains("truncated to 1000 bytes"), "{remarks}");
-        assert!(remarks.contains(expected), "{remarks}");
+        let warnings = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+        assert!(warnings.contains("truncated to 1000 bytes"), "{warnings}");
+        assert!(warnings.contains(expected), "{warnings}");
     }
 }
 
 /// The Parquet library panics on this file.
 #[test]
-fn a_panic_of_the_decoder_is_one_line_and_exit_2() {
+fn decoder_panic_is_one_line_and_exits_with_2() {
     let dir = tempfile::tempdir().unwrap();
     let [learn, jsonl] = ["learn.json", "x.jsonl"].map(|name| dir.path().join(name));
     let damaged = repository("fixtures/reliability/decoder-panic-routing.parquet");
@@ -210,7 +210,7 @@ fn a_panic_of_the_decoder_is_one_line_and_exit_2() {
 }
 
 #[test]
-fn bad_input_is_one_line_and_exit_2() {
+fn invalid_input_is_one_line_and_exits_with_2() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("tables");
     let text = dir.path().join("text.bin");
@@ -218,7 +218,7 @@ fn bad_input_is_one_line_and_exit_2() {
     let model = repository("fixtures/random-qwen3moe-F16.gguf");
     for (input, expected) in [
         (dir.path().join("absent"), "cannot open"),
-        (text, "is in no known format"),
+        (text, "has an unknown format"),
         (model, "is a model"),
         (dir.path().to_owned(), "neither a run directory"),
     ] {

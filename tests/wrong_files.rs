@@ -1,13 +1,13 @@
-//! Files of another kind than an option takes: the message says what the file is, where it stops making sense, and what to give.
+//! Files of another kind than an option needs: the error contains the kind of the file, the first error, and advice.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::support::{args, fail, known_run, repository};
 
-/// `buffers` and `overlap` of other files name them; a damaged line of their own files is another matter.
+/// `buffers` and `overlap` report the kind of other files, and damaged lines of their own files.
 #[test]
-fn side_files_of_a_run_are_told_from_other_files() {
+fn distinguishes_files_of_a_run_from_other_files() {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| -> PathBuf {
         let path = dir.path().join(name);
@@ -37,7 +37,7 @@ fn side_files_of_a_run_are_told_from_other_files() {
 }
 
 #[test]
-fn descriptions_of_models_name_the_key_that_is_wrong() {
+fn reports_invalid_key_of_a_model_description() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("model.gguf");
     let spec = dir.path().join("spec.json");
@@ -70,7 +70,7 @@ fn descriptions_of_models_name_the_key_that_is_wrong() {
 }
 
 #[test]
-fn orders_of_experts_name_both_forms() {
+fn errors_of_expert_orders_describe_both_formats() {
     let dir = tempfile::tempdir().unwrap();
     let (out, order) = (dir.path().join("r.gguf"), dir.path().join("order.json"));
     let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
@@ -87,17 +87,17 @@ fn orders_of_experts_name_both_forms() {
             let message = message(&order, more);
             assert!(message.contains(&format!("order.json: {expected}")), "{text}: {message}");
             assert!(
-                message.contains("give a learn file, which `hotness --out` writes"),
+                message.contains("pass a learn file, which `hotness --out` writes"),
                 "{message}"
             );
         }
     }
     let message = message(&model, &hot_first);
-    assert!(message.contains("it is a GGUF file, not a text file; give a learn file"), "{message}");
+    assert!(message.contains("it is a GGUF file, not a text file; pass a learn file"), "{message}");
 }
 
 #[test]
-fn an_empty_trace_is_called_empty() {
+fn reports_empty_trace() {
     let dir = tempfile::tempdir().unwrap();
     known_run(dir.path());
     fs::write(dir.path().join("trace.bin"), "").unwrap();
@@ -109,14 +109,14 @@ fn an_empty_trace_is_called_empty() {
 }
 
 #[test]
-fn numbers_above_their_range_name_the_range() {
+fn errors_contain_the_range_of_numbers() {
     for (args, expected) in [
-        (args!["record", "-n", "4294967296"], "give an integer from 0 to 4294967295"),
-        (args!["record", "-n", "-1"], "give an integer of at least 0"),
-        (args!["record", "-n", "many"], "give an integer of at least 0"),
+        (args!["record", "-n", "4294967296"], "out of range (0..=4294967295)"),
+        (args!["record", "-n", "-1"], "expected an integer of at least 0"),
+        (args!["record", "-n", "many"], "expected an integer of at least 0"),
         (
             args!["replay", "x", "--model", "y", "--repetitions", "99999999999"],
-            "give an integer from 1 to 4294967295",
+            "out of range (1..=4294967295)",
         ),
     ] {
         let message = fail![args];

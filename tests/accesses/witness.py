@@ -13,8 +13,8 @@ for table in ("ops", "accesses"):
     db.execute(f"create view {table} as select * from '{tables / table}.parquet'")
 db.execute(f"create view map as select * from '{run / 'gguf-map.parquet'}'")
 
-# A pass of this program's own runs begins with the look-up of the embeddings. Of a tensor, the map has its layer and
-# category; a row of biases is an expert's, too.
+# A pass of this program's runs starts with the lookup of embeddings. The map contains layer and category of a tensor; a row of
+# biases belongs to an expert, too.
 db.execute("""
     create table passes as
     select *, sum((dst_name = 'embd')::int) over (order by op_index) as pass from ops
@@ -68,8 +68,8 @@ for row in rows("""
     check("tokens", phase, row["tokens"])
     check("bytes", phase, row["bytes"])
     check("bytes_per_token", phase, row["bytes"] / row["tokens"])
-    check("min_bytes_of_a_pass", phase, row["low"])
-    check("max_bytes_of_a_pass", phase, row["high"])
+    check("min_pass_bytes", phase, row["low"])
+    check("max_pass_bytes", phase, row["high"])
 for row in rows("select phase, count(*) as n, sum(size_bytes) filter (expert_id is not null) as bytes from read group by phase"):
     check("accesses", row["phase"], row["n"])
     check("expert_bytes", row["phase"], row["bytes"])
@@ -124,7 +124,7 @@ check("lookups", None, lookups["n"])
 check("lookup_rows", None, lookups["rows"])
 check("lookup_bytes", None, lookups["bytes"])
 
-# Working sets, by the ranges themselves.
+# Working sets, computed from the ranges.
 generated = sorted(row["pass"] for row in rows("select distinct pass from read where phase = 'GENERATE'"))
 ranges = defaultdict(dict)
 experts = defaultdict(set)
@@ -149,7 +149,7 @@ for working_set in table("working-sets"):
         assert (working_set["min_bytes"], working_set["max_bytes"]) == (min(sizes), max(sizes)), working_set
         assert near(working_set["mean_experts"], sum(touched) / len(touched)), working_set
 
-# Reuse, by a list in the order of use.
+# Reuse, computed from a list in the order of use.
 size_of = defaultdict(int)
 for row in rows("select distinct layer, expert_id, file_offset, tensor, size_bytes from read"):
     key = (row["layer"], row["expert_id"]) if row["expert_id"] is not None else row["tensor"]

@@ -1,4 +1,4 @@
-//! Errors leave no output, also where a command has several, and name the file.
+//! After an error there is no output, also with several outputs, and the error contains the file.
 
 use std::fs;
 
@@ -28,7 +28,7 @@ fn failures(commands: &[&str], before: &str) -> Vec<String> {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn the_last_of_several_outputs_fails_and_none_is_written() {
+fn failing_output_discards_all_outputs() {
     let lines = failures(
         &[
             "hotness t.jsonl --out a.json --matrix b.npy --value bytes",
@@ -41,14 +41,14 @@ fn the_last_of_several_outputs_fails_and_none_is_written() {
         ],
         "",
     );
-    assert!(lines[0].contains("name the model with --model"), "{lines:?}");
+    assert!(lines[0].contains("pass --model FILE.gguf"), "{lines:?}");
     for line in &lines[1..] {
         assert!(line.contains("cannot create /proc/x"), "{line}");
     }
 }
 
 #[test]
-fn a_full_disk_is_an_error_with_the_file() {
+fn full_disk_error_contains_the_file() {
     let commands = [
         ("gguf-map m.gguf --out x.parquet", "x.parquet"),
         ("parquet t.jsonl --out t", "t/routing.parquet"),
@@ -63,7 +63,7 @@ fn a_full_disk_is_an_error_with_the_file() {
 }
 
 #[test]
-fn an_empty_variable_names_no_output() {
+fn treats_empty_output_variable_as_unset() {
     let output = moe_analyze()
         .args(["record", "-p", "a", "-n", "1", "--trace", "off"])
         .env("LLAMA_EXPERT_TRACE_OUTPUT", "")

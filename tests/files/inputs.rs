@@ -1,4 +1,4 @@
-//! No output replaces an input of the same command, or another output of it.
+//! No output replaces an input or another output of the same command.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -7,7 +7,7 @@ use super::{MODEL, contents, names, run_in, stderr_of};
 use crate::support::{arg, fail, moe_analyze, repository, run};
 
 #[test]
-fn refuses_outputs_that_are_inputs() {
+fn rejects_outputs_that_are_inputs() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     let run = run_in(dir.path());
@@ -22,7 +22,7 @@ fn refuses_outputs_that_are_inputs() {
     fs::hard_link(at("prompts.jsonl"), at("usage.json")).unwrap();
     run!["parquet", run, "--out", at("tables")];
     run!["convert", run, "--to", "thesis-json", "--out", at("thesis")];
-    // A line that is a prompt, too.
+    // A line that is also a valid prompt.
     fs::write(run.join("transfers.jsonl"), "{\"prompt\": \"a\"}\n").unwrap();
     symlink(run.join("trace.bin"), at("soft-trace")).unwrap();
     let model = at("m.gguf");
@@ -86,7 +86,7 @@ fn refuses_outputs_that_are_inputs() {
     assert!(model.exists());
 }
 
-/// A trace alone is no run, so that outputs may lie next to it.
+/// A trace.bin alone is not a run, so outputs can be next to it.
 #[test]
 fn writes_next_to_a_trace_without_a_run() {
     let dir = tempfile::tempdir().unwrap();
@@ -101,7 +101,7 @@ fn writes_next_to_a_trace_without_a_run() {
 }
 
 #[test]
-fn refuses_a_shard_of_the_input_as_output() {
+fn rejects_shard_of_the_input_as_output() {
     let dir = tempfile::tempdir().unwrap();
     let shard = |n: u32| dir.path().join(format!("m-0000{n}-of-00002.gguf"));
     fs::write(shard(1), "first").unwrap();
@@ -112,7 +112,7 @@ fn refuses_a_shard_of_the_input_as_output() {
 }
 
 #[test]
-fn refuses_two_outputs_with_one_path() {
+fn rejects_two_outputs_with_one_path() {
     let dir = tempfile::tempdir().unwrap();
     let run = run_in(dir.path());
     fs::create_dir(dir.path().join("d")).unwrap();
@@ -137,7 +137,7 @@ fn refuses_two_outputs_with_one_path() {
 }
 
 #[test]
-fn the_environments_output_is_checked_like_an_option() {
+fn checks_output_of_the_environment() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("run");
     let args = ["record", "-n", "1", "-p", "a", "--force", "--out", arg(&out)];
@@ -153,7 +153,7 @@ fn the_environments_output_is_checked_like_an_option() {
 }
 
 #[test]
-fn the_environments_output_replaces_no_input() {
+fn output_of_the_environment_replaces_no_input() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     fs::copy(repository(MODEL), at("model.json")).unwrap();

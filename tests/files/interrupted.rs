@@ -9,10 +9,10 @@ use moe_trace::Run;
 use super::{names, run_in, signal, start, stderr_of, wait_until};
 use crate::support::{arg, args, moe_analyze, repository, run};
 
-/// Within its last page a truncated file raises no signal.
+/// Truncation within the last page raises no signal.
 #[cfg(target_os = "linux")]
 #[test]
-fn tables_of_a_truncated_trace_are_not_written() {
+fn writes_no_tables_of_a_truncated_trace() {
     let dir = tempfile::tempdir().unwrap();
     let records = fs::read(run_in(dir.path()).join("trace.bin")).unwrap();
     let trace = dir.path().join("trace.bin");
@@ -33,7 +33,7 @@ fn tables_of_a_truncated_trace_are_not_written() {
 }
 
 #[test]
-fn signals_leave_no_temporary_files() {
+fn signals_remove_temporary_files() {
     let spec = r#"{"arch": "qwen3moe", "n_layer": 8, "n_embd": 1024, "n_head": 4, "n_expert": 64,
         "n_expert_used": 4, "n_ff_exp": 1024, "quant": "F16", "vocab": {"n_tokens": 1000, "pre": "qwen2"}}"#;
     for (name, number) in [("-TERM", 15), ("-HUP", 1), ("-INT", 2)] {
@@ -46,7 +46,7 @@ fn signals_leave_no_temporary_files() {
         assert!(wait_until(&mut child, || !names(&out).is_empty()));
         signal(&child, name);
         let output = child.wait_with_output().unwrap();
-        // A hangup stays ignored under `nohup`, an interrupt in the background of a script.
+        // A hangup stays ignored under `nohup`, an interrupt in a background process of a script.
         if is_ignored(number) {
             assert_eq!(output.status.code(), Some(0), "{}", stderr_of(&output));
             assert_eq!(names(&out), ["m.gguf"]);
@@ -58,7 +58,7 @@ fn signals_leave_no_temporary_files() {
     }
 }
 
-/// Whether this process, and with it each program that it starts, ignores a signal. Where there is no /proc: no.
+/// Returns whether this process, and therefore its child processes, ignore a signal; false without /proc.
 fn is_ignored(number: u32) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -67,7 +67,7 @@ fn is_ignored(number: u32) -> bool {
 }
 
 #[test]
-fn a_terminated_conversion_leaves_nothing() {
+fn terminated_conversion_leaves_no_files() {
     let dir = tempfile::tempdir().unwrap();
     let (run, out) = (dir.path().join("run"), dir.path().join("thesis"));
     run!["record", "-n", "40", "-p", "a", "--ignore-eos", "--out", run];
@@ -89,9 +89,9 @@ fn a_terminated_conversion_leaves_nothing() {
     assert!(interrupted > 0, "every conversion ended before its signal");
 }
 
-/// A recorder that is killed while it replaces a run leaves the old records or a new run, and the next one succeeds.
+/// A recorder that is killed while it replaces a run leaves the old records or a new run, and the next recorder succeeds.
 #[test]
-fn a_killed_recorder_never_blocks_the_next() {
+fn killed_recorder_does_not_block_the_next() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     let args = ["--quiet", "record", "-n", "2", "-p", "a", "--force", "--out", arg(&run)];
@@ -102,7 +102,7 @@ fn a_killed_recorder_never_blocks_the_next() {
     for round in 0..10 {
         let before = (names(&run), id(&run));
         let mut child = start(args);
-        // Killed at a different change of the directory in each round.
+        // Killed after a different change of the directory in each round.
         wait_until(&mut child, || (names(&run), id(&run)) != before);
         for _ in 0..round * 2 {
             std::hint::black_box(names(&run));
@@ -122,7 +122,7 @@ fn a_killed_recorder_never_blocks_the_next() {
 /// The process has mapped the file when it is truncated.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_truncated_input_is_named() {
+fn reports_truncated_input() {
     let dir = tempfile::tempdir().unwrap();
     let npy = dir.path().join("big.npy");
     // Tokens × layers × experts per token.
@@ -154,7 +154,7 @@ fn a_truncated_input_is_named() {
 }
 
 #[test]
-fn record_without_a_trace_names_no_run() {
+fn record_without_trace_mentions_no_run() {
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("nan.gguf");
     let mut bytes = fs::read(repository("fixtures/random-llama-F16.gguf")).unwrap();
@@ -177,7 +177,7 @@ fn record_without_a_trace_names_no_run() {
 }
 
 #[test]
-fn truncated_buffer_events_are_reported() {
+fn reports_truncated_buffer_events() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     run!["record", "-n", "2", "-p", "a", "--out", run];

@@ -1,4 +1,4 @@
-//! Outputs that exist, planted links, several writers, and limits of the system.
+//! Existing outputs, planted links, concurrent writers, and limits of the system.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -8,9 +8,9 @@ use std::process::{Child, Command, Stdio};
 use super::{MODEL, binary, contents, names, run_in, shell, start, stderr_of};
 use crate::support::{arg, args, fail, moe_analyze, repository, run};
 
-/// The files of one conversion are those of one trace.
+/// The files of a conversion belong to one trace.
 #[test]
-fn force_leaves_no_files_of_an_earlier_conversion() {
+fn force_removes_files_of_an_earlier_conversion() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     let run = run_in(dir.path());
@@ -43,9 +43,9 @@ fn force_leaves_no_files_of_an_earlier_conversion() {
     assert!(tables.join("ops.parquet").exists());
 }
 
-/// The map of the model of a run stays next to the run's tables. Where the model is unknown, the commit removes it, and says so.
+/// The map of a run's model stays next to the run's tables. A map of an unknown model is removed with a warning.
 #[test]
-fn map_of_the_same_model_stays() {
+fn keeps_map_of_the_same_model() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     let (run, tables, jsonl) = (run_in(dir.path()), at("tables"), at("t.jsonl"));
@@ -65,18 +65,18 @@ fn map_of_the_same_model_stays() {
         }
         let stderr = parquet(&run);
         assert_eq!(fs::read(&map).unwrap(), expected, "{stderr}");
-        assert!(!stderr.contains("is removed"), "{stderr}");
+        assert!(!stderr.contains("removing"), "{stderr}");
     }
     run!["gguf-map", repository("fixtures/random-olmoe-F16.gguf"), "--out", map, "--force"];
-    assert!(parquet(&run).contains("gguf-map.parquet is removed"));
+    assert!(parquet(&run).contains("warning: removing "));
     assert!(!map.exists());
     run!["gguf-map", repository(MODEL), "--out", map];
-    assert!(parquet(&jsonl).contains("gguf-map.parquet is removed"));
+    assert!(parquet(&jsonl).contains("warning: removing "));
     assert!(!map.exists());
 }
 
 #[test]
-fn follows_no_planted_link_and_keeps_foreign_files() {
+fn does_not_follow_planted_links() {
     let dir = tempfile::tempdir().unwrap();
     run_in(dir.path());
     let victim = dir.path().join("victim");
@@ -104,7 +104,7 @@ fn follows_no_planted_link_and_keeps_foreign_files() {
     let process = fs::read_to_string(dir.path().join("pid")).unwrap();
     let kept = dir.path().join(format!("o/.{}.x.jsonl", process.trim()));
     assert_eq!(fs::read_to_string(kept).unwrap(), "s\n");
-    // A link in the place of the output is not replaced without --force, wherever it points.
+    // Without --force, a link at the output path is not replaced, wherever it points.
     symlink("nowhere", dir.path().join("o/y.jsonl")).unwrap();
     let y = dir.path().join("o/y.jsonl");
     let line = fail!["convert", dir.path().join("run"), "--to", "jsonl", "--out", y];
@@ -112,7 +112,7 @@ fn follows_no_planted_link_and_keeps_foreign_files() {
 }
 
 #[test]
-fn exactly_one_of_two_writers_wins() {
+fn one_of_two_concurrent_writers_succeeds() {
     let dir = tempfile::tempdir().unwrap();
     let run = run_in(dir.path());
     for round in 0..6 {
@@ -137,7 +137,7 @@ fn exactly_one_of_two_writers_wins() {
 }
 
 #[test]
-fn two_records_without_out_use_two_directories() {
+fn concurrent_records_use_different_default_directories() {
     let dir = tempfile::tempdir().unwrap();
     let mut command = Command::new(binary());
     command
@@ -152,7 +152,7 @@ fn two_records_without_out_use_two_directories() {
 }
 
 #[test]
-fn a_file_size_limit_is_one_line() {
+fn file_size_limit_is_a_single_line_error() {
     let dir = tempfile::tempdir().unwrap();
     run_in(dir.path());
     fs::copy(repository(MODEL), dir.path().join("m.gguf")).unwrap();
@@ -173,13 +173,13 @@ fn a_file_size_limit_is_one_line() {
     }
 }
 
-/// Before anything of a run is replaced, its new manifest is on the disk.
+/// The new manifest is on disk before any file of the old run is replaced.
 #[test]
-fn a_manifest_that_cannot_be_written_leaves_the_old_run() {
+fn failed_manifest_keeps_the_old_run() {
     let dir = tempfile::tempdir().unwrap();
     let run = run_in(dir.path());
     let before = contents(&run);
-    // A manifest is longer than 1 KiB.
+    // A manifest is larger than 1 KiB.
     let script = "ulimit -f 1; exec \"$0\" record -n 1 -p a --out run --force";
     let output = shell(dir.path(), script);
     let stderr = stderr_of(&output);

@@ -29,10 +29,10 @@ fn counts_tokens_with_an_empty_slot_0() {
         assert!(text.contains("191 prompt and generated tokens in 4 layers"), "{text}");
         assert!(!warnings.contains("twice"), "{warnings}");
         let rows = table(path, "measures");
-        // The last row is of the whole model.
+        // The last row is for the entire model.
         assert_eq!(rows.len(), 5);
         for row in &rows[..4] {
-            assert_eq!(row["rows"], 191, "{row}");
+            assert_eq!(row["tokens"], 191, "{row}");
         }
     }
     assert_eq!(hotness(&dump, &[]), hotness(&tables, &[]));

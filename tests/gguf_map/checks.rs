@@ -1,4 +1,4 @@
-//! What is told beside the rows: checks and their exit codes, refusals by llama.cpp, how the layers lie.
+//! Checks and their exit codes, rejections by llama.cpp, and the order of layers.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use crate::support::{args, moe_analyze, repository, run};
 use moe_testkit::gguf::{F32, Raw};
 
 #[test]
-fn sound_models_pass_the_check() {
+fn sound_models_pass_check_overlaps() {
     for model in MODELS.map(repository) {
         let out = run!["gguf-map", model, "--check-overlaps"];
         assert!(
@@ -23,7 +23,7 @@ fn sound_models_pass_the_check() {
 }
 
 #[test]
-fn findings_leave_machine_readable_stdout_alone() {
+fn findings_do_not_change_machine_readable_stdout() {
     let model = repository("fixtures/random-qwen3moe-F16.gguf");
     let assert = moe_analyze()
         .args(args!["--quiet", "gguf-map", model, "--check-overlaps", "-o", "csv"])
@@ -34,9 +34,9 @@ fn findings_leave_machine_readable_stdout_alone() {
     assert!(String::from_utf8_lossy(&output.stderr).starts_with("sound: "));
 }
 
-/// A model whose data is cut still gives its map, and the check finds what is missing.
+/// A truncated model still has a map, and the check finds the missing tensors.
 #[test]
-fn cut_data_is_found() {
+fn detects_truncated_data() {
     let dir = tempfile::tempdir().unwrap();
     let cut = dir.path().join("cut.gguf");
     let whole = fs::read(repository("fixtures/random-qwen3moe-F16.gguf")).unwrap();
@@ -68,7 +68,7 @@ fn move_tensor(bytes: &mut [u8], name: &str, n_dims: usize, offset: u64) {
 }
 
 #[test]
-fn overlaps_and_gaps_are_found() {
+fn detects_overlaps_and_gaps() {
     let model = repository("fixtures/random-qwen3moe-F16.gguf");
     let gguf = Gguf::open(&model).unwrap();
     let first = gguf
@@ -78,7 +78,7 @@ fn overlaps_and_gaps_are_found() {
         .unwrap();
     let moved = gguf.tensor("blk.1.attn_norm.weight").unwrap();
 
-    // On top of the first tensor: an overlap there, a gap where it was.
+    // At the offset of the first tensor: an overlap there, a gap at the old offset.
     let mut bytes = fs::read(&model).unwrap();
     move_tensor(&mut bytes, &moved.name, moved.n_dims as usize, 0);
     let dir = tempfile::tempdir().unwrap();
@@ -100,11 +100,11 @@ fn overlaps_and_gaps_are_found() {
         gap.contains(&format!("{} bytes at offset {}", moved.size_bytes, moved.offset)),
         "{gap}"
     );
-    // Without the check the map is all that was asked for; that it is faulty is told in a line.
+    // Without a check, only the map is printed, with a warning that the file is faulty.
     let warns = |path: &std::path::Path| {
         let (code, _, stderr) = output_of(args!["gguf-map", path]);
         assert_eq!(code, 0, "{stderr}");
-        stderr.contains("the file is faulty; --check-overlaps tells how\n")
+        stderr.contains("warning: the file is faulty; --check-overlaps prints the faults\n")
     };
     assert!(warns(&broken));
     assert!(!warns(&model));
@@ -112,12 +112,12 @@ fn overlaps_and_gaps_are_found() {
     assert!(warns(&broken));
 }
 
-/// A file with more behind its last tensor is no fault; its bytes are counted.
+/// More bytes after the last tensor are not a fault; they are counted.
 #[test]
 fn prints_trailing_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let raw = Raw::new(1, 0).tensor("t", &[6], F32, 0).data(32, 24);
-    // Unpadded, padded, and with 100 bytes more.
+    // Unpadded, padded, and with 100 additional bytes.
     for (n, expected) in [
         (0, "0 bytes after the last"),
         (8, "0 bytes after the last"),
@@ -131,7 +131,7 @@ fn prints_trailing_bytes() {
     }
 }
 
-/// What only llama.cpp minds is a note, and no fault.
+/// A property that only llama.cpp rejects is a note, not a fault.
 #[test]
 fn reports_what_llama_cpp_refuses() {
     let dir = tempfile::tempdir().unwrap();
@@ -147,7 +147,7 @@ fn reports_what_llama_cpp_refuses() {
         assert!(note.contains(part), "{part}: {note}");
     }
 
-    // 137 is IQ2_K, which has no row of metadata: 76 bytes a block of 256.
+    // 137 is IQ2_K, without metadata per row: 76 bytes per block of 256.
     let path = write(dir.path(), Raw::new(1, 0).tensor("t", &[256], 137, 0).data(32, 76));
     let (code, out, _) = output_of(args!["gguf-map", path, "--check-overlaps"]);
     assert_eq!(code, 0, "{out}");
@@ -159,7 +159,7 @@ fn reports_what_llama_cpp_refuses() {
     );
 }
 
-/// Layers of one tensor of 32 bytes, in the order given.
+/// Layers with one tensor of 32 bytes, in the given order.
 fn layers(order: &[u16]) -> Raw {
     let raw = order
         .iter()
@@ -184,8 +184,8 @@ fn prints_the_layout_of_the_layers() {
         (&[0, 2, 1], "layers: 0, 2, 1; in order of execution read with 2 seeks over 96 B", false),
     ] {
         let path = write(dir.path(), layers(order));
-        let (code, out, remarks) = output_of(args!["gguf-map", path, "--check-overlaps"]);
-        assert_eq!(remarks, "");
+        let (code, out, notes) = output_of(args!["gguf-map", path, "--check-overlaps"]);
+        assert_eq!(notes, "");
         assert_eq!(code, 0, "{out}");
         assert!(out.lines().any(|found| found == line), "{line}: {out}");
         let is_called_out = out
@@ -196,11 +196,11 @@ fn prints_the_layout_of_the_layers() {
 }
 
 #[test]
-fn shares_add_up() {
+fn sizes_of_categories_add_up() {
     let model = repository("fixtures/tiny-gpt-oss-MXFP4.gguf");
-    let (_, _, remarks) = output_of(args!["gguf-map", model, "-o", "csv"]);
+    let (_, _, notes) = output_of(args!["gguf-map", model, "-o", "csv"]);
     let share = |category: &str| {
-        let line = remarks.lines().find(|line| line.starts_with(category));
+        let line = notes.lines().find(|line| line.starts_with(category));
         let cells: Vec<&str> = line.unwrap().split_whitespace().collect();
         (
             cells[1].parse::<u32>().unwrap(),

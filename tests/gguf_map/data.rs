@@ -1,4 +1,4 @@
-//! `--verify`: hashes, manifests, and values that no model has.
+//! `--verify`: hashes, manifests, and values that are not finite.
 
 use std::fs;
 use std::path::Path;
@@ -10,10 +10,10 @@ use super::{MODELS, output_of, write};
 use crate::support::{Arg, arg, args, fail, moe_analyze, repository, run};
 use moe_testkit::gguf::{F32, Raw};
 
-/// Type I8: any byte is a value.
+/// Type I8: any byte is a valid value.
 const I8: u32 = 24;
 
-/// The three bytes of which XXH3's and SHA-256's values are published.
+/// Three bytes with published XXH3 and SHA-256 values.
 fn abc() -> Raw {
     Raw::new(1, 0)
         .tensor("t", &[3], I8, 0)
@@ -30,7 +30,7 @@ fn verify(model: &Path, more: impl Arg) -> (i32, String, String) {
 }
 
 #[test]
-fn sound_models_are_sound() {
+fn sound_models_pass_verify() {
     for model in MODELS.map(repository) {
         let n_tensors = Gguf::open(&model).unwrap().tensors().len();
         let (code, out, _) = verify(&model, args![]);
@@ -39,13 +39,15 @@ fn sound_models_are_sound() {
         assert!(lines[lines.len() - 2].starts_with("sound: 0 overlaps"), "{out}");
         assert_eq!(
             lines[lines.len() - 1],
-            format!("sound data: {n_tensors} tensors read, 0 of them with impossible values")
+            format!(
+                "sound data: {n_tensors} tensors read, 0 of them with values that are not finite"
+            )
         );
     }
 }
 
 #[test]
-fn manifests_have_the_published_hashes() {
+fn manifest_contains_published_hashes() {
     let dir = tempfile::tempdir().unwrap();
     let model = write(dir.path(), abc());
     for (hash, expected) in
@@ -57,7 +59,7 @@ fn manifests_have_the_published_hashes() {
         assert!(err.contains("wrote ") && err.contains("manifest"), "{err}");
         assert_eq!(fs::read_to_string(&manifest).unwrap(), expected);
 
-        // The manifest says which hash it is of. Editors may put a byte order mark in front.
+        // The manifest contains its hash algorithm. Editors can add a byte order mark.
         for mark in ["", "\u{feff}"] {
             fs::write(&manifest, format!("{mark}{expected}")).unwrap();
             let (code, out, err) = verify(&model, args!["--check-manifest", manifest]);
@@ -70,7 +72,7 @@ fn manifests_have_the_published_hashes() {
 }
 
 #[test]
-fn a_changed_tensor_is_named() {
+fn reports_changed_tensor() {
     let dir = tempfile::tempdir().unwrap();
     let whole = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
     let manifest = dir.path().join("manifest");
@@ -79,7 +81,7 @@ fn a_changed_tensor_is_named() {
     let gguf = Gguf::open(&whole).unwrap();
     let changed = gguf.tensor("blk.3.ffn_down_exps.weight").unwrap();
     let mut bytes = fs::read(&whole).unwrap();
-    // A bit of a quant: no scale, so that the value stays possible.
+    // A bit of a quant, not of a scale, so the value stays finite.
     bytes[(changed.offset + changed.size_bytes) as usize - 3] ^= 4;
     let model = dir.path().join("changed.gguf");
     fs::write(&model, bytes).unwrap();
@@ -108,9 +110,9 @@ fn reports_a_manifest_of_another_model() {
     assert!(out.contains("manifest: \"t\" is in the model, but not in the manifest"), "{out}");
 }
 
-/// As `gguf-hash --all` of llama.cpp writes it; its xxh64, sha1 and hashes of a whole file are not ours to check.
+/// A manifest of llama.cpp's `gguf-hash --all`. xxh64, sha1 and hashes of files are not checked.
 #[test]
-fn a_manifest_of_gguf_hash_is_checked() {
+fn checks_manifest_of_gguf_hash() {
     let dir = tempfile::tempdir().unwrap();
     let model = write(dir.path(), abc());
     let manifest = dir.path().join("manifest");
@@ -126,7 +128,7 @@ fn a_manifest_of_gguf_hash_is_checked() {
 }
 
 #[test]
-fn manifests_that_cannot_be_used() {
+fn rejects_unusable_manifests() {
     let dir = tempfile::tempdir().unwrap();
     let model = write(dir.path(), abc());
     let manifest = dir.path().join("manifest");
@@ -150,7 +152,7 @@ fn manifests_that_cannot_be_used() {
 }
 
 #[test]
-fn an_existing_manifest_is_kept_without_force() {
+fn keeps_existing_manifest_without_force() {
     let dir = tempfile::tempdir().unwrap();
     let model = write(dir.path(), abc());
     let manifest = dir.path().join("manifest");
@@ -160,9 +162,9 @@ fn an_existing_manifest_is_kept_without_force() {
     assert_eq!(fs::read_to_string(&manifest).unwrap(), "precious");
 }
 
-/// A name with a line break in it could pass itself off as other tensors' lines.
+/// A name with a line break could forge lines of other tensors.
 #[test]
-fn a_manifest_holds_no_forged_lines() {
+fn rejects_line_breaks_in_manifests() {
     let dir = tempfile::tempdir().unwrap();
     let model = write(dir.path(), Raw::new(1, 0).tensor("t\nu", &[8], F32, 0).data(32, 32));
     let manifest = dir.path().join("manifest");
@@ -172,9 +174,9 @@ fn a_manifest_holds_no_forged_lines() {
 }
 
 #[test]
-fn impossible_values_are_named() {
+fn reports_values_that_are_not_finite() {
     let dir = tempfile::tempdir().unwrap();
-    // Q8_0, two blocks; the scale of the second is infinite. Behind it an F32 that is no number.
+    // Q8_0, two blocks; the scale of the second is infinite. Then an F32 tensor with a NaN.
     let mut data = vec![0; 68];
     data[34..36].copy_from_slice(&[0x00, 0x7C]);
     let raw = Raw::new(2, 0)
@@ -192,16 +194,16 @@ fn impossible_values_are_named() {
     assert_eq!(code, 1);
     for (name, count, at) in [("q", 1, start + 34), ("f", 2, start + 96 + 4)] {
         let line = format!(
-            "impossible: \"{name}\" has values or block scales that are not finite: {count}, the first at byte {at} of test.gguf"
+            "not finite: \"{name}\" has {count} values or block scales that are not finite, the first at byte {at} of test.gguf"
         );
         assert!(out.lines().any(|found| found == line), "{line}: {out}");
     }
     assert!(
-        out.ends_with("FAULTY data: 2 tensors read, 2 of them with impossible values\n"),
+        out.ends_with("FAULTY data: 2 tensors read, 2 of them with values that are not finite\n"),
         "{out}"
     );
 
-    let (code, out, _) = verify(&model, ["--form", "report"]);
+    let (code, out, _) = verify(&model, ["--format", "report"]);
     assert_eq!(code, 1);
     let report: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(report["data"]["hash"], "xxh3");
@@ -216,9 +218,9 @@ fn impossible_values_are_named() {
         .code(0);
 }
 
-/// Cut, or claimed twice: a fault of the map, and nothing to hash.
+/// Truncated or overlapping data is a fault of the map, and is not hashed.
 #[test]
-fn data_that_cannot_be_is_not_read() {
+fn does_not_read_overlapping_or_truncated_data() {
     let dir = tempfile::tempdir().unwrap();
     let manifest = dir.path().join("manifest");
     let mut cut = abc();
@@ -243,9 +245,9 @@ fn data_that_cannot_be_is_not_read() {
     }
 }
 
-/// `--verify` is meant by every option that is of no use without.
+/// Options that need the data imply `--verify`.
 #[test]
-fn options_of_the_data_read_it() {
+fn data_options_imply_verify() {
     let dir = tempfile::tempdir().unwrap();
     let model = write(dir.path(), abc());
     let manifest = dir.path().join("manifest");
@@ -262,7 +264,7 @@ fn options_of_the_data_read_it() {
 }
 
 #[test]
-fn quiet_is_quiet() {
+fn quiet_prints_nothing_on_stderr() {
     let (code, _, err) = output_of(args!["--quiet", "gguf-map", repository(MODELS[0]), "--verify"]);
     assert_eq!((code, err.as_str()), (0, ""));
 }

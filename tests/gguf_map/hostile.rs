@@ -1,4 +1,4 @@
-//! Bytes that are no model, or one that lies: one line that says what, and exit 2.
+//! Bytes that are not a model, or an invalid model: a one-line error and exit 2.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use crate::support::{arg, args, fail, file_of, repository};
 use moe_testkit::gguf::{ARRAY, F32, Raw, STRING, U32};
 
 #[test]
-fn bad_input_is_one_line_and_exit_2() {
+fn invalid_input_is_one_line_and_exits_with_2() {
     let dir = tempfile::tempdir().unwrap();
     let file = |name, bytes: &[u8]| file_of(dir.path(), name, bytes);
     let whole = fs::read(repository("fixtures/random-qwen3moe-F16.gguf")).unwrap();
@@ -30,12 +30,12 @@ fn begin(version: u32) -> Raw {
     Raw { bytes }.u32(version).u64(0).u64(0)
 }
 
-/// A file with one tensor, and more data than it needs.
+/// A file with one tensor, and more data than the tensor needs.
 fn tensor(name: &str, ne: &[u64], ty: u32, offset: u64) -> Raw {
     Raw::new(1, 0).tensor(name, ne, ty, offset).data(32, 4096)
 }
 
-/// The faults of ggml's own list of malformed files, and more, with what must be told of each.
+/// The faults in ggml's list of malformed files, and more, with the expected error of each.
 fn malformed() -> Vec<(&'static str, Raw, &'static [&'static str])> {
     let two = |a: &str, b: &str| {
         let raw = Raw::new(2, 0).tensor(a, &[8], F32, 0);
@@ -103,7 +103,7 @@ fn malformed() -> Vec<(&'static str, Raw, &'static [&'static str])> {
 }
 
 #[test]
-fn malformed_files_are_refused_by_name() {
+fn rejects_malformed_files() {
     let dir = tempfile::tempdir().unwrap();
     for (fault, raw, expected) in malformed() {
         let path = dir.path().join(format!("{fault}.gguf"));
@@ -115,9 +115,9 @@ fn malformed_files_are_refused_by_name() {
     }
 }
 
-/// Whatever the bytes: an exit code of the three, no panic, and one line if it could not be done.
+/// For any bytes: one of the three exit codes, no panic, and one line if the exit code is 2.
 #[test]
-fn spoilt_files_do_no_harm() {
+fn corrupt_files_never_panic() {
     let dir = tempfile::tempdir().unwrap();
     let raw = Raw::new(2, 3)
         .kv_u32("general.alignment", 32)
@@ -151,13 +151,13 @@ fn spoilt_files_do_no_harm() {
         }
         codes[code as usize] += 1;
     }
-    // Of all three there must be some, or the bytes were spoilt too much or too little.
+    // All three exit codes must occur, otherwise the corruption is too strong or too weak.
     assert!(codes.iter().all(|&n| n > 0), "{codes:?}");
 }
 
-/// Names are data: what would move a terminal's cursor or end a line does neither.
+/// Names are data: escape sequences and line ends in names are not printed.
 #[test]
-fn names_cannot_write_on_the_terminal() {
+fn tensor_names_cannot_control_the_terminal() {
     let dir = tempfile::tempdir().unwrap();
     let name = "a\u{1b}[2J\nb";
     let raw = Raw::new(2, 0)

@@ -1,4 +1,4 @@
-//! Hostile headers: no form of the map takes more anonymous memory than 64 MiB + 8 × the header's size.
+//! Hostile headers: no format of the map needs more anonymous memory than 64 MiB + 8 × the header's size.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use moe_gguf::map::MAX_EXPERT_ROWS;
 use crate::support::{Arg, arg, args};
 use moe_testkit::gguf::{ARRAY, F32, Raw};
 
-/// Runs the binary in a process that is refused more than `limit_kib` of private writable memory.
+/// Runs the program with a limit of `limit_kib` on private writable memory.
 fn limited(limit_kib: usize, args: impl Arg) -> Output {
     Command::new("sh")
         .args(["-c", "ulimit -d $0 && exec \"$@\" >/dev/null"])
@@ -26,12 +26,12 @@ const FORMS: [&[&str]; 8] = [
     &["-o", "json"],
     &["-o", "jsonl"],
     &["-o", "md"],
-    &["--form", "report"],
-    &["--form", "memory-map"],
-    &["--form", "gguf-dump"],
+    &["--format", "report"],
+    &["--format", "memory-map"],
+    &["--format", "gguf-dump"],
 ];
 
-/// `code` is the exit code that the checks give.
+/// `code` is the expected exit code of the checks.
 fn assert_bounded(what: &str, dir: &Path, raw: Raw, code: i32, forms: &[&[&str]]) {
     let header = raw.bytes.len();
     let limit = (64 << 10) + 8 * header / 1024;
@@ -60,32 +60,32 @@ fn short_name(i: u64) -> String {
 }
 
 #[test]
-fn memory_stays_in_proportion_to_the_header() {
+fn memory_is_proportional_to_the_header() {
     let dir = tempfile::tempdir().unwrap();
 
-    // A hundred bytes that claim as many rows as are allowed.
+    // A hundred bytes that declare the maximum number of rows.
     let ne = [1, 1, MAX_EXPERT_ROWS];
     let experts = Raw::new(1, 0).tensor("blk.0.ffn_up_exps.weight", &ne, F32, 0);
     assert_bounded("experts", dir.path(), experts.clone(), 1, &FORMS);
 
-    // As many tensors as are allowed, all on top of each other: each is found twice.
+    // The maximum number of tensors, all at the same offset: each is reported twice.
     let n = 1 << 18;
     let tensors = (0..n).fold(Raw::new(n, 0), |raw, i| raw.tensor(&short_name(i), &[8], F32, 0));
     assert_bounded("tensors", dir.path(), tensors.data(32, 32), 1, &FORMS[..1]);
 
-    // Layers without end, backwards.
+    // The maximum number of layers, in reverse order.
     let n = 65_000;
     let layers = (0..n)
         .fold(Raw::new(n, 0), |raw, i| raw.tensor(&format!("blk.{}.x", n - i), &[8], F32, 32 * i));
     assert_bounded("layers", dir.path(), layers.data(32, 32 * n as usize), 0, &FORMS[5..6]);
 
-    // As many key-values as are allowed.
+    // The maximum number of key-values.
     let n = 1 << 16;
     let keys =
         (0..n).fold(Raw::new(0, n), |raw, i| raw.string(&short_name(i)).u32(ARRAY).u32(0).u64(0));
     assert_bounded("keys", dir.path(), keys, 0, &FORMS[..1]);
 
-    // The limit does limit: what takes 20 MB of rows does not fit into 16.
+    // The limit is effective: 20 MB of rows do not fit into 16 MiB.
     let path = dir.path().join("experts.gguf");
     let output = limited(16 << 10, args!["gguf-map", path]);
     assert!(!output.status.success(), "no limit is kept here, so nothing was tested");

@@ -41,7 +41,7 @@ fn rows_of_a_tensor_tile_it() {
 }
 
 #[test]
-fn experts_have_a_row_each() {
+fn each_expert_has_a_row() {
     let rows = rows_of(&repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf"));
     let is = |row: &Value, name: &str| row["tensor"] == name;
     let gate: Vec<&Value> = rows
@@ -68,7 +68,7 @@ fn experts_have_a_row_each() {
 }
 
 #[test]
-fn formats_agree() {
+fn all_formats_contain_equal_rows() {
     let model = repository("fixtures/tiny-gpt-oss-MXFP4.gguf");
     let rows = rows_of(&model);
     let print = |format| run!["gguf-map", model, "-o", format];
@@ -98,7 +98,7 @@ fn formats_agree() {
 }
 
 #[test]
-fn files_hold_the_same_rows_as_stdout() {
+fn files_equal_stdout() {
     let model = repository("fixtures/tiny-gpt-oss-MXFP4.gguf");
     let dir = tempfile::tempdir().unwrap();
     for format in ["csv", "json", "jsonl", "md"] {
@@ -115,7 +115,7 @@ fn files_hold_the_same_rows_as_stdout() {
 }
 
 #[test]
-fn an_existing_output_is_kept_without_force() {
+fn keeps_existing_output_without_force() {
     let model = repository("fixtures/random-qwen3moe-F16.gguf");
     let dir = tempfile::tempdir().unwrap();
     for name in ["map.csv", "map.parquet"] {
@@ -130,7 +130,7 @@ fn an_existing_output_is_kept_without_force() {
 }
 
 #[test]
-fn outputs_that_cannot_be() {
+fn rejects_impossible_outputs() {
     let model = repository("fixtures/random-qwen3moe-F16.gguf");
     let dir = tempfile::tempdir().unwrap();
     let absent = dir.path().join("absent/map.csv");

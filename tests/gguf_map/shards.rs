@@ -1,4 +1,4 @@
-//! A model in several files: any of them opens it, and what is missing, repeated or foreign is named.
+//! Split models: any file opens the model, and errors identify missing, repeated or foreign files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -40,7 +40,7 @@ fn model() -> TempDir {
 }
 
 #[test]
-fn any_shard_opens_the_model() {
+fn opens_model_from_any_shard() {
     let dir = model();
     let rows = |number| run!["gguf-map", path(&dir, number), "-o", "json"];
     let first = rows(1);
@@ -51,7 +51,7 @@ fn any_shard_opens_the_model() {
         .map(|row| (row["file"].as_u64().unwrap(), row["tensor_idx"].as_u64().unwrap()))
         .collect();
     assert_eq!(places, [(1, 0), (2, 1), (2, 1), (2, 1), (2, 1), (2, 2)]);
-    // Offsets are those in the row's own file.
+    // Offsets are relative to the row's file.
     assert!(rows[0]["file_offset"].as_u64().unwrap() < 512);
     assert_eq!(rows[5]["file_offset"], rows[1]["file_offset"].as_u64().unwrap() + 256);
 
@@ -61,19 +61,19 @@ fn any_shard_opens_the_model() {
     assert!(out.contains("\nfile 2: \"model-00003-of-00003.gguf\""), "{out}");
 }
 
-/// The thesis's forms are of one file.
+/// The formats of TensorAccessLog are for one file.
 #[test]
-fn forms_without_files_say_so() {
+fn formats_without_files_print_a_note() {
     let dir = model();
     for (form, warns) in [("memory-map", true), ("gguf-dump", true), ("rows", false)] {
-        let (code, _, remarks) = output_of(args!["gguf-map", path(&dir, 1), "--form", form]);
+        let (code, _, notes) = output_of(args!["gguf-map", path(&dir, 1), "--format", form]);
         assert_eq!(code, 0);
-        assert_eq!(remarks.contains("names no files"), warns, "{form}: {remarks}");
+        assert_eq!(notes.contains("does not contain the file"), warns, "{form}: {notes}");
     }
 }
 
 #[test]
-fn a_manifest_names_the_files() {
+fn manifest_contains_the_files() {
     let dir = model();
     let manifest = dir.path().join("manifest");
     let model = path(&dir, 3);
@@ -85,7 +85,7 @@ fn a_manifest_names_the_files() {
 }
 
 #[test]
-fn a_missing_shard_is_named() {
+fn reports_missing_shard() {
     let dir = model();
     fs::remove_file(path(&dir, 2)).unwrap();
     let line = fail!["gguf-map", path(&dir, 3)];
@@ -93,7 +93,7 @@ fn a_missing_shard_is_named() {
 }
 
 #[test]
-fn a_repeated_shard_is_named() {
+fn reports_repeated_shard() {
     let dir = model();
     fs::copy(path(&dir, 2), path(&dir, 3)).unwrap();
     let line = fail!["gguf-map", path(&dir, 1)];
@@ -101,19 +101,19 @@ fn a_repeated_shard_is_named() {
 }
 
 #[test]
-fn a_foreign_shard_is_named() {
+fn reports_shard_of_another_model() {
     let dir = model();
     write(&path(&dir, 2), 2, 7, &["token_embd.weight"]);
     let line = fail!["gguf-map", path(&dir, 1)];
     assert!(line.contains(arg(&path(&dir, 2))) && line.contains("a different model"), "{line}");
-    // Its keys fit, its tensors do not.
+    // The keys match, the tensors do not.
     write(&path(&dir, 2), 2, 3, &["a", "b"]);
     let line = fail!["gguf-map", path(&dir, 1)];
     assert!(line.contains("4 tensors") && line.contains("split.tensors.count is 3"), "{line}");
 }
 
 #[test]
-fn a_renamed_shard_says_so() {
+fn reports_renamed_shard() {
     let dir = model();
     let renamed = dir.path().join("renamed.gguf");
     fs::rename(path(&dir, 2), &renamed).unwrap();

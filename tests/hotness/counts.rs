@@ -15,7 +15,7 @@ use crate::support::{
 
 type Matrix = BTreeMap<(u32, u32), (u64, f64)>;
 
-/// The matrix that `hotness -o json` prints, without the experts that were never chosen.
+/// The matrix of `hotness -o json`, without unused experts.
 fn matrix(path: &Path, phase: &str) -> Matrix {
     let rows: Vec<Value> =
         serde_json::from_str(&run!["hotness", path, "--phase", phase, "-o", "json"]).unwrap();
@@ -42,7 +42,7 @@ fn known_mass(phases: &[u8]) -> BTreeMap<(u32, u32), f64> {
 }
 
 #[test]
-fn counts_and_mass_are_right_in_every_phase_and_from_every_source() {
+fn counts_and_mass_are_correct_for_every_phase_and_source() {
     let fixture = Fixture::new();
     let phases: [(&str, &[u8]); 3] =
         [("all", &ALL), ("prompt", &[PHASE_PROMPT]), ("generate", &[PHASE_GENERATE])];
@@ -59,7 +59,7 @@ fn counts_and_mass_are_right_in_every_phase_and_from_every_source() {
 }
 
 #[test]
-fn counts_of_a_layer_sum_to_rows_times_experts_used() {
+fn layer_counts_sum_to_tokens_times_experts_used() {
     let fixture = Fixture::new();
     let matrix = matrix(&fixture.path("run"), "all");
     for layer in 0..N_LAYER {
@@ -105,9 +105,9 @@ fn matrix_is_ranked_and_complete() {
 fn summary_starts_with_stability_and_tokens() {
     let fixture = Fixture::new();
     let summary = run!["hotness", fixture.path("run")];
-    assert!(summary.starts_with("too short to trust: "), "{summary}");
+    assert!(summary.starts_with("too_short: "), "{summary}");
     let first = summary.lines().nth(1).unwrap();
-    assert_eq!(first, "16 prompt and generated tokens in 6 layers, 4 of 32 experts for a token");
+    assert_eq!(first, "16 prompt and generated tokens in 6 layers, 4 of 32 experts per token");
     let layer_5 = summary.lines().last().unwrap();
     let cells: Vec<&str> = layer_5.split_whitespace().collect();
     assert_eq!(cells[..2], ["5", &(1 + N_GENERATED).to_string()]);
@@ -119,10 +119,10 @@ fn summary_starts_with_stability_and_tokens() {
 }
 
 #[test]
-fn one_is_not_many() {
+fn uses_singular_for_one() {
     let fixture = Fixture::new();
     let trace = fs::read(fixture.path("run/trace.bin")).unwrap();
-    // The prompt goes through the last layer with one token.
+    // The last layer computes one token of the prompt.
     let last = trace
         .chunks(1024)
         .filter(|record| record[17] == PHASE_PROMPT && u32::from(record[12]) == N_LAYER - 1);
@@ -130,7 +130,7 @@ fn one_is_not_many() {
     fs::write(&one, last.flatten().copied().collect::<Vec<u8>>()).unwrap();
     let summary = run!["hotness", one, "--phase", "prompt"];
     assert!(
-        summary.contains("\n1 prompt token in 1 layer, 4 of 23 experts for a token\n"),
+        summary.contains("\n1 prompt token in 1 layer, 4 of 23 experts per token\n"),
         "{summary}"
     );
 }

@@ -1,4 +1,4 @@
-//! Inputs that hold no routing, are damaged, or are something else.
+//! Inputs without routing, damaged inputs, and inputs of other formats.
 
 use std::fs;
 use std::path::Path;
@@ -9,10 +9,10 @@ use super::Fixture;
 use crate::support::{self, arg, args, fail, file_of, moe_analyze, run};
 
 #[test]
-fn without_routing_there_is_no_hotness() {
+fn rejects_inputs_without_routing() {
     let fixture = Fixture::new();
     let trace = fs::read(fixture.path("run/trace.bin")).unwrap();
-    // An empty trace, and one in which nothing but the first operation, an attention product, was logged.
+    // An empty trace, and a trace with only the first operation, an attention product.
     for (name, bytes) in [("empty", &trace[..0]), ("dense", &trace[..1024])] {
         let run = fixture.path(name);
         fs::create_dir(&run).unwrap();
@@ -23,7 +23,7 @@ fn without_routing_there_is_no_hotness() {
         assert!(line.contains("contains no routed tokens"), "{line}");
         assert!(!out.exists());
     }
-    // A run that only read a prompt has generated nothing.
+    // A run with only a prompt has no generated tokens.
     let records = trace
         .chunks(1024)
         .filter(|record| record[17] == PHASE_PROMPT);
@@ -34,7 +34,7 @@ fn without_routing_there_is_no_hotness() {
 }
 
 #[test]
-fn impossible_records_are_named() {
+fn reports_invalid_records() {
     let fixture = Fixture::new();
     let trace_file = fixture.path("run/trace.bin");
     let mut trace = fs::read(&trace_file).unwrap();
@@ -48,9 +48,9 @@ fn impossible_records_are_named() {
     assert!(line.contains("expert 77") && line.contains(&format!("record {at}")), "{line}");
 }
 
-/// Counts are summed exactly, or not at all.
+/// Counts are summed exactly, or rejected.
 #[test]
-fn counts_beyond_64_bits_are_refused() {
+fn rejects_counts_beyond_64_bits() {
     let fixture = Fixture::new();
     let learn = |name: &str, counts: [u64; 2]| {
         let path = fixture.path(name);
@@ -75,9 +75,9 @@ fn counts_beyond_64_bits_are_refused() {
     assert!(line.contains("64 bits") && line.contains(arg(&one)), "{line}");
 }
 
-/// No room is made for layers and experts that no model has.
+/// Numbers of layers and experts above the limit do not allocate memory.
 #[test]
-fn impossible_numbers_of_layers_and_experts_are_named() {
+fn reports_impossible_numbers_of_layers_and_experts() {
     let fixture = Fixture::new();
     let (run, tables) = (fixture.path("run"), fixture.path("impossible"));
     let model = support::repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
@@ -115,7 +115,7 @@ fn impossible_numbers_of_layers_and_experts_are_named() {
 }
 
 #[test]
-fn a_cut_trace_counts_its_whole_records() {
+fn counts_complete_records_of_a_truncated_trace() {
     let fixture = Fixture::new();
     let trace = fs::read(fixture.path("run/trace.bin")).unwrap();
     let cut = fixture.path("cut.bin");
@@ -126,14 +126,14 @@ fn a_cut_trace_counts_its_whole_records() {
 }
 
 #[test]
-fn bad_input_is_one_line_and_exit_2() {
+fn invalid_input_is_one_line_and_exits_with_2() {
     let dir = tempfile::tempdir().unwrap();
     let file = |name, bytes: &[u8]| file_of(dir.path(), name, bytes);
     let inputs = [
         (dir.path().join("absent"), "cannot open"),
         (file("empty.bin", b""), "is empty"),
-        (file("text.bin", b"no trace at all"), "is in no known format"),
-        (file("zeros.bin", &[0; 4096]), "is in no known format"),
+        (file("text.bin", b"no trace at all"), "has an unknown format"),
+        (file("zeros.bin", &[0; 4096]), "has an unknown format"),
         (
             file("table.parquet", b"PAR1 and then nothing"),
             "table.parquet: the file is damaged: Parquet error: Invalid Parquet file. Corrupt footer;",
@@ -147,7 +147,7 @@ fn bad_input_is_one_line_and_exit_2() {
         assert!(line.contains(expected) && line.contains(arg(path)), "{expected}: {line}");
     }
     moe_analyze().args(["hotness"]).assert().code(2);
-    // Whatever reads a table says so, and names it once.
+    // Every reader of tables reports it, with the file.
     let table = dir.path().join("table.parquet");
     let model = support::repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
     for command in [
@@ -167,7 +167,7 @@ fn bad_input_is_one_line_and_exit_2() {
     }
 }
 
-/// A trace of a newer version is told as such, not as one without routing.
+/// A trace of a newer version is reported as such, not as a trace without routing.
 #[test]
 fn reports_records_of_a_newer_version() {
     let fixture = Fixture::new();
@@ -188,21 +188,21 @@ fn reports_records_of_a_newer_version() {
 }
 
 #[test]
-fn an_expert_twice_in_a_token_is_remarked() {
+fn warns_about_repeated_expert_of_a_token() {
     let fixture = Fixture::new();
     let line = |t: u32, experts: [u32; 2]| {
         format!("{{\"t\":{t},\"layer\":0,\"experts\":{experts:?},\"phase\":\"decode\"}}\n")
     };
     let path = fixture.path("twice.jsonl");
     fs::write(&path, line(0, [1, 1]) + &line(1, [2, 3])).unwrap();
-    let remarks = |path: &Path, more: &[&str]| {
+    let warnings = |path: &Path, more: &[&str]| {
         let args = args!["hotness", path, more];
         let assert = moe_analyze().args(args).assert().success();
         String::from_utf8_lossy(&assert.get_output().stderr).into_owned()
     };
-    let found = remarks(&path, &[]);
+    let found = warnings(&path, &[]);
     assert!(found.contains("skipped 1 repeated expert"), "{found}");
-    // A format with a row for each slot hands over what it says.
+    // A format with a row per slot contains repeated experts.
     let route = support::repository("fixtures/foreign/bigmoeonedge/small.route.csv");
     let rows = fs::read_to_string(route).unwrap();
     let twice = rows.replace("0,0,0,0,1,1,0.25", "0,0,0,0,1,5,0.25");
@@ -210,7 +210,7 @@ fn an_expert_twice_in_a_token_is_remarked() {
     let path = fixture.path("twice.route.csv");
     fs::write(&path, twice).unwrap();
     for more in [&[][..], &["-o", "csv"]] {
-        let found = remarks(&path, more);
-        assert!(found.contains("1 choice of a token names an expert twice"), "{found}");
+        let found = warnings(&path, more);
+        assert!(found.contains("1 routing decision with the same expert twice"), "{found}");
     }
 }

@@ -1,4 +1,4 @@
-//! Matrices, whole and split, in every format.
+//! Matrices, unsplit and split, in every format.
 
 use std::fs::{self, File};
 
@@ -15,7 +15,7 @@ use crate::support::{
     ALL, N_EXPERT, N_GENERATED, N_LAYER, N_PROMPT, arg, args, fail, known_counts, repository, run,
 };
 
-/// The bytes behind the header of a `.npy` file of 64-bit numbers, and its header.
+/// Returns the data of a `.npy` file of 64-bit numbers, and its header.
 fn npy(bytes: &[u8]) -> (String, Vec<[u8; 8]>) {
     assert_eq!(&bytes[..8], b"\x93NUMPY\x01\x00");
     let length = usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
@@ -26,7 +26,7 @@ fn npy(bytes: &[u8]) -> (String, Vec<[u8; 8]>) {
 }
 
 #[test]
-fn arrays_hold_counts_and_mass() {
+fn arrays_contain_counts_and_mass() {
     let fixture = Fixture::new();
     let (counts, mass) = (fixture.path("counts.npy"), fixture.path("mass.npy"));
     let run = fixture.path("run");
@@ -46,14 +46,14 @@ fn arrays_hold_counts_and_mass() {
     assert!(header.contains("'descr': '<f8'"), "{header}");
     // Expert 3 of layer 0: 16 tokens with ½.
     assert_eq!(f64::from_le_bytes(numbers[3]), 8.0);
-    // What was written can be read as a trace of counts.
+    // The array can be read as a trace of counts.
     let again = run!["--quiet", "hotness", counts, "-o", "csv"];
     let first = again.lines().nth(1).unwrap();
     assert!(first.starts_with("0,3,16,0.25,"), "{first}");
 }
 
 #[test]
-fn parts_are_phases_sequences_and_windows() {
+fn splits_by_phase_sequence_and_window() {
     let fixture = Fixture::new();
     let run = fixture.path("run");
     let cells = |more: &[&str]| -> Vec<Vec<String>> {
@@ -83,7 +83,7 @@ fn parts_are_phases_sequences_and_windows() {
     );
     assert_eq!(of(&windows, "0", "0", "3"), 5);
     assert_eq!(of(&windows, "3", "0", "3"), 1);
-    // Expert 20 is in every even token: 0, 2, 4 and 6, 8.
+    // Every even token selects expert 20: 0, 2, 4 and 6, 8.
     assert_eq!((of(&windows, "0", "0", "20"), of(&windows, "1", "0", "20")), (3, 2));
 
     let sequences = cells(&["--by", "sequence"]);
@@ -96,9 +96,9 @@ fn parts_are_phases_sequences_and_windows() {
     assert_eq!(u64::from_le_bytes(numbers[3]), u64::from(N_PROMPT));
 }
 
-/// A token without a sequence is not of sequence 0: it has a part of its own, no label, and does not follow its tokens.
+/// A token without a sequence does not belong to sequence 0: it has a separate part and no label, and does not follow its tokens.
 #[test]
-fn unknown_sequence_is_not_sequence_0() {
+fn unknown_sequence_differs_from_sequence_0() {
     let fixture = Fixture::new();
     let (path, labels) = (fixture.path("mixed.jsonl"), fixture.path("labels.csv"));
     let lines = [
@@ -130,9 +130,9 @@ fn unknown_sequence_is_not_sequence_0() {
     }
 }
 
-/// Bytes of the run's map and of the model's file are the same: of every expert, times its choices.
+/// Bytes from the run's map and from the model file are equal: the size of an expert times its activations.
 #[test]
-fn bytes_are_those_of_the_model() {
+fn bytes_match_the_model() {
     let fixture = Fixture::new();
     let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
     let sizes = expert_bytes(&OffsetMap::new(&Gguf::open(&model).unwrap()));
@@ -169,7 +169,7 @@ fn bytes_are_those_of_the_model() {
 }
 
 #[test]
-fn files_are_refused_before_anything_is_read() {
+fn rejects_outputs_before_reading() {
     let fixture = Fixture::new();
     let run = fixture.path("run");
     let bad = fixture.path("matrix.xlsx");
@@ -177,11 +177,11 @@ fn files_are_refused_before_anything_is_read() {
     let there = fixture.path("there.csv");
     fs::write(&there, "precious").unwrap();
     assert!(fail!["hotness", run, "--matrix", there].contains("--force"));
-    // What would show nowhere is refused.
+    // Options without effect are rejected.
     for (more, expected) in [
         (&["--by", "phase"][..], "--matrix"),
         (&["--by", "phase", "--table", "measures"], "--matrix"),
-        (&["--picture", "entropy"], "--plot"),
+        (&["--plot-kind", "entropy"], "--plot"),
         (&["--label", "a"], "--by label"),
         (&["--sorted"], "--plot"),
         (&["--value", "mass"], "--plot"),
@@ -197,17 +197,18 @@ fn files_are_refused_before_anything_is_read() {
 }
 
 #[test]
-fn every_picture_is_drawn() {
+fn draws_every_kind_of_plot() {
     let fixture = Fixture::new();
     let run = fixture.path("run");
     for (picture, more, text) in [
         ("heat-map", "--sorted", "hottest first"),
-        ("heat-map", "--value=bytes", "Bytes read for each expert"),
+        ("heat-map", "--value=bytes", "Bytes read of each expert"),
         ("entropy", "--sorted", "entropy (1 = uniform)"),
     ] {
         for extension in ["svg", "png"] {
             let out = fixture.path(&format!("{picture}.{extension}"));
-            let args = args!["hotness", run, "--plot", out, "--picture", picture, more, "--force"];
+            let args =
+                args!["hotness", run, "--plot", out, "--plot-kind", picture, more, "--force"];
             run![args];
             let bytes = fs::read(out).unwrap();
             match extension {

@@ -1,4 +1,4 @@
-//! Learn files and pictures.
+//! Learn files and plots.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use crate::support::{
 };
 
 #[test]
-fn learn_file_is_the_runtimes() {
+fn learn_file_has_the_format_of_the_runtime() {
     let fixture = Fixture::new();
     let schema = fs::read_to_string(support::repository("schemas/learn.schema.json")).unwrap();
     let schema = jsonschema::validator_for(&serde_json::from_str(&schema).unwrap()).unwrap();
@@ -32,7 +32,7 @@ fn learn_file_is_the_runtimes() {
         (&learn["n_expert"], &learn["n_expert_used"]),
         (&N_EXPERT.into(), &N_EXPERT_USED.into())
     );
-    // One prompt pass and one for each generated token.
+    // One prompt pass, and one pass per generated token.
     assert_eq!(learn["updates"], 1 + N_GENERATED);
     assert_eq!(learn["summary"]["layer_calls"], N_LAYER * (1 + N_GENERATED));
     let counts = known_counts(&ALL);
@@ -53,7 +53,7 @@ fn learn_file_is_the_runtimes() {
     assert!(moe_placement::learn::is_usable(&observations));
 }
 
-/// The files of `fixtures/foreign` that are traces: of each format all files, or the directory where it is one trace.
+/// The traces in `fixtures/foreign`: all files of each format, or a directory that is one trace.
 fn foreign_traces() -> Vec<PathBuf> {
     let mut traces = Vec::new();
     let root = support::repository("fixtures/foreign");
@@ -73,9 +73,9 @@ fn foreign_traces() -> Vec<PathBuf> {
     traces
 }
 
-/// Whatever the input records, of passes, tokens and experts of a token.
+/// Independent of whether the input contains passes, tokens and experts per token.
 #[test]
-fn learn_files_of_all_formats_follow_the_schema() {
+fn learn_files_of_all_formats_match_the_schema() {
     let dir = tempfile::tempdir().unwrap();
     let schema = fs::read_to_string(support::repository("schemas/learn.schema.json")).unwrap();
     let schema = jsonschema::validator_for(&serde_json::from_str(&schema).unwrap()).unwrap();
@@ -107,7 +107,7 @@ fn learn_files_of_all_formats_follow_the_schema() {
                     panic!("{} {more:?}: {error}", trace.display());
                 }
             }
-            // A learn file of the learn file says the same.
+            // A learn file of the learn file is equal.
             let again = dir.path().join("again.json");
             run!["--quiet", "hotness", out, "--out", again, "--force"];
             assert_eq!(fs::read_to_string(&again).unwrap(), fs::read_to_string(&out).unwrap());
@@ -138,7 +138,7 @@ fn learn_files_count_tokens_where_passes_are_not_recorded() {
         assert_eq!(file["layers"][1]["cold_slots_per_call"], 2.0);
         assert!(notes.contains("each token counts as one call"), "{notes}");
     }
-    // Of counts alone each selection is a call.
+    // For counts, each activation is a call.
     let (file, notes) = learn("eplb/small.json", &[]);
     assert_eq!((&file["updates"], &file["n_expert_used"]), (&10.into(), &1.into()));
     assert_eq!(file["layers"][0]["cold_slots_per_call"], 1.0);
@@ -146,7 +146,7 @@ fn learn_files_count_tokens_where_passes_are_not_recorded() {
 }
 
 #[test]
-fn files_are_written_whoever_reads_stdout() {
+fn closed_stdout_does_not_prevent_files() {
     let fixture = Fixture::new();
     let run = fixture.path("run");
     for (stdout, expected) in support::bad_stdouts() {
@@ -161,18 +161,18 @@ fn files_are_written_whoever_reads_stdout() {
 }
 
 #[test]
-fn a_learn_file_is_json() {
+fn requires_extension_json() {
     let fixture = Fixture::new();
     for name in ["learn.txt", "learn", "learn.json.gz"] {
         let out = fixture.path(name);
         let line = fail!["hotness", fixture.path("run"), "--out", out];
-        assert!(line.contains(".json file"), "{line}");
+        assert!(line.contains("the extension must be .json"), "{line}");
         assert!(!out.exists());
     }
 }
 
 #[test]
-fn pictures_are_drawn() {
+fn draws_plots() {
     let fixture = Fixture::new();
     let (png, svg) = (fixture.path("hotness.png"), fixture.path("hotness.svg"));
     for picture in [&png, &svg] {
@@ -183,7 +183,7 @@ fn pictures_are_drawn() {
     let svg = fs::read_to_string(svg).unwrap();
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
     for text in
-        ["layer", "expert", "How often each expert is chosen", "relative to a uniform share (×)"]
+        ["layer", "expert", "Activations of each expert", "relative to a uniform router (×)"]
     {
         assert!(svg.contains(text), "{text}");
     }
@@ -191,7 +191,7 @@ fn pictures_are_drawn() {
 }
 
 #[test]
-fn outputs_are_not_overwritten() {
+fn keeps_existing_outputs_without_force() {
     let fixture = Fixture::new();
     let run = fixture.path("run");
     for (option, name) in [("--out", "learn.json"), ("--plot", "plot.svg"), ("--plot", "plot.png")]
@@ -208,9 +208,9 @@ fn outputs_are_not_overwritten() {
     assert!(fail!["hotness", run, "--plot", picture].contains(".png"));
 }
 
-/// Expert 3 is in every choice of the known run: of 5 layers with 16 rows and one with 7, four experts a row.
+/// Every token of the known run selects expert 3: 5 layers with 16 tokens and one with 7, four experts per token.
 #[test]
-fn usage_by_expert_and_by_layer() {
+fn prints_usage_by_expert_and_layer() {
     let fixture = Fixture::new();
     let mut texts = Vec::new();
     for source in ["run", "tables"] {

@@ -1,4 +1,4 @@
-//! Several inputs, which must be of one model and count once, and tables.
+//! Several inputs, which must be of one model and different runs, and tables.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use super::Fixture;
 use crate::support::{arg, args, fail, known_run, moe_analyze, repository, run};
 
 #[test]
-fn several_runs_are_added() {
+fn adds_several_runs() {
     let fixture = Fixture::new();
     let (tables, other) = (fixture.path("tables"), fixture.path("other"));
     known_run(&other);
@@ -16,24 +16,24 @@ fn several_runs_are_added() {
     let counted = both.lines().nth(1).unwrap();
     assert!(counted.starts_with("32 prompt and generated tokens"), "{both}");
 
-    // A bare trace does not tell its model, which is remarked.
+    // A trace without a manifest does not contain its model, which is a warning.
     let trace = other.join("trace.bin");
     let assert = moe_analyze()
         .args(args!["hotness", tables, trace])
         .assert()
         .success();
     let stderr = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
-    assert!(stderr.starts_with("1 input does not tell the model"), "{stderr}");
+    assert!(stderr.starts_with("warning: the model of 1 input is unknown"), "{stderr}");
 }
 
-/// Adds a run to a dataset beside the fixture.
+/// Adds a run to a dataset next to the fixture.
 fn add_to_dataset(fixture: &Fixture, run: &str) {
     let (run, dataset) = (fixture.path(run), fixture.path("dataset"));
     run!["--quiet", "parquet", run, "--dataset", dataset];
 }
 
 #[test]
-fn a_run_counts_once() {
+fn rejects_the_same_run_twice() {
     let fixture = Fixture::new();
     add_to_dataset(&fixture, "run");
     fs::copy(fixture.path("run/trace.bin"), fixture.path("copy.bin")).unwrap();
@@ -50,7 +50,7 @@ fn a_run_counts_once() {
             "{pair:?}: {line}"
         );
     }
-    // One run under two names in a dataset; but the parts of one directory are one run.
+    // One run under two names in a dataset is an error; several parts of one directory are one run.
     let runs = fixture.path("dataset/routing");
     let run = fs::read_dir(&runs).unwrap().next().unwrap().unwrap().path();
     let part = fs::read_dir(&run).unwrap().next().unwrap().unwrap().path();
@@ -63,7 +63,7 @@ fn a_run_counts_once() {
 }
 
 #[test]
-fn runs_of_other_models_are_not_added() {
+fn rejects_runs_of_different_models() {
     let fixture = Fixture::new();
     let other = fixture.path("other");
     known_run(&other);
@@ -72,7 +72,7 @@ fn runs_of_other_models_are_not_added() {
     manifest["model"]["header_xxh3"] = "0123456789abcdef".into();
     manifest["model"]["path"] = "other.gguf".into();
     fs::write(other.join("manifest.json"), manifest.to_string()).unwrap();
-    // The map is the known model's, and says so.
+    // The map is that of the known model.
     fs::remove_file(other.join("gguf-map.parquet")).unwrap();
     add_to_dataset(&fixture, "run");
     add_to_dataset(&fixture, "other");
@@ -87,7 +87,7 @@ fn runs_of_other_models_are_not_added() {
             assert!(line.contains(part), "{part}: {line}");
         }
     }
-    // Nor does a plan learn from both, or from one run twice.
+    // `plan` also rejects both, and one run twice.
     let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
     let budget = ["--model", arg(&model), "--budget-mib", "1"];
     for (again, expected) in [(&other, "of different models"), (&run, "already counted")] {
@@ -97,7 +97,7 @@ fn runs_of_other_models_are_not_added() {
 }
 
 #[test]
-fn other_tables_are_named_as_such() {
+fn rejects_other_tables() {
     let fixture = Fixture::new();
     for table in ["ops", "accesses"] {
         let table = fixture.path(&format!("tables/{table}.parquet"));

@@ -1,4 +1,4 @@
-//! Budgets: told, automatic, and read from a GPU.
+//! Budgets: given, automatic, and read from a GPU.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use super::{QWEN, workplace, write};
 use crate::support::{args, moe_analyze, repository, run};
 
 #[test]
-fn budgets() {
+fn plans_with_every_kind_of_budget() {
     let dir = workplace();
     let (learn, model) = (dir.path().join("learn.json"), repository(QWEN));
     let lanes = |more: &[&str], path: Option<&Path>| {
@@ -31,7 +31,7 @@ fn budgets() {
     };
     let mib = 1 << 20;
     assert_eq!(lanes(&["--budget-mib", "1,3"], None).unwrap(), [mib, 3 * mib]);
-    // The published vector, and the reserve of a further lane.
+    // The published example, and the reserve of a further lane.
     let auto = [
         "--budget-mib", "auto,-1", "--free-mib", "4096.5,600", "--kv-mib", "1024", "--reserve-mib",
         "512",
@@ -54,10 +54,10 @@ fn budgets() {
     assert!(error.contains("--free-mib") && error.lines().count() == 1, "{error}");
 }
 
-/// Where there is a GPU, its driver's tool is asked.
+/// Uses nvidia-smi on a machine with a GPU.
 #[cfg(unix)]
 #[test]
-fn free_memory_is_read_from_the_gpu() {
+fn reads_free_memory_of_the_gpu() {
     use std::os::unix::fs::PermissionsExt as _;
 
     let dir = workplace();
@@ -73,5 +73,5 @@ fn free_memory_is_read_from_the_gpu() {
     assert_eq!(plan["lanes"][0]["budget_bytes"], (2050 - 1024) << 20);
     assert_eq!(plan["lanes"][1]["budget_bytes"], (3000u64 - 512) << 20);
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(stderr.contains("lane 0: 2050 MiB free"), "{stderr}");
+    assert!(stderr.contains("lane 0: budget 1026 MiB (2050 MiB free"), "{stderr}");
 }

@@ -1,4 +1,4 @@
-//! How a plan is made: the runtime's answers, sizes, defaults, several files, the cut file.
+//! Plans: results of the runtime, sizes, defaults, several files, and the learn file of the plan.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use super::{GPT_OSS, GPT_OSS_EXPERT, QWEN, json_of, plan_of, planned, selected, 
 use crate::support::{self, arg, args, fail, moe_analyze, repository, run};
 
 #[test]
-fn inputs_may_have_a_byte_order_mark() {
+fn accepts_byte_order_marks() {
     let dir = workplace();
     let learn = dir.path().join("learn.json");
     let sizes = write(&dir, "sizes.csv", "layer,expert,bytes\n0,3,9\n0,5,9\n0,6,9\n2,1,9\n");
@@ -27,9 +27,9 @@ fn inputs_may_have_a_byte_order_mark() {
     assert!(hotness.lines().count() > 1, "{hotness}");
 }
 
-/// The answers of the runtime's own parser, weighting and planner.
+/// Results of the runtime's parser, weighting and planner.
 #[test]
-fn the_runtimes_forty_cases() {
+fn plans_equal_those_of_the_runtime() {
     let dir = TempDir::new().unwrap();
     let cases = fs::read_to_string(repository("fixtures/hot-cache/plans.json")).unwrap();
     let cases: Vec<Value> = serde_json::from_str(&cases).unwrap();
@@ -79,9 +79,9 @@ fn the_runtimes_forty_cases() {
     }
 }
 
-/// Two experts and an empty one in layer 0, one and an empty one in layer 2: five, to the byte.
+/// Two experts and an empty one in layer 0, one and an empty one in layer 2: five experts, to the byte.
 #[test]
-fn sizes_come_from_the_model() {
+fn reads_sizes_from_the_model() {
     let dir = workplace();
     let (learn, model) = (dir.path().join("learn.json"), repository(GPT_OSS));
     let plan = |bytes: u64| {
@@ -101,13 +101,13 @@ fn sizes_come_from_the_model() {
             .iter()
             .all(|entry| entry["bytes"] == GPT_OSS_EXPERT)
     );
-    assert_eq!(five["estimated_hit_share"], 21.0 / 22.0);
+    assert_eq!(five["estimated_hit_rate"], 21.0 / 22.0);
     assert_eq!(selected(&plan(5 * GPT_OSS_EXPERT - 1)), [(0, 3, 0), (2, 1, 0)]);
 }
 
-/// Of gpt-oss the runtime weighs by time, with a curve of 1; of other models by place.
+/// For gpt-oss the runtime weights by time, with a curve of 1; for other models by rank.
 #[test]
-fn defaults_are_the_runtimes() {
+fn defaults_equal_those_of_the_runtime() {
     let dir = workplace();
     let learn = dir.path().join("learn.json");
     let defaults = |model: &str, more: &[&str]| {
@@ -119,7 +119,7 @@ fn defaults_are_the_runtimes() {
     assert_eq!(defaults(GPT_OSS, &[]), (json!("time"), json!(1.0)));
     let given = ["--weighting", "capped", "--layer-curve", "0.25"];
     assert_eq!(defaults(GPT_OSS, &given), (json!("smooth"), json!(0.25)));
-    // A curve out of range becomes 0.5, and that is told.
+    // A curve out of range becomes 0.5, with a warning.
     assert_eq!(defaults(GPT_OSS, &["--layer-curve", "-3"]), (json!("time"), json!(0.5)));
     let model = repository(GPT_OSS);
     moe_analyze()
@@ -127,12 +127,14 @@ fn defaults_are_the_runtimes() {
         .args(["--layer-curve", "nan"])
         .assert()
         .success()
-        .stderr("warning: --layer-curve NaN is not from 0 to 1; as in the runtime, 0.5 is taken\n");
+        .stderr(
+            "warning: --layer-curve NaN is out of range (0..=1); like the runtime, using 0.5\n",
+        );
 }
 
-/// Both files together have 5 before 3; with a half-life of one file the older one counts half, and 3 is first again.
+/// In both files together, 5 is hotter than 3. With a half-life of one file the older file counts half, and 3 is hotter.
 #[test]
-fn files_are_merged_and_fade() {
+fn merges_and_fades_learn_files() {
     let dir = workplace();
     let older = json!({"schema": "llama.cpp.moe_layer_perf.v1", "layers": [{"layer": 0, "experts": [[5, 8]]}]});
     let older = write(&dir, "older.json", &older.to_string());
@@ -148,7 +150,7 @@ fn files_are_merged_and_fade() {
 
 /// A run is counted as `hotness` counts it.
 #[test]
-fn runs_are_counted() {
+fn counts_runs() {
     let dir = TempDir::new().unwrap();
     let (run, learn) = (dir.path().join("run"), dir.path().join("learn.json"));
     support::known_run(&run);
@@ -156,13 +158,13 @@ fn runs_are_counted() {
     let model = repository(QWEN);
     let plan = |source| planned(source, &model, args![])["selected"].clone();
     assert_eq!(plan(&run), plan(&learn));
-    // Expert 3 is in every choice of the known run.
+    // Every token of the known run selects expert 3.
     assert_eq!(plan(&run)[0]["expert"], 3);
 }
 
-/// With experts that were never chosen the room is filled, the same ones for the same seed; not unless asked for.
+/// Free space is filled with unused experts, the same for the same seed, only if requested.
 #[test]
-fn random_fill() {
+fn fills_free_space_at_random() {
     let dir = workplace();
     let (learn, model) = (dir.path().join("learn.json"), repository(GPT_OSS));
     let plan = |more: &[&str]| planned(&learn, &model, more);
@@ -179,9 +181,9 @@ fn random_fill() {
     );
 }
 
-/// The cut file keeps unknown keys, holds the experts of the plan alone, and gives the same plan again.
+/// The learn file of a plan keeps unknown keys, contains only the plan's experts, and yields the same plan.
 #[test]
-fn the_learn_file_is_cut_to_the_plan() {
+fn writes_learn_file_of_the_plan() {
     let dir = workplace();
     let (learn, cut, model) =
         (dir.path().join("learn.json"), dir.path().join("cut.json"), repository(QWEN));

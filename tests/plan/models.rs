@@ -1,4 +1,4 @@
-//! Models of which the runtime does not cache all experts, or which it does not load.
+//! Models of which the runtime does not cache all experts, or which llama.cpp does not load.
 
 use std::path::PathBuf;
 
@@ -9,10 +9,10 @@ use tempfile::TempDir;
 use super::{json_of, plan_of, planned, selected, write};
 use crate::support::{Arg, arg, args, moe_analyze, run, write_gguf};
 
-/// Bytes of all experts of a layer of [`model`], 8 of three F32 matrices of 8 × 8.
+/// Size of all experts of a layer of [`model`] in bytes: 8 experts of three 8 × 8 F32 matrices.
 const LAYER: u64 = 8 * 3 * 8 * 8 * 4;
 
-/// Writes a model of `n_block` blocks, the first of them dense, the last of the MTP head if there is one.
+/// Writes a model of `n_block` blocks. The first is dense, the last belongs to the MTP head if there is one.
 fn model(dir: &TempDir, n_block: u32, n_nextn: u32) -> PathBuf {
     let path = dir.path().join("model.gguf");
     let number = |key: &str, value| (format!("glm4moe.{key}"), Key::U32(value));
@@ -51,31 +51,31 @@ fn stderr_of(args: impl Arg) -> String {
     String::from_utf8(assert.get_output().stderr.clone()).unwrap()
 }
 
-/// The runtime and llama.cpp compute the hidden layers alone.
+/// The runtime and llama.cpp compute only the hidden layers.
 #[test]
-fn experts_of_an_mtp_head_take_no_room() {
+fn plans_omit_the_mtp_head() {
     let dir = TempDir::new().unwrap();
     let (learn, mtp) = (learn(&dir), model(&dir, 5, 1));
     let plan = planned(&learn, &mtp, args![]);
     assert_eq!(selected(&plan), [(1, 0, 0), (1, 1, 0)]);
-    assert_eq!(plan["estimated_hit_share"], 1.0);
+    assert_eq!(plan["estimated_hit_rate"], 1.0);
     assert_eq!(plan["llama_cpp"]["layers_on_gpu"], json!([1, 2, 3]));
     assert_eq!(plan["llama_cpp"]["expert_bytes_on_gpu"], 3 * LAYER);
-    assert_eq!(plan["llama_cpp"]["estimated_hit_share"], 1.0);
+    assert_eq!(plan["llama_cpp"]["estimated_hit_rate"], 1.0);
     let warned = stderr_of(plan_of(&learn, &mtp));
-    assert!(warned.contains("left out: 2 experts of the MTP head"), "{warned}");
+    assert!(warned.contains("omitted 2 experts of the MTP head"), "{warned}");
     assert!(!warned.contains("another model"), "{warned}");
     let filled = planned(&learn, &mtp, ["--fill-random"]);
     let layers: Vec<u64> = selected(&filled).iter().map(|(layer, ..)| *layer).collect();
     assert_eq!((layers.len(), layers.iter().max()), (3 * 8, Some(&3)));
-    // Where the same block is a hidden layer it takes room.
+    // If the same block is a hidden layer, it is cached.
     let hidden = model(&dir, 5, 0);
     let layers = |plan: &Value| selected(plan).iter().map(|(layer, ..)| *layer).max();
     assert_eq!(layers(&planned(&learn, &hidden, args![])), Some(4));
 }
 
 #[test]
-fn simulated_caches_have_no_experts_of_an_mtp_head() {
+fn simulations_omit_the_mtp_head() {
     let dir = TempDir::new().unwrap();
     let mtp = model(&dir, 5, 1);
     let lines = (0..3).flat_map(|token| {
@@ -85,13 +85,13 @@ fn simulated_caches_have_no_experts_of_an_mtp_head() {
     let learn = learn(&dir);
     let args = ["simulate", arg(&trace), "--model", arg(&mtp), "--budget-mib", "1"];
     let stderr = stderr_of(args![args, "--learn", learn]);
-    assert!(stderr.contains("18 look-ups of 24 experts in 3 layers"), "{stderr}");
-    assert!(stderr.contains("left out: 6 selections of experts of the MTP head"), "{stderr}");
+    assert!(stderr.contains("18 lookups of 24 experts in 3 layers"), "{stderr}");
+    assert!(stderr.contains("omitted 6 activations of experts of the MTP head"), "{stderr}");
 }
 
-/// The runtime takes MiB, and none switch its cache off.
+/// The runtime's budgets are MiB, and 0 MiB disables its cache.
 #[test]
-fn budgets_below_one_mib_have_no_command() {
+fn prints_no_command_for_budgets_below_1_mib() {
     let dir = TempDir::new().unwrap();
     let (learn, model) = (learn(&dir), model(&dir, 5, 1));
     let plan = |budgets: &str| {
@@ -104,7 +104,7 @@ fn budgets_below_one_mib_have_no_command() {
     assert_eq!(selected(&small), [(1, 0, 0), (1, 1, 0)]);
     assert!(small["hot_cache"]["command"].is_null());
     let why = small["hot_cache"]["caveats"][0].as_str().unwrap();
-    assert!(why.contains("1 MiB or more"), "{why}");
+    assert!(why.contains("at least 1 MiB"), "{why}");
     let command = plan("1048577")["hot_cache"]["command"].clone();
     assert!(
         command
@@ -114,9 +114,9 @@ fn budgets_below_one_mib_have_no_command() {
     );
 }
 
-/// Files of before the experts of a layer were one tensor.
+/// Files from before experts were stacked in one tensor.
 #[test]
-fn models_that_llama_cpp_does_not_load_have_no_command() {
+fn prints_no_command_for_models_that_llama_cpp_rejects() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("old.gguf");
     let tensors = (0..8).flat_map(|expert| {

@@ -1,4 +1,4 @@
-//! Reports of plans, and errors of plans that cannot be made.
+//! Reports of plans, and errors.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use super::{GPT_OSS, QWEN, json_of, plan_of, workplace, write};
 use crate::support::{arg, args, expect_golden, fail, moe_analyze, repository, run};
 
 #[test]
-fn explanations() {
+fn explains_decisions() {
     let dir = workplace();
     let (learn, model) = (dir.path().join("learn.json"), repository(GPT_OSS));
     let args = args![
@@ -28,18 +28,18 @@ fn explanations() {
     assert!(lines[2].contains("does not appear in the learn file"), "{text}");
     let plan = json_of(args![args, "-o", "json"]);
     assert_eq!(plan["explanations"][1]["cached"], false);
-    assert_eq!(plan["explanations"][1]["cost"], 27_648);
-    assert_eq!(plan["explanations"][1]["free"], 9408);
+    assert_eq!(plan["explanations"][1]["cost_bytes"], 27_648);
+    assert_eq!(plan["explanations"][1]["free_bytes"], 9408);
     let csv = run![args, "-o", "csv"];
     assert!(
-        csv.starts_with("layer,expert,cached,hits,score,place,why\n0,3,yes,9,3000009,1,"),
+        csv.starts_with("layer,expert,cached,hits,score,rank,reason\n0,3,yes,9,3000009,1,"),
         "{csv}"
     );
 }
 
-/// Experts that the model does not have are counted, in good English.
+/// Counts experts that the model does not have, with correct plurals.
 #[test]
-fn a_learn_file_of_another_model_is_remarked_upon() {
+fn warns_about_learn_file_of_another_model() {
     let dir = workplace();
     let model = repository(GPT_OSS);
     for (experts, expected) in [
@@ -53,14 +53,14 @@ fn a_learn_file_of_another_model_is_remarked_upon() {
         let learn = write(&dir, "other.json", &text);
         let args = ["plan", arg(&learn), "--model", arg(&model), "--budget-bytes", "120000"];
         let planned = moe_analyze().args(args).assert().success();
-        let remarks = String::from_utf8_lossy(&planned.get_output().stderr).into_owned();
-        assert!(remarks.contains(expected), "{remarks}");
+        let notes = String::from_utf8_lossy(&planned.get_output().stderr).into_owned();
+        assert!(notes.contains(expected), "{notes}");
     }
 }
 
-/// What is printed for a person ends with the commands; a program gets the same ones.
+/// The summary ends with the commands; JSON contains the same commands.
 #[test]
-fn command_lines() {
+fn prints_command_lines() {
     let dir = workplace();
     let (learn, model) = (dir.path().join("learn.json"), repository(GPT_OSS));
     let args = args![
@@ -76,8 +76,8 @@ fn command_lines() {
         arg(&learn)
     );
     assert!(text.contains(&hot_cache), "{text}");
-    assert!(text.contains("an estimate"), "{text}");
-    // A layer's experts are 32 × 27,648 bytes: three fit into 3 MiB, and the best are the two that were chosen and a third.
+    assert!(text.contains("(estimate"), "{text}");
+    // A layer's experts are 32 × 27,648 bytes: three layers fit into 3 MiB, the best are the two with activations and a third.
     assert!(
         text.contains(
             r"--override-tensor 'blk\.(1|3|4)\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU'"
@@ -87,9 +87,9 @@ fn command_lines() {
     let plan = json_of(args![args, "-o", "json"]);
     assert_eq!(plan["hot_cache"]["command"], hot_cache);
     assert_eq!(plan["llama_cpp"]["layers_on_gpu"], json!([0, 2, 5]));
-    assert_eq!(plan["llama_cpp"]["estimated_hit_share"], 1.0);
+    assert_eq!(plan["llama_cpp"]["estimated_hit_rate"], 1.0);
 
-    // Where the last layers do as well, they are counted; where all or none fit, there is nothing to count.
+    // --n-cpu-moe is used if the last layers do as well; no count is needed if all layers or none fit.
     let uniform = json!({"schema": "llama.cpp.moe_layer_perf.v1", "layers":
         (0..6).map(|layer| json!({"layer": layer, "experts": [[0, 5]]})).collect::<Vec<_>>()});
     let uniform = write(&dir, "uniform.json", &uniform.to_string());
@@ -104,13 +104,13 @@ fn command_lines() {
             .trim()
             .to_owned()
     };
-    // A cache that holds nothing is off, and has no command.
+    // An empty cache is disabled and has no command.
     for budget in [["--budget-mib", "0"], ["--budget-bytes", "5"]] {
         let args = ["plan", arg(&learn), "--model", arg(&model)];
         let args = args![args, budget];
         let text = run![args];
         assert!(
-            text.contains("hot cache (llama.cpp fork): none, as no expert fits\nllama.cpp itself: llama-server "),
+            text.contains("hot cache (llama.cpp fork): no command, because no expert fits\nupstream llama.cpp: llama-server "),
             "{text}"
         );
         assert!(!text.contains("--moe-hot-cache"), "{text}");
@@ -123,7 +123,7 @@ fn command_lines() {
 }
 
 #[test]
-fn rows_in_every_format() {
+fn prints_rows_in_every_format() {
     let dir = workplace();
     let (learn, model) = (dir.path().join("learn.json"), repository(QWEN));
     for format in ["csv", "jsonl", "md", "table"] {
@@ -175,7 +175,7 @@ fn prints_errors_in_one_line() {
         (args!["plan", learn, "--model", learn, "--budget-mib", "1"], "learn.json"),
         (args!["plan", learn, "--sizes", sizes, "--budget-mib", "1"], "line 2"),
         (args!["plan", learn, "--update", sizes], "sizes.csv"),
-        (args!["plan", learn, "--update", off], "names no expert"),
+        (args!["plan", learn, "--update", off], "contains no expert"),
     ];
     for (args, expected) in cases {
         let error = fail![args];
@@ -183,9 +183,9 @@ fn prints_errors_in_one_line() {
     }
 }
 
-/// Every form of a plan is as the schema says, and the schema refuses what is not.
+/// Every kind of plan matches the schema, and the schema rejects other documents.
 #[test]
-fn json_is_as_the_schema_says() {
+fn json_matches_the_schema() {
     let schema = fs::read_to_string(repository("schemas/plan.schema.json")).unwrap();
     let schema = jsonschema::validator_for(&serde_json::from_str(&schema).unwrap()).unwrap();
     let dir = workplace();

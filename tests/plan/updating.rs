@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use super::{QWEN, json_of, plan_of, workplace, write};
 use crate::support::{args, repository, run};
 
-/// Expert 9 was chosen more than the cached 5, which gives way; the rate lets one of two exchanges through.
+/// Expert 9 has more activations than the cached 5 and replaces it; the rate allows one of two exchanges.
 #[test]
-fn updates() {
+fn plans_updates() {
     let dir = workplace();
     let (learn, model) = (dir.path().join("learn.json"), repository(QWEN));
     let plan = run![plan_of(&learn, &model), "-o", "json"];
@@ -34,7 +34,7 @@ fn updates() {
             .map(|e| json!([e["layer"], e["evict"], e["add"]]))
             .collect()
     };
-    // `flat` scores: in layer 2 expert 7 comes for 1, which was not chosen at all; in layer 0 expert 9 is second of four.
+    // `flat` scores: in layer 2 expert 7 replaces the unused 1; in layer 0 expert 9 is second of four.
     assert_eq!(swaps(&all), [json!([2, 1, 7]), json!([0, 5, 9])]);
     assert_eq!(all["exchanges"][0]["gain"], 4_000_040);
     assert_eq!(all["exchanges"][1]["gain"], 3_000_010 - 1_000_004);
@@ -46,14 +46,14 @@ fn updates() {
     // A quarter of four cached experts is one.
     assert_eq!(swaps(&update(&plan, &["--update-rate", "0.25"])), [json!([2, 1, 7])]);
     assert_eq!(update(&plan, &["--update-rate", "-1"])["exchanged"], 0);
-    // A learn file tells a cache too.
+    // A learn file also describes a cache.
     assert_eq!(update(&learn, &[]), all);
-    // Of a report, what served a slot is in the cache: 3, 5 and 6 of layer 0.
+    // In a report, the experts that served a slot are in the cache: 3, 5 and 6 of layer 0.
     assert_eq!(swaps(&update(&report, &[])), [json!([0, 5, 9])]);
     let table = run!["plan", report, "--update", plan];
     assert!(table.contains("2 exchanges of 2") && table.contains("37.5 % of 80 slots"), "{table}");
 
-    // Recording was off: the runtime does nothing.
+    // Recording is disabled: the runtime exchanges no expert.
     fs::write(&report, live(false)).unwrap();
     assert_eq!(update(&plan, &[])["exchanged"], 0);
 }

@@ -1,4 +1,4 @@
-//! Curves that others computed.
+//! Curves that other programs computed.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use moe_testkit::data;
 use super::{Rows, rows, simulate};
 use crate::support::{arg, repository, run};
 
-/// Every row of a curve but those of `random`, which has a seed of its own, is what the trace gives.
+/// All rows of a curve except those of `random`, which has another seed, equal those of the trace.
 fn reproduces(trace: &Path, curve: &str) {
     let published: Rows = rows(curve)
         .into_iter()
@@ -31,9 +31,9 @@ fn reproduces(trace: &Path, curve: &str) {
     }
 }
 
-/// Both models of BigMoeOnEdge at all eleven budgets: `belady`, `lru`, `lfu`, `layer`, `layerlfu`.
+/// Both models of BigMoeOnEdge at all eleven cache sizes: `belady`, `lru`, `lfu`, `layer`, `layerlfu`.
 #[test]
-fn published_curves_are_reproduced_to_the_last_digit() {
+fn reproduces_published_curves() {
     let Some(data) = data("bigmoeonedge") else {
         return;
     };
@@ -47,9 +47,9 @@ fn published_curves_are_reproduced_to_the_last_digit() {
     }
 }
 
-/// How often the experts of the token before are chosen again: 38.0 % and 17.9 %, as published with the traces.
+/// Fraction of the previous token's experts that are selected again: 38.0 % and 17.9 %, as published with the traces.
 #[test]
-fn the_published_precision_of_the_previous_token_is_reproduced() {
+fn reproduces_published_precision_of_the_previous_token() {
     let Some(data) = data("bigmoeonedge") else {
         return;
     };
@@ -57,17 +57,17 @@ fn the_published_precision_of_the_previous_token_is_reproduced() {
         let trace = data.join(format!("{model}.route.csv"));
         let args = ["--quiet", "simulate", arg(&trace), "--budget-mib", "1000", "--policy", "lru"];
         let more =
-            ["--predictor", "previous", "--link-gb-s", "1", "--window-us", "1", "-o", "json"];
+            ["--predictor", "previous", "--pcie-gb-s", "1", "--window-us", "1", "-o", "json"];
         let rows: serde_json::Value = serde_json::from_str(&run![args, more]).unwrap();
         let precision = rows[1]["precision_pct"].as_f64().unwrap();
         assert_eq!(format!("{precision:.1}"), published);
     }
 }
 
-/// A trace with experts of two sizes, two requests and every policy that can be computed by hand: what a few pages of plain
-/// Python make of it (`fixtures/simulate/make.py`).
+/// A trace with experts of two sizes, two requests, and all policies that plain Python can compute
+/// (`fixtures/simulate/make.py`).
 #[test]
-fn a_curve_of_another_implementation_is_reproduced() {
+fn reproduces_curve_of_another_implementation() {
     let curve = repository("fixtures/simulate/mixed-curve.csv");
     let curve = fs::read_to_string(curve).unwrap();
     assert_eq!(rows(&curve).len(), 8 * 13);

@@ -1,4 +1,4 @@
-//! Every kind of trace, and where sizes come from.
+//! Every kind of trace, and every source of expert sizes.
 
 use std::path::Path;
 
@@ -13,9 +13,9 @@ use crate::support::{
 
 const MODEL: &str = "fixtures/tiny-qwen3moe-Q4_K_M.gguf";
 
-/// A run, a bare trace of it and its tables are one trace; sizes come from the run's map, from the model, or from the table.
+/// A run, its trace.bin and its tables are the same trace; sizes come from the run's map, from the model, or from the table.
 #[test]
-fn a_run_its_trace_and_its_tables_give_the_same() {
+fn run_trace_and_tables_yield_equal_results() {
     let dir = tempfile::tempdir().unwrap();
     let (run, tables) = (dir.path().join("run"), dir.path().join("tables"));
     known_run(&run);
@@ -24,15 +24,15 @@ fn a_run_its_trace_and_its_tables_give_the_same() {
     let model = ["--model", arg(&model)];
     let of_run = simulate(&run, "0..3+1", "belady,lru,clock", &[]);
     assert_eq!(of_run.len(), 12);
-    let look_ups = of_run[&(1, "lru".to_owned())]["look_ups"];
-    assert_eq!(look_ups, known_look_ups() as f64);
+    let lookups = of_run[&(1, "lru".to_owned())]["lookups"];
+    assert_eq!(lookups, known_lookups() as f64);
     assert_eq!(of_run, simulate(&run, "0..3+1", "belady,lru,clock", &model));
     assert_eq!(of_run, simulate(&run.join("trace.bin"), "0..3+1", "belady,lru,clock", &model));
     assert_eq!(of_run, simulate(&tables, "0..3+1", "belady,lru,clock", &model));
 }
 
-/// Distinct experts of each batch of the known run, counted anew.
-fn known_look_ups() -> usize {
+/// Number of distinct experts of each batch of the known run, counted independently.
+fn known_lookups() -> usize {
     use crate::support::{N_LAYER, experts_of, tokens_of};
     let distinct = |layer: u32, tokens: std::ops::Range<u32>| {
         let mut experts: Vec<u32> = tokens.flat_map(|token| experts_of(token, layer)).collect();
@@ -48,7 +48,7 @@ fn known_look_ups() -> usize {
 }
 
 #[test]
-fn sizes_must_be_known() {
+fn rejects_unknown_expert_sizes() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     known_run(&run);
@@ -63,13 +63,13 @@ fn sizes_must_be_known() {
     fs::write(&sizes, format!("layer,expert,bytes\n{all}")).unwrap();
     let rows = simulate(&trace, "100,192", "lru", &["--sizes", arg(&sizes)]);
     let row = &rows[&(192, "lru".to_owned())];
-    // Experts of a MiB: what is read are the misses.
-    assert_eq!(row["read_mib"], row["look_ups"] - row["hits"]);
+    // Experts of 1 MiB: the bytes read equal the misses.
+    assert_eq!(row["read_mib"], row["lookups"] - row["hits"]);
     assert_eq!(row["evictions"], 0.0);
 }
 
 #[test]
-fn counts_have_no_order() {
+fn rejects_counts_without_order() {
     let counts = repository("fixtures/foreign/coli-usage/small.coli_usage");
     let failure = fail!["--quiet", "simulate", counts];
     assert!(failure.contains("only counts"), "{failure}");
@@ -78,9 +78,9 @@ fn counts_have_no_order() {
     assert!(failure.contains("only counts"), "{failure}");
 }
 
-/// What goes with a trace is held against its model, whether the trace tells it or `--model`.
+/// Other inputs are checked against the trace's model, which the trace or `--model` provides.
 #[test]
-fn learn_files_and_predictions_are_of_the_traces_model() {
+fn rejects_learn_files_and_predictions_of_another_model() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     known_run(&run);
@@ -97,7 +97,7 @@ fn learn_files_and_predictions_are_of_the_traces_model() {
     let other = repository("fixtures/foreign/bigmoeonedge/small.route.csv");
     let learnt = |file: &Path| args!["--policy", "hotcache", "--learn", file];
     let predicted = |file: &Path| {
-        let link = ["--policy", "lru", "--link-gb-s", "1", "--window-us", "1"];
+        let link = ["--policy", "lru", "--pcie-gb-s", "1", "--window-us", "1"];
         args![link, "--predictions", file]
     };
     let with_run = args!["--quiet", "simulate", run, "--budget-mib", "1"];
@@ -110,7 +110,7 @@ fn learn_files_and_predictions_are_of_the_traces_model() {
             (predicted(&other), &other, "it has 2 layers, but the model"),
         ] {
             let line = fail![simulate, more];
-            let expected = format!("moe-analyze: {}: {expected}", arg(path));
+            let expected = format!("moe-analyze: {}{expected}", arg(path));
             assert!(line.starts_with(&expected), "{line}");
         }
         run![simulate, learnt(&own)];
@@ -119,9 +119,9 @@ fn learn_files_and_predictions_are_of_the_traces_model() {
     }
 }
 
-/// Chunk experts (`_chexps`, as in GroveMoE) belong to several experts each: no command counts them as bytes of an expert.
+/// Chunk experts (`_chexps`, as in GroveMoE) belong to several experts each, so they are not part of an expert's size.
 #[test]
-fn expert_sizes_are_the_same_with_and_without_the_model() {
+fn expert_sizes_are_equal_with_and_without_the_model() {
     let dir = tempfile::tempdir().unwrap();
     let (run, model) = (dir.path().join("run"), dir.path().join("chunks.gguf"));
     let plain = Gguf::open(repository(MODEL)).unwrap();
@@ -139,7 +139,7 @@ fn expert_sizes_are_the_same_with_and_without_the_model() {
     };
     let without = simulated(&[]);
     assert_eq!(simulated(&["--model", arg(&model)]), without);
-    // Sizes are those of the model without chunk experts, too.
+    // The sizes of the model do not include chunk experts, either.
     let column = |text: &str, name: &str| -> Vec<String> {
         let mut lines = text.lines().map(|line| line.split(','));
         let at = lines.next().unwrap().position(|column| column == name);

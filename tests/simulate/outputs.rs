@@ -1,4 +1,4 @@
-//! What is printed, drawn and said.
+//! Rows, plots and notes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use crate::support::{arg, args, fail, known_run, moe_analyze, repository, run};
 const SMALL: &str = "fixtures/foreign/bigmoeonedge/small.route.csv";
 
 #[test]
-fn every_format_has_every_row() {
+fn all_formats_contain_all_rows() {
     let trace = repository(SMALL);
     let args = args!["--quiet", "simulate", trace, "--budget-mib", "1,2", "--policy", "lru,random"];
     let print = |format: &str| run![args, "-o", format];
@@ -23,14 +23,14 @@ fn every_format_has_every_row() {
 }
 
 #[test]
-fn all_leaves_out_what_needs_a_learn_file() {
+fn all_omits_policies_that_need_a_learn_file() {
     let trace = repository(SMALL);
     let args = ["simulate", arg(&trace), "--budget-mib", "1", "--policy", "all", "-o", "csv"];
     let assert = moe_analyze().args(args).assert().success();
     let output = assert.get_output();
     let stdout = String::from_utf8_lossy(&output.stdout);
     assert!(stdout.contains("\n1,arc,") && !stdout.contains("hotcache"), "{stdout}");
-    assert!(String::from_utf8_lossy(&output.stderr).contains("hotcache is left out"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("omitted hotcache"));
     let failure = fail!["simulate", trace, "--policy", "hotcache"];
     assert!(failure.contains("--learn"), "{failure}");
     let learnt = run![args, "--learn", trace];
@@ -38,7 +38,7 @@ fn all_leaves_out_what_needs_a_learn_file() {
 }
 
 #[test]
-fn curves_are_drawn() {
+fn plots_hit_rate_curves() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     known_run(&run);
@@ -52,7 +52,7 @@ fn curves_are_drawn() {
     let svg = std::fs::read_to_string(dir.path().join("curve.svg")).unwrap();
     assert!(svg.contains(&format!("width=\"{width}\" height=\"{height}\"")));
     assert!(svg.contains("MiB"));
-    // Every policy has a line and an entry of the legend.
+    // Every policy has a line and a legend entry.
     let csv = run!["--quiet", "simulate", run, "--policy", "all", "-o", "csv"];
     let policies: BTreeSet<&str> = csv
         .lines()
@@ -66,9 +66,9 @@ fn curves_are_drawn() {
     assert!(svg.matches("<polyline").count() >= policies.len());
 }
 
-/// A token's cycle through the layers is told with the budgets that are below it.
+/// The bytes of experts that a token reads are printed with the cache sizes below them.
 #[test]
-fn too_small_a_cache_is_warned_of() {
+fn warns_about_caches_below_one_token() {
     let sizes = (0..6u32).flat_map(|layer| (0..32).map(move |e| format!("{layer},{e},1048576\n")));
     let dir = tempfile::tempdir().unwrap();
     let (run, table) = (dir.path().join("run"), dir.path().join("sizes.csv"));
@@ -78,34 +78,34 @@ fn too_small_a_cache_is_warned_of() {
     let args = args!["simulate", run, "--policy", "lru", budgets];
     let assert = moe_analyze().args(args).assert().success();
     let stderr = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
-    // Four experts of a MiB in six layers.
+    // Four experts of 1 MiB in six layers.
     assert!(stderr.contains("24.0 MiB of experts") && stderr.contains("(23 MiB)"), "{stderr}");
-    assert!(stderr.contains("all experts fit in 192 MiB"), "{stderr}");
+    assert!(stderr.contains("all experts fit into 192 MiB"), "{stderr}");
 }
 
 #[test]
-fn nonsense_is_refused() {
+fn rejects_invalid_options() {
     let trace = repository(SMALL);
     for (option, value, expected) in [
         ("--policy", "best", "unknown policy"),
         ("--budget-mib", "8..4", "range"),
-        ("--first", "2", "0 to 1"),
+        ("--train-fraction", "2", "0 to 1"),
         ("--plot", "curve.pdf", ".png"),
         ("--sample", "0", "above 0"),
-        ("--sample", "0.5", "give --policy lru"),
+        ("--sample", "0.5", "pass --policy lru"),
     ] {
         let failure = fail!["simulate", trace, option, value];
         assert!(failure.contains(expected), "{failure}");
     }
     // An estimate has no speeds.
     let sampled = ["simulate", arg(&trace), "--policy", "lru", "--sample", "0.5"];
-    let failure = fail![sampled, "--link-gb-s", "25"];
-    assert!(failure.contains("--link-gb-s"), "{failure}");
+    let failure = fail![sampled, "--pcie-gb-s", "25"];
+    assert!(failure.contains("--pcie-gb-s"), "{failure}");
 }
 
-/// What is missed decides the speed.
+/// Misses determine the speed.
 #[test]
-fn speeds_are_bounded() {
+fn prints_bounds_of_speed() {
     let trace = repository("fixtures/simulate/mixed.route.csv");
     let print = |more: &[&str]| {
         let args = ["--quiet", "simulate", arg(&trace), "--budget-mib", "2,40", "--policy", "lru"];
@@ -113,9 +113,9 @@ fn speeds_are_bounded() {
     };
     let json = |text: &str| -> serde_json::Value { serde_json::from_str(text).unwrap() };
     assert!(json(&print(&[]))[0].get("tokens_s_min").is_none());
-    let link = ["--link-gb-s", "0.001048576", "--other-ms", "500"];
+    let link = ["--pcie-gb-s", "0.001048576", "--other-ms", "500"];
     let rows = json(&print(&link));
-    // At 2 MiB every token misses its eight experts, 7 MiB at a MiB in a second, and works for half a second.
+    // With 2 MiB every token misses its eight experts: 7 MiB at 1 MiB/s, and half a second of compute time.
     assert_eq!(rows[0]["tokens_s_min"], 0.133);
     assert_eq!(rows[0]["tokens_s_max"], 0.143);
     assert!(rows[1]["tokens_s_min"].as_f64() > rows[0]["tokens_s_max"].as_f64());
@@ -124,16 +124,16 @@ fn speeds_are_bounded() {
     let rows = json(&print(&[&link[..], &memory].concat()));
     assert!(rows[0]["s_mbu_pct_max"].is_number());
     let failure = fail!["simulate", trace, "--other-ms", "5"];
-    assert!(failure.contains("--link-gb-s"), "{failure}");
+    assert!(failure.contains("--pcie-gb-s"), "{failure}");
 }
 
-/// Speeds beside those without a cache: 4 s a token on the CPU, which a cache of 2 MiB over this link cannot reach.
+/// Speedup over no cache, which is 4 s/token on the CPU. A cache of 2 MiB cannot reach it at this PCIe bandwidth.
 #[test]
 fn reports_caches_that_do_not_pay_off() {
     let trace = repository("fixtures/simulate/mixed.route.csv");
     let args = |link: &'static str| {
         let mut args = vec!["simulate", arg(&trace), "--budget-mib", "2,40", "-o", "json"];
-        args.extend(["--policy", "lru,staticoracle", "--link-gb-s", link]);
+        args.extend(["--policy", "lru,staticoracle", "--pcie-gb-s", link]);
         args.extend(["--cpu-expert-us", "500000"]);
         args
     };
@@ -143,27 +143,27 @@ fn reports_caches_that_do_not_pay_off() {
         let rows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         (rows, String::from_utf8_lossy(&output.stderr).into_owned())
     };
-    // Eight experts of half a second each; 7 MiB of misses take seven seconds at a MiB in a second.
+    // Eight experts of half a second each; 7 MiB of misses take seven seconds at 1 MiB/s.
     let (rows, stderr) = run("0.001048576");
     assert!(stderr.contains("all experts on the CPU: 0.25 to 0.25 tokens/s"), "{stderr}");
     assert!(stderr.contains("no hits at 2 MiB: lru\n"), "{stderr}");
-    assert!(stderr.contains("not worth having at 2 MiB: lru\n"), "{stderr}");
+    assert!(stderr.contains("no speedup over no cache at 2 MiB: lru\n"), "{stderr}");
     assert!(!stderr.contains("staticoracle"), "{stderr}");
     assert_eq!(rows[0]["tokens_s_min"], 0.143);
     assert_eq!(rows[0]["speedup_serial"], 0.571);
-    // What the plan misses the CPU computes.
+    // The CPU computes the experts that the plan misses.
     let missed = 100.0 - rows[1]["hit_pct_decode"].as_f64().unwrap();
     let speedup = rows[1]["speedup_serial"].as_f64().unwrap();
     assert!((speedup - 100.0 / missed).abs() < 0.001, "{speedup}");
     let (_, stderr) = run("0.000001");
-    assert!(stderr.contains("not worth having at 2 MiB: lru"), "{stderr}");
+    assert!(stderr.contains("no speedup over no cache at 2 MiB: lru"), "{stderr}");
 }
 
-/// The sizes at which copying a batch's experts is faster than computing them in place.
+/// Batch sizes from which copying experts is faster than computing them on the CPU.
 #[test]
 fn prints_the_offload_crossover() {
     let trace = repository("fixtures/simulate/mixed.route.csv");
-    let args = ["simulate", arg(&trace), "--link-gb-s", "0.1", "-o", "json"];
+    let args = ["simulate", arg(&trace), "--pcie-gb-s", "0.1", "-o", "json"];
     let run = |more: &[&str]| {
         let assert = moe_analyze().args(args![args, more]).assert().success();
         let output = assert.get_output();
@@ -173,7 +173,7 @@ fn prints_the_offload_crossover() {
     let (rows, stderr) = run(&["--offload", "--cpu-expert-us", "4000"]);
     let rows = rows.as_array().unwrap();
     assert_eq!(rows.len(), 13);
-    // A token chooses eight experts; each further one takes the CPU as long as the first.
+    // A token selects eight experts; each further token takes the CPU as long as the first.
     assert_eq!(rows[0]["n_tokens"], 1);
     assert_eq!(rows[0]["distinct_experts"], 8.0);
     assert_eq!(rows[0]["cpu_ms"], 32.0);
@@ -192,34 +192,34 @@ fn prints_the_offload_crossover() {
     assert!(failure.contains("--cpu-expert-us"), "{failure}");
 }
 
-/// The windows of a run are those of its times: layers are told apart, and a named window goes before them.
+/// The windows of a run come from its timestamps and differ between layers. `--window-us` overrides them.
 #[test]
-fn windows_come_from_the_times_of_a_run() {
+fn reads_windows_from_the_timestamps_of_a_run() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     known_run(&run);
     let args = ["simulate", arg(&run), "--budget-mib", "1", "--policy", "lru"];
-    let link = ["--predictor", "previous", "--link-gb-s", "10", "-o", "json"];
+    let link = ["--predictor", "previous", "--pcie-gb-s", "10", "-o", "json"];
     let output = moe_analyze().args(args![args, link]).assert().success();
     let stderr = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
-    // Four microseconds from a layer to the next, six layers.
-    let expected = "layers work for 4 to 4 µs by the trace's times, 24 µs a token";
+    // Four microseconds between consecutive layers, six layers.
+    let expected = "compute time per layer from the trace's timestamps: 4 to 4 µs, 24 µs/token";
     assert!(stderr.contains(expected), "{stderr}");
     let named = moe_analyze()
         .args(args![args, link, "--window-us", "7"])
         .assert()
         .success();
     let stderr = String::from_utf8_lossy(&named.get_output().stderr).into_owned();
-    assert!(!stderr.contains("by the trace's times"), "{stderr}");
+    assert!(!stderr.contains("from the trace's timestamps"), "{stderr}");
 }
 
-/// The trace as its own predictions is never wrong; a predictor needs a link and, of a trace without times, a window.
+/// The trace as its own predictions is always correct. A predictor needs a PCIe bandwidth and, without timestamps, a window.
 #[test]
-fn reports_each_predictor() {
+fn prints_one_row_per_predictor() {
     let trace = repository("fixtures/simulate/mixed.route.csv");
     let trace = arg(&trace);
     let args = ["--quiet", "simulate", trace, "--budget-mib", "8", "--policy", "lru,layer"];
-    let link = ["--link-gb-s", "10", "--predictor", "previous,hottest,markov,coactivation"];
+    let link = ["--pcie-gb-s", "10", "--predictor", "previous,hottest,markov,coactivation"];
     let failure = fail![args, link];
     assert!(failure.contains("--window-us"), "{failure}");
     let more = ["--window-us", "1000", "--predictions", trace, "-o", "json"];
@@ -227,10 +227,10 @@ fn reports_each_predictor() {
     let rows = rows.as_array().unwrap();
     assert_eq!(rows.len(), 2 * 6);
     let given = &rows[5];
-    assert_eq!(given["predictor"], "given");
+    assert_eq!(given["predictor"], "predictions");
     assert_eq!(given["precision_pct"], 100.0);
     assert_eq!(given["wasted"], 0);
-    // The one that is asked for nothing is the first layer after each prompt.
+    // The only layer without a prediction is the first layer after each prompt.
     assert!(given["missed"].as_u64().unwrap() <= 2 * 2);
     let none = &rows[0];
     assert_eq!(none["predictor"], "none");
@@ -238,14 +238,14 @@ fn reports_each_predictor() {
     assert_eq!(none["hits"], given["hits"]);
     assert!(none["stall_ms_token"].as_f64() > given["stall_ms_token"].as_f64());
     let failure = fail!["simulate", trace, "--predictor", "previous"];
-    assert!(failure.contains("--link-gb-s"), "{failure}");
+    assert!(failure.contains("--pcie-gb-s"), "{failure}");
     let failure = fail![args, link, more, "--depth", "4"];
-    assert!(failure.contains("1 to 3 layers"), "{failure}");
+    assert!(failure.contains("out of range (1..=3)"), "{failure}");
 }
 
-/// A sample of all experts is LRU itself; a smaller one tells its error.
+/// A sample of all experts equals LRU; a smaller sample has a confidence interval.
 #[test]
-fn prints_the_error_of_a_sample() {
+fn sample_reports_its_confidence_interval() {
     let trace = repository("fixtures/simulate/mixed.route.csv");
     let budgets = "4,12,24";
     let whole = simulate(&trace, budgets, "lru", &[]);
@@ -269,7 +269,7 @@ fn prints_the_error_of_a_sample() {
     for row in &all {
         let number = |column: &str| row[column].parse::<f64>().unwrap();
         let exact = &whole[&(row["budget_mib"].parse().unwrap(), "lru".to_owned())];
-        for column in ["hit_pct_cum", "hit_pct_decode", "read_mib", "evictions", "look_ups"] {
+        for column in ["hit_pct_cum", "hit_pct_decode", "read_mib", "evictions", "lookups"] {
             assert_eq!(number(column), exact[column], "{column}");
         }
         assert_eq!(number("hit_pct_cum_error"), 0.0);

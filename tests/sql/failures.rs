@@ -1,10 +1,10 @@
-//! What cannot be run is refused with exit code 2 and one line that says what there is.
+//! Invalid queries exit with code 2 and one line that lists what is available.
 
 use super::*;
 use crate::support::fail;
 
 #[test]
-fn messages_name_what_there_is() {
+fn errors_list_available_tables_and_columns() {
     let (dir, run) = fixture();
     let message = |query: &str| fail!["--quiet", "sql", query, run];
     let tables = "accesses, hotness, map, ops, routing";
@@ -29,7 +29,7 @@ fn messages_name_what_there_is() {
     assert!(bare.contains("trace.bin: accesses, hotness, ops, routing"), "{bare}");
     let text = dir.path().join("notes.txt");
     std::fs::write(&text, "notes").unwrap();
-    assert!(fail!["--quiet", "sql", "SELECT 1", text].contains("in no known format"));
+    assert!(fail!["--quiet", "sql", "SELECT 1", text].contains("has an unknown format"));
     let other = dir.path().join("other.parquet");
     run!["--quiet", "parquet", run, "--out", dir.path().join("tables")];
     std::fs::copy(dir.path().join("tables/ops.parquet"), &other).unwrap();
@@ -37,7 +37,7 @@ fn messages_name_what_there_is() {
 }
 
 #[test]
-fn files_are_neither_read_nor_written_by_queries() {
+fn queries_cannot_access_files() {
     let (dir, run) = fixture();
     run!["--quiet", "parquet", run, "--out", dir.path().join("tables")];
     let table = dir.path().join("tables/ops.parquet");
@@ -66,7 +66,7 @@ fn files_are_neither_read_nor_written_by_queries() {
 }
 
 #[test]
-fn outputs_are_checked() {
+fn checks_outputs_before_reading() {
     let (dir, run) = fixture();
     let out = |name: &str| dir.path().join(name);
     let message = fail!["--quiet", "sql", "SELECT 1", run, "--out", out("a.xlsx")];

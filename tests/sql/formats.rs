@@ -11,7 +11,7 @@ const LISTS: &str = "SELECT token_id, ARRAY_AGG(expert_id) AS experts, ARRAY_AGG
      FROM routing WHERE layer_id = 2 AND token_id < 2 GROUP BY token_id ORDER BY token_id";
 
 #[test]
-fn every_type_in_every_format() {
+fn prints_every_type_in_every_format() {
     let (dir, run) = fixture();
     let mut text = String::new();
     for query in [TYPES, LISTS, "SELECT op FROM ops WHERE op_index < 0"] {
@@ -31,7 +31,7 @@ fn every_type_in_every_format() {
 }
 
 #[test]
-fn json_keeps_types() {
+fn json_preserves_types() {
     let (_dir, run) = fixture();
     let json = |query: &str| -> serde_json::Value {
         serde_json::from_str(&run!["--quiet", "sql", query, run, "-o", "json"]).unwrap()

@@ -1,4 +1,4 @@
-//! Every kind of input, several inputs, and what is left of temporary tables.
+//! Every kind of input, several inputs, and the removal of temporary tables.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use crate::support::{N_GENERATED, renumbered};
 const N_ROUTING: &str = "SELECT COUNT(*) AS n FROM routing";
 
 #[test]
-fn tables_and_datasets_are_what_the_run_is() {
+fn tables_and_datasets_equal_the_run() {
     let (dir, run) = fixture();
     let path = |name: &str| dir.path().join(name);
     run!["--quiet", "parquet", run, "--out", path("tables"), "--dataset", path("dataset")];
@@ -26,13 +26,13 @@ fn tables_and_datasets_are_what_the_run_is() {
     }
     let ops = "SELECT COUNT(*) AS n FROM ops JOIN accesses USING (op_index)";
     assert_eq!(rows(ops, &[&path("tables")]), rows(ops, &[&run]));
-    // A table that another program wrote is known by its name.
+    // The name of a table that another program wrote identifies it.
     fs::copy(path("tables/ops.parquet"), path("ops.parquet")).unwrap();
     assert_eq!(rows("SELECT COUNT(*) AS n FROM ops", &[&path("ops.parquet")]), ["168"]);
 }
 
 #[test]
-fn bare_traces_have_the_map_of_the_model_that_is_named() {
+fn trace_without_manifest_uses_the_map_of_the_model() {
     let (dir, run) = fixture();
     let (trace, ops) = renumbered(&run, dir.path());
     let args = args!["-o", "csv", "--ops", ops, "--model", repository(MODEL)];
@@ -43,7 +43,7 @@ fn bare_traces_have_the_map_of_the_model_that_is_named() {
 }
 
 #[test]
-fn traces_of_other_tools_have_routing_and_hotness() {
+fn foreign_traces_have_routing_and_hotness() {
     let route = repository("fixtures/foreign/jsonl/with-weights.jsonl");
     let query = "SELECT layer_id, expert_id, COUNT(*) AS n, SUM(weight) AS mass FROM routing GROUP BY layer_id, expert_id ORDER BY layer_id, expert_id";
     let expected = [
@@ -58,7 +58,7 @@ fn traces_of_other_tools_have_routing_and_hotness() {
 }
 
 #[test]
-fn counts_have_hotness_alone() {
+fn counts_have_only_hotness() {
     let learn = repository("fixtures/foreign/learn/smallest.json");
     let query =
         "SELECT layer_id, SUM(\"count\") AS n FROM hotness GROUP BY layer_id ORDER BY layer_id";
@@ -68,7 +68,7 @@ fn counts_have_hotness_alone() {
 }
 
 #[test]
-fn several_runs_are_one_table_with_a_column_that_names_the_run() {
+fn several_runs_are_one_table_with_a_run_column() {
     let (dir, run) = fixture();
     let other = dir.path().join("other");
     run!["--quiet", "record", "-n", "2", "-p", "a", "--ignore-eos", "--out", other];
@@ -81,7 +81,7 @@ fn several_runs_are_one_table_with_a_column_that_names_the_run() {
     expected.sort();
     let query = "SELECT run, COUNT(*) AS n FROM routing GROUP BY run ORDER BY run";
     assert_eq!(rows(query, &[&run, &other]), expected);
-    // As in a dataset.
+    // Like in a dataset.
     let dataset = dir.path().join("dataset");
     for run in [&run, &other] {
         run!["--quiet", "parquet", run, "--dataset", dataset];
@@ -92,7 +92,7 @@ fn several_runs_are_one_table_with_a_column_that_names_the_run() {
     assert_eq!(rows(query, &[&dataset]), expected);
     let twice = crate::support::fail!["--quiet", "sql", N_ROUTING, run, run];
     assert!(twice.contains("are the same run"), "{twice}");
-    // A table that one input lacks.
+    // A table that one input does not have.
     let route = repository("fixtures/foreign/jsonl/with-weights.jsonl");
     let query = "SELECT COUNT(*) AS n FROM ops WHERE phase = 'GENERATE'";
     let output = moe_analyze()
@@ -125,7 +125,7 @@ fn temporary_tables_are_removed() {
         command.assert().code(code);
         assert_eq!(entries(&temporary), [""; 0], "{query}");
     }
-    // With --out they lie next to the output.
+    // With --out they are next to the output.
     let missing = dir.path().join("missing");
     let out = temporary.join("n.csv");
     let mut command = moe_analyze();
@@ -143,10 +143,10 @@ fn temporary_tables_are_removed() {
     assert!(message.contains("missing"), "{message}");
 }
 
-/// The process is ended while it writes temporary tables, or runs the query.
+/// The process is interrupted while it writes temporary tables or runs the query.
 #[cfg(unix)]
 #[test]
-fn an_interrupt_leaves_no_temporary_tables() {
+fn interrupt_removes_temporary_tables() {
     let (dir, run) = fixture();
     let records = fs::read(run.join("trace.bin")).unwrap();
     let trace = dir.path().join("trace.bin");

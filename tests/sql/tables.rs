@@ -24,7 +24,7 @@ fn ops_has_a_row_for_each_operation() {
 }
 
 #[test]
-fn accesses_joins_ops_and_map() {
+fn accesses_can_be_joined_with_ops_and_map() {
     let (_dir, run) = fixture();
     let query = "SELECT memory_source, COUNT(*) AS n, COUNT(expert_id) AS experts FROM accesses GROUP BY memory_source ORDER BY memory_source";
     // The prompt uses 7 experts of a layer, 4 of the last one, and a generated token 4. Every operation reads a buffer.
@@ -80,7 +80,7 @@ fn hotness_has_counts_mass_and_bytes_of_each_expert() {
         .map(|((layer, expert), n)| format!("{layer},{expert},{n}"))
         .collect();
     assert_eq!(rows_of(query), expected);
-    // Bytes of an expert × times selected, against the map.
+    // Size of an expert × activations, from the map.
     let query = "SELECT COUNT(*) AS n, SUM(h.bytes - h.\"count\" * m.bytes) AS difference FROM hotness AS h \
                  JOIN (SELECT layer_id, expert_id, SUM(size_bytes) AS bytes FROM map WHERE category = 'expert' GROUP BY layer_id, expert_id) AS m \
                  ON h.layer_id = m.layer_id AND h.expert_id = m.expert_id";
@@ -89,9 +89,9 @@ fn hotness_has_counts_mass_and_bytes_of_each_expert() {
     assert_eq!(rows_of(query), ["16,64"]);
 }
 
-/// The columns of the tables are those that `schemas/parquet.md` lists.
+/// The columns of the tables are those in `schemas/parquet.md`.
 #[test]
-fn columns_are_those_of_the_parquet_schemas() {
+fn columns_match_the_parquet_schemas() {
     let (_dir, run) = fixture();
     let schemas = std::fs::read_to_string(repository("schemas/parquet.md")).unwrap();
     for (table, section) in [

@@ -8,7 +8,7 @@ use super::rows;
 use crate::hotness::{Fixture, close};
 use crate::support::{arg, args, fail, moe_analyze, run};
 
-/// Four tokens of each of two sequences. Sequence 4 has the experts 0 and 1, sequence 9 the experts 0 and 2.
+/// Four tokens of each of two sequences. Sequence 4 selects the experts 0 and 1, sequence 9 the experts 0 and 2.
 fn trace(fixture: &Fixture) -> std::path::PathBuf {
     let line = |t: u32, seq: u32, other: u32| {
         format!("{{\"t\":{t},\"layer\":2,\"experts\":[0,{other}],\"seq\":{seq}}}\n")
@@ -20,7 +20,7 @@ fn trace(fixture: &Fixture) -> std::path::PathBuf {
 }
 
 #[test]
-fn domains_by_sequence() {
+fn labels_sequences() {
     let fixture = Fixture::new();
     let path = trace(&fixture);
     let labels = fixture.path("labels.csv");
@@ -31,16 +31,16 @@ fn domains_by_sequence() {
     assert_eq!(domains.len(), 2);
     for (row, label) in domains.iter().zip(["code", "law"]) {
         assert_eq!(
-            (&row["label"], &row["layer_id"], &row["rows"]),
+            (&row["label"], &row["layer_id"], &row["tokens"]),
             (&label.into(), &2.into(), &4.into())
         );
-        // Shares ½ ½ 0 and ½ 0 ½: half of the choices tell the domain.
+        // Shares ½ ½ 0 and ½ 0 ½: half of the activations identify the domain.
         close(row, "information_bits", 0.5);
         close(row, "total_variation", 0.5);
-        // All tokens go to expert 0, where evenly two of three would.
+        // All tokens select expert 0; with a uniform router, two of three would.
         assert_eq!(row["expert_id"], 0);
-        close(row, "specialisation", 1.0);
-        close(row, "over_even", 1.5);
+        close(row, "specialization", 1.0);
+        close(row, "over_uniform", 1.5);
     }
 
     // `hotness` splits the matrix by the same labels.
@@ -68,7 +68,7 @@ fn domains_by_sequence() {
 }
 
 #[test]
-fn domains_by_input_even_of_counts() {
+fn labels_inputs_including_counts() {
     let fixture = Fixture::new();
     let (a, b) = (fixture.path("a.npy"), fixture.path("b.npy"));
     let header = |bytes: &[u64]| {
@@ -89,38 +89,40 @@ fn domains_by_input_even_of_counts() {
     assert!(lines[1].contains(",0.25,0,0.75,1.5"), "{text}");
 }
 
-/// Numbers that begin at another one than the trace's would give every sequence its neighbour's domain.
+/// Labels whose numbers start at another number than the trace's would assign the domain of the neighbouring sequence.
 #[test]
-fn labels_of_sequences_that_are_not_there_are_remarked() {
+fn warns_about_labels_of_missing_sequences() {
     let fixture = Fixture::new();
     let path = trace(&fixture);
     let labels = fixture.path("labels.csv");
     fs::write(&labels, "4,code\n11,law\n10,law\n").unwrap();
-    let remarks = |more: &[&str]| {
+    let notes = |more: &[&str]| {
         let args = ["stability", arg(&path), "--labels", arg(&labels)];
         let assert = moe_analyze().args(args![args, more]).assert();
         String::from_utf8_lossy(&assert.success().get_output().stderr).into_owned()
     };
-    let found = remarks(&["--table", "domains"]);
+    let found = notes(&["--table", "domains"]);
     assert!(
-        found.contains("labels 2 sequences that two.jsonl has no token of, the first is 10"),
+        found.contains(
+            "labels 2 sequences that two.jsonl does not contain; the first is sequence 10"
+        ),
         "{found}"
     );
     fs::write(&labels, "4,code\n9,law\n").unwrap();
-    assert!(!remarks(&["--table", "domains"]).contains("no token of"));
+    assert!(!notes(&["--table", "domains"]).contains("does not contain"));
 }
 
 #[test]
-fn labels_that_do_not_fit_are_refused() {
+fn rejects_labels_that_do_not_match() {
     let fixture = Fixture::new();
     let path = trace(&fixture);
     let path = arg(&path);
     let bad = fixture.path("bad.csv");
     fs::write(&bad, "4,code\n9\n").unwrap();
     for (more, expected) in [
-        (&["--label", "a", "--label", "b"][..], "2 --label for 1 inputs"),
-        (&["--split", "by-label"], "no domains are given"),
-        (&["--table", "domains"], "no domains are given"),
+        (&["--label", "a", "--label", "b"][..], "2 --label options for 1 input;"),
+        (&["--split", "by-label"], "needs domain labels"),
+        (&["--table", "domains"], "needs domain labels"),
         (&["--labels", arg(&bad), "--table", "domains"], "line 2: no comma"),
         (&["--label", "a", "--table", "split", "--split", "by-label"], "only one label"),
     ] {

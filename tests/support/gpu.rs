@@ -1,11 +1,11 @@
-//! A stand-in for the driver of a GPU.
+//! A replacement for the driver of a GPU.
 
 use std::path::Path;
 use std::process::Command;
 
 use super::{Arg, args, moe_analyze, repository};
 
-/// A directory with the stand-in, compiled; skips the running test where there is no compiler.
+/// Compiles the driver into a directory; skips the running test without a C compiler.
 #[track_caller]
 pub fn stand_in() -> Option<tempfile::TempDir> {
     if !moe_testkit::has_compiler("cc") {
@@ -21,7 +21,7 @@ pub fn stand_in() -> Option<tempfile::TempDir> {
     Some(dir)
 }
 
-/// The program with the stand-in, which fails at a step, or at none if that is empty.
+/// The program with the driver, which fails at a step, or at no step if that is empty.
 pub fn with_gpu(stand_in: &Path, fails: &str, args: impl Arg) -> assert_cmd::Command {
     let mut command = moe_analyze();
     command.env("LD_LIBRARY_PATH", stand_in);

@@ -1,20 +1,20 @@
-/* A stand-in for the CUDA driver: GPUs that compute nothing, as many as the environment variable STAND_IN_GPUS says, or one.
+/* A replacement for the CUDA driver: GPUs that compute nothing. The environment variable STAND_IN_GPUS is their number; the default is 1.
 
-   Streams, copies, events and waits behave as on a GPU: a kernel takes 20 us behind a start that takes 3 us, copies take 5 us, the
-   host goes on meanwhile, and the GPU's clock runs 20 ppm fast, the second one's 50 ppm slow, with a resolution of half a
-   microsecond. A kernel that chooses experts chooses the first ones; the others write nothing. What is given to a stream is refused
-   while another GPU is the current one.
+   Streams, copies, events and waits behave like on a GPU. A launch takes 3 us and a kernel 20 us, a copy takes 5 us, and the CPU
+   continues meanwhile. The GPU's clock is 20 ppm fast, that of the second GPU 50 ppm slow, with a resolution of half a microsecond.
+   A kernel that selects experts selects the first ones; other kernels write nothing. Work for a stream is rejected while another
+   GPU is the current one.
 
    With the environment variable STAND_IN_PREEMPT=N, every N-th call that records an event takes 1.5 ms longer before it records the
    event, as if the thread had been preempted.
 
-   With the environment variable STAND_IN_FAILS it fails at the step of that name:
+   The environment variable STAND_IN_FAILS contains the step that fails:
 
-   old         the driver knows no newer CUDA than 11.8
-   open        another process holds the GPU
+   old         the driver supports only CUDA 11.8
+   open        another process uses the GPU
    capability  the GPU's compute capability is 7.0
-   stream      there is one stream, and no second
-   memory      all opens, but there is no memory: whatever is asked for, the host has to do */
+   stream      the second stream cannot be created
+   memory      opening succeeds, but every allocation of memory fails */
 
 #define _POSIX_C_SOURCE 200809L
 #include <stddef.h>
@@ -36,7 +36,7 @@ static int fails_at(const char *step) {
     return at && strcmp(at, step) == 0;
 }
 
-/* Handles that are never looked into. */
+/* Handles that are never dereferenced. */
 static int handle;
 
 static int give(void **out) {
@@ -83,7 +83,7 @@ int cuDevicePrimaryCtxRelease_v2(int device) { return SUCCESS; }
 int cuCtxGetCurrent(struct context **context) { *context = current; return SUCCESS; }
 int cuCtxSetCurrent(struct context *context) { current = context; return SUCCESS; }
 
-/* A stream: when all that it was given has ended. An event: when its stream comes to it. Both by the host's clock. */
+/* A stream: end time of its work. An event: time at which its stream reaches it. Both on the CPU's clock. */
 struct stream { struct context *context; uint64_t end; };
 struct event { struct context *context; uint64_t at; };
 
@@ -102,7 +102,7 @@ static int wait_until(uint64_t end) {
     return SUCCESS;
 }
 
-/* Gives a stream work. */
+/* Adds work to a stream. */
 static int work(struct stream *stream, uint64_t ns) {
     if (stream->context != current) return INVALID_CONTEXT;
     stream->end = later(stream->end, now() + START) + ns;
@@ -164,7 +164,7 @@ int cuEventElapsedTime(float *ms, struct event *from, struct event *to) {
     return SUCCESS;
 }
 
-/* Memory of the GPU is the host's. */
+/* GPU memory is allocated in CPU memory. */
 int cuMemGetInfo_v2(size_t *available, size_t *total) { *available = *total = 4ull << 30; return SUCCESS; }
 int cuMemAlloc_v2(void **address, size_t bytes) { return allocate(address, bytes); }
 int cuMemAllocAsync(void **address, size_t bytes, struct stream *stream) { return allocate(address, bytes); }

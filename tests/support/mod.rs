@@ -1,4 +1,4 @@
-//! Shared by the tests of the program: the binary, the fixtures, and a small run with routing that is known beforehand.
+//! Shared by the tests of the program: the binary, the fixtures, and a small run with known routing.
 
 #[cfg(all(target_os = "linux", feature = "cuda"))]
 pub mod gpu;
@@ -69,7 +69,7 @@ impl<T: Arg> Arg for Vec<T> {
     }
 }
 
-/// A list of arguments from texts, paths and lists of them: `args!["hotness", run, options]`.
+/// Builds a list of arguments from texts, paths and lists of them: `args!["hotness", run, options]`.
 macro_rules! args {
     ($($arg:expr),* $(,)?) => {
         $crate::support::flatten(&[$(&$arg),*])
@@ -99,7 +99,7 @@ pub fn flatten(args: &[&dyn Arg]) -> Vec<OsString> {
     list
 }
 
-/// Runs the program and expects success; returns stdout. A model with random weights writes bytes that are not text.
+/// Runs the program and expects success; returns stdout. Stdout of a model with random weights may not be UTF-8.
 pub fn stdout_of(args: impl Arg) -> String {
     let assert = moe_analyze().args(args![args]).assert().success();
     String::from_utf8_lossy(&assert.get_output().stdout).into_owned()
@@ -128,7 +128,7 @@ pub fn expect_golden(name: &str, text: &str) {
     assert_eq!(text, golden, "{} differs; run with MOE_BLESS=1 to renew it", path.display());
 }
 
-/// The exit code with some stdout; stderr is left alone.
+/// Returns the exit code with some stdout.
 pub fn code_with_stdout(args: impl Arg, stdout: impl Into<Stdio>) -> i32 {
     let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin!("moe-analyze"));
     command
@@ -138,14 +138,14 @@ pub fn code_with_stdout(args: impl Arg, stdout: impl Into<Stdio>) -> i32 {
     command.status().unwrap().code().unwrap()
 }
 
-/// A pipe that nobody reads.
+/// A pipe without a reader.
 pub fn closed_pipe() -> Stdio {
     let (_, writer) = std::io::pipe().unwrap();
     writer.into()
 }
 
-/// Stdouts that take nothing, each with the exit code of a command without a verdict: a closed pipe, and, where the
-/// system has it, a full device.
+/// Stdouts that cannot be written, each with the exit code of a command without a verdict: a closed pipe, and a full device
+/// if the system has one.
 pub fn bad_stdouts() -> Vec<(Stdio, i32)> {
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
     let mut stdouts = vec![(closed_pipe(), 0)];
@@ -153,7 +153,7 @@ pub fn bad_stdouts() -> Vec<(Stdio, i32)> {
     stdouts
 }
 
-/// The records of a run as a bare trace under other operation numbers, and the table that names them.
+/// The records of a run as a trace.bin with other operation numbers, and the table with their names.
 pub fn renumbered(run: &Path, dir: &Path) -> (PathBuf, PathBuf) {
     let mut bytes = std::fs::read(run.join("trace.bin")).unwrap();
     let mut names = std::collections::BTreeSet::new();
@@ -170,7 +170,7 @@ pub fn renumbered(run: &Path, dir: &Path) -> (PathBuf, PathBuf) {
     (trace, table)
 }
 
-/// A file of a directory, written now.
+/// Writes a file in a directory.
 pub fn file_of(dir: &Path, name: &str, contents: impl AsRef<[u8]>) -> PathBuf {
     let path = dir.join(name);
     std::fs::write(&path, contents).unwrap();
@@ -188,17 +188,17 @@ pub const N_EXPERT_USED: u32 = 4;
 pub const N_PROMPT: u32 = 10;
 pub const N_GENERATED: u32 = 6;
 
-/// The weights with which every token of the known run goes to its four experts. Their sums are exact in binary.
+/// Router weights of the four experts of every token of the known run. Their sums are exact in binary.
 pub const WEIGHTS: [f32; 4] = [0.5, 0.25, 0.125, 0.125];
 
-/// The experts of a token in a layer of the known run, best first.
+/// The experts of a token in a layer of the known run, by descending weight.
 pub fn experts_of(token: u32, layer: u32) -> [u32; 4] {
-    // Expert 3 is in every choice, 20 in every other; the rest wander.
+    // Every token selects expert 3, every other token expert 20; the other experts vary.
     let wander = (token * 5 + layer * 7) % 10;
     [3, 20 + token % 2, 4 + wander, 22 + wander]
 }
 
-/// Tokens that a layer of the known run routes in a phase: the prompt goes through the last layer with its last token alone.
+/// Tokens that a layer of the known run routes in a phase: the last layer computes only the prompt's last token.
 pub fn tokens_of(layer: u32, phase: u8) -> std::ops::Range<u32> {
     match phase {
         PHASE_PROMPT if layer == N_LAYER - 1 => N_PROMPT - 1..N_PROMPT,
@@ -207,7 +207,7 @@ pub fn tokens_of(layer: u32, phase: u8) -> std::ops::Range<u32> {
     }
 }
 
-/// (layer, expert) → count that the known run must give.
+/// (layer, expert) → count of the known run.
 pub fn known_counts(phases: &[u8]) -> BTreeMap<(u32, u32), u64> {
     let mut counts = BTreeMap::new();
     for layer in 0..N_LAYER {
@@ -220,7 +220,7 @@ pub fn known_counts(phases: &[u8]) -> BTreeMap<(u32, u32), u64> {
     counts
 }
 
-/// Writes a GGUF file: the keys, and F32 tensors of zeros; `like` gives the keys and tensors that come before them.
+/// Writes a GGUF file with the keys and F32 tensors of zeros, after the keys and tensors of `like`.
 pub fn write_gguf(
     path: &Path,
     like: Option<&Gguf>,
@@ -265,7 +265,7 @@ pub fn known_run(dir: &Path) {
     known_run_of(dir, &gguf);
 }
 
-/// Writes the known run over a model that has the tensors of the qwen3moe fixture, and maybe more.
+/// Writes the known run over a model that has the tensors of the qwen3moe fixture and possibly more.
 pub fn known_run_of(dir: &Path, gguf: &Gguf) {
     let file = &gguf.files()[0];
     let manifest = Manifest {

@@ -1,4 +1,4 @@
-//! What a user of the command line can do about an error of a library, which knows no options.
+//! Advice for errors of libraries: which command-line option fixes them.
 
 use std::error::Error;
 
@@ -6,9 +6,9 @@ use moe_analysis::{accesses, hotness, simulate, survey};
 use moe_foreign::{ExportError, ForeignError, Missing};
 use moe_placement::learn;
 
-const EXISTS: &str = "pass --force to replace it, or choose another place";
+const EXISTS: &str = "pass --force to replace it, or use another path";
 
-/// How to name what a trace does not record.
+/// Returns the options that provide information missing from a trace.
 pub fn for_missing(missing: Missing) -> &'static str {
     match missing {
         Missing::TopK => "pass --top-k or --model",
@@ -16,7 +16,7 @@ pub fn for_missing(missing: Missing) -> &'static str {
     }
 }
 
-/// The advice for an error, or for the first of its causes that has one.
+/// Returns the advice for an error, or for the first of its causes that has advice.
 pub fn advice(error: &anyhow::Error) -> Option<&'static str> {
     error.chain().find_map(of_cause)
 }
@@ -48,16 +48,16 @@ fn of_cause(error: &(dyn Error + 'static)) -> Option<&'static str> {
     }
     #[cfg(feature = "llama-cpp")]
     if let Some(moe_llama_cpp::Error::Context { .. }) = error.downcast_ref() {
-        return Some("ask for fewer with --ctx-size");
+        return Some("reduce --ctx-size");
     }
     if let Some(accesses::Error::NoMap { .. }) = error.downcast_ref() {
-        return Some("name the model with --model FILE.gguf");
+        return Some("pass the model with --model FILE.gguf");
     }
     if let Some(simulate::Error::NoSize { .. }) = error.downcast_ref() {
-        return Some("name the model with --model, or a table of sizes with --sizes");
+        return Some("pass the model with --model, or a table of expert sizes with --sizes");
     }
     if let Some(learn::Error::Json(_)) = error.downcast_ref() {
-        return Some("`hotness --out` writes one");
+        return Some("`hotness --out` writes learn files");
     }
     None
 }
@@ -67,7 +67,7 @@ fn of_engine(error: &moe_engine::Error) -> Option<&'static str> {
         moe_engine::Error::Trace(error) => of_trace(error),
         moe_engine::Error::Engine(error) => of_cause(error.as_ref()),
         moe_engine::Error::ContextFull { .. } => Some("or raise --ctx-size"),
-        moe_engine::Error::NotFinite { .. } => Some("`gguf-map --verify` checks the weights"),
+        moe_engine::Error::NotFinite { .. } => Some("check the weights with `gguf-map --verify`"),
         _ => None,
     }
 }
@@ -75,8 +75,8 @@ fn of_engine(error: &moe_engine::Error) -> Option<&'static str> {
 fn of_executor(error: &moe_executor::Error) -> Option<&'static str> {
     match error {
         moe_executor::Error::Trace(error) => of_trace(error),
-        moe_executor::Error::Threads { .. } => Some("ask for fewer with --threads"),
-        moe_executor::Error::Cuda(_) => Some("--device cpu computes without the GPU"),
+        moe_executor::Error::Threads { .. } => Some("reduce --threads"),
+        moe_executor::Error::Cuda(_) => Some("run without the GPU: --device cpu"),
         _ => None,
     }
 }
@@ -85,8 +85,8 @@ fn of_trace(error: &moe_trace::Error) -> Option<&'static str> {
     match error {
         moe_trace::Error::Exists { .. } => Some(EXISTS),
         moe_trace::Error::NotReplaceable { .. } => Some("--force replaces run directories only"),
-        moe_trace::Error::TraceFull { .. } => Some("raise --max-trace-mib to record more"),
-        moe_trace::Error::WriteTrace { .. } => Some("--max-trace-mib limits the trace"),
+        moe_trace::Error::TraceFull { .. } => Some("increase --max-trace-mib to record more"),
+        moe_trace::Error::WriteTrace { .. } => Some("limit the trace with --max-trace-mib"),
         _ => None,
     }
 }
@@ -94,7 +94,7 @@ fn of_trace(error: &moe_trace::Error) -> Option<&'static str> {
 fn of_foreign(error: &ForeignError) -> Option<&'static str> {
     match error {
         ForeignError::Missing { missing, .. } => Some(for_missing(*missing)),
-        ForeignError::Operations { .. } => Some("--ops names it"),
+        ForeignError::Operations { .. } => Some("pass the operation names with --ops FILE.csv"),
         ForeignError::Read(error) => of_trace(error),
         ForeignError::Sink(error) => of_cause(error.as_ref()),
         _ => None,
@@ -103,7 +103,7 @@ fn of_foreign(error: &ForeignError) -> Option<&'static str> {
 
 fn of_hotness(error: &hotness::Error) -> Option<&'static str> {
     match error {
-        hotness::Error::Empty { .. } => Some("--phase chooses the tokens that are counted"),
+        hotness::Error::Empty { .. } => Some("--phase selects the tokens to count"),
         hotness::Error::NoPhases => Some("pass --phase all"),
         hotness::Error::Survey(error) => of_survey(error),
         hotness::Error::Trace(error) => of_trace(error),
@@ -113,7 +113,7 @@ fn of_hotness(error: &hotness::Error) -> Option<&'static str> {
 
 fn of_survey(error: &survey::Error) -> Option<&'static str> {
     match error {
-        survey::Error::OnePart { .. } => Some("give more inputs, or split by time: --split 0.5"),
+        survey::Error::OnePart { .. } => Some("pass more inputs, or split by time: --split 0.5"),
         _ => None,
     }
 }
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn advice_survives_wrapping() {
+    fn finds_advice_in_wrapped_errors() {
         let exists = || moe_trace::Error::Exists {
             path: PathBuf::from("a"),
         };

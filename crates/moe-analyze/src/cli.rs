@@ -1,4 +1,4 @@
-//! The command line: which subcommands there are, and what is common to them.
+//! The command line: the list of subcommands, and checks that apply to all of them.
 
 use std::any::TypeId;
 use std::error::Error as _;
@@ -24,17 +24,24 @@ use crate::option_values;
 
 /// Offline trace analysis for mixture-of-experts models in GGUF files.
 ///
-/// stdout carries data, stderr carries progress and messages. Exit codes: 0 done; 1 done, and a check found something; 2
-/// could not be done.
+/// Record which experts each token uses, or read traces of other tools, and analyze hot experts, expert caches, file access and
+/// transfers. Data goes to stdout; progress, notes and errors go to stderr.
 #[derive(Debug, Parser)]
 #[command(
     name = "moe-analyze",
     version,
     max_term_width = 100,
-    propagate_version = true
+    propagate_version = true,
+    after_help = "Exit codes:\n  \
+        0  success\n  \
+        1  success, and a check found a problem or a difference\n  \
+        2  error\n\n\
+        Example:\n  \
+        moe-analyze record --out runs/first\n  \
+        moe-analyze hotness runs/first"
 )]
 pub struct Cli {
-    /// No progress and no remarks on stderr, only errors
+    /// Print only errors on stderr, no progress and no notes
     #[arg(long, global = true)]
     quiet: bool,
     #[command(subcommand)]
@@ -67,7 +74,7 @@ enum Command {
     Man(man::Args),
 }
 
-/// llama.cpp's short names: letters behind one dash, which would be an option each.
+/// llama.cpp's short names. clap would read each letter after the dash as an option.
 const LLAMA_CPP: [(&str, &str); 5] = [
     ("-ngl", "--n-gpu-layers"),
     ("-cmoe", "--cpu-moe"),
@@ -76,8 +83,8 @@ const LLAMA_CPP: [(&str, &str); 5] = [
     ("-ts", "--tensor-split"),
 ];
 
-/// The command line with those names written out; what follows `--` is no option.
-fn spelled_out(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
+/// Replaces llama.cpp's short names with the long names. Arguments after `--` are not options.
+fn expand_short_names(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
     let mut are_options = true;
     args.map(move |arg| {
         are_options &= arg != "--";
@@ -89,14 +96,14 @@ fn spelled_out(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsS
 }
 
 impl Cli {
-    /// Reads the command line; nothing where it asked for help or the version, which are printed.
+    /// Parses the command line. Returns `None` after printing the help or the version.
     pub fn read() -> anyhow::Result<Option<Cli>> {
-        // What follows an option that takes a value is its value, so that `-n -1` is told as a number that is too small.
+        // The argument after an option that takes a value is the value. So `-n -1` is a number that is too small.
         let mut command = Cli::command().mut_subcommands(|subcommand| {
             subcommand.mut_args(|arg| {
                 let takes_value = !arg.is_positional() && arg.get_action().takes_values();
                 let arg = arg.allow_negative_numbers(takes_value);
-                // An empty variable counts as unset.
+                // An empty variable is treated as unset.
                 let value = arg.get_env().and_then(std::env::var_os);
                 if value.is_some_and(|value| value.is_empty()) {
                     arg.env(Resettable::Reset)
@@ -106,7 +113,7 @@ impl Cli {
             })
         });
         let parsed = command
-            .try_get_matches_from_mut(spelled_out(std::env::args_os()))
+            .try_get_matches_from_mut(expand_short_names(std::env::args_os()))
             .and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)))
             .map_err(|error| error.format(&mut command));
         match parsed {
@@ -165,9 +172,9 @@ impl Cli {
     }
 }
 
-/// Refuses outputs of the command line that would replace its inputs or each other.
+/// Rejects outputs that would replace an input or another output.
 ///
-/// An argument of type [`OutputPath`] is an output, every other path an input.
+/// Arguments of type [`OutputPath`] are outputs; all other paths are inputs.
 fn check_paths(command: &clap::Command, matches: &ArgMatches) -> anyhow::Result<()> {
     let Some((name, matches)) = matches.subcommand() else {
         return Ok(());
@@ -185,7 +192,7 @@ fn check_paths(command: &clap::Command, matches: &ArgMatches) -> anyhow::Result<
     files::check_command_line(&inputs, &outputs)
 }
 
-/// The values of all arguments of one type.
+/// Returns the values of all arguments of one type.
 fn values_of<'m, T: Clone + Send + Sync + 'static>(
     args: impl Iterator<Item = &'m clap::Arg>,
     matches: &'m ArgMatches,
@@ -195,7 +202,7 @@ fn values_of<'m, T: Clone + Send + Sync + 'static>(
         .flatten()
 }
 
-/// What is wrong with the command line: the first paragraph of clap's message, which ends at an empty line.
+/// Returns the first paragraph of clap's message, which ends at an empty line, on one line.
 fn usage_error(error: &clap::Error) -> String {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         return "a subcommand is missing".into();
@@ -209,16 +216,16 @@ fn usage_error(error: &clap::Error) -> String {
     let line = paragraph.join(" ");
     let line = line.strip_prefix("error: ").unwrap_or(&line);
     let number = error.source().and_then(|number| {
-        let wanted = option_values::wanted(number)?;
+        let expected = option_values::expected_number(number)?;
         Some(format!(
-            "{}{wanted}",
+            "{}{expected}",
             line.strip_suffix(&number.to_string())?
         ))
     });
     number.unwrap_or_else(|| line.to_owned())
 }
 
-/// The only subcommand that has the option which another one does not know.
+/// Returns the only subcommand that has the unknown option, if there is exactly one.
 fn only_command_with<'c>(command: &'c clap::Command, error: &clap::Error) -> Option<&'c str> {
     if error.kind() != ErrorKind::UnknownArgument {
         return None;
@@ -240,9 +247,9 @@ fn only_command_with<'c>(command: &'c clap::Command, error: &clap::Error) -> Opt
 mod tests {
     use super::*;
 
-    /// Every path argument is an input or an output; outputs are the arguments below.
+    /// Every path argument is an input or an output. This is the list of outputs.
     #[test]
-    fn outputs_are_declared() {
+    fn lists_all_outputs() {
         let command = Cli::command();
         let mut outputs = Vec::new();
         for subcommand in command.get_subcommands() {

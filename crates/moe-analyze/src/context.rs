@@ -1,17 +1,17 @@
-//! What every subcommand gets in addition to its own arguments.
+//! The context that every subcommand gets in addition to its arguments.
 
 use crate::output::message;
 
-/// The options that all subcommands have.
+/// Options of all subcommands.
 #[derive(Debug, Clone, Copy)]
 pub struct Context {
-    /// No progress and no remarks on stderr.
+    /// Whether to print only errors on stderr.
     pub quiet: bool,
 }
 
 impl Context {
-    /// A remark for the person at the terminal: on stderr, unless `--quiet`.
-    pub fn remark(&self, text: impl std::fmt::Display) {
+    /// Prints a note or warning on stderr, unless `--quiet` is set.
+    pub fn note(&self, text: impl std::fmt::Display) {
         if !self.quiet {
             message::print(text);
         }

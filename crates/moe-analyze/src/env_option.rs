@@ -1,4 +1,4 @@
-//! Options that an environment variable can set, too.
+//! Options that an environment variable can set.
 
 use std::error::Error;
 use std::ffi::OsStr;
@@ -9,7 +9,7 @@ use clap::{Arg, Command};
 
 use crate::option_values;
 
-/// A variable whose value is refused.
+/// An environment variable with an invalid value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid value '{text}' for {name}: {reason}")]
 pub struct InvalidVariable {
@@ -20,7 +20,7 @@ pub struct InvalidVariable {
 
 /// The value of an option, else of its variable, else the default.
 ///
-/// A variable may be set for all runs. An invalid one is therefore an error only where its value is needed.
+/// A variable can be set for all commands. An invalid value is an error only in a command that needs it.
 #[derive(Debug, Clone)]
 pub struct EnvOption<T> {
     value: Result<T, InvalidVariable>,
@@ -28,18 +28,18 @@ pub struct EnvOption<T> {
 }
 
 impl<T: Clone> EnvOption<T> {
-    /// The value.
+    /// Returns the value, or the error of an invalid variable.
     pub fn get(&self) -> Result<T, InvalidVariable> {
         self.value.clone()
     }
 
-    /// Whether the command line contains the option.
+    /// Returns whether the command line contains the option.
     pub fn is_given(&self) -> bool {
         self.is_given
     }
 }
 
-/// Parses an [`EnvOption`] with a function from text.
+/// Parser of an [`EnvOption`] whose text the function parses.
 #[derive(Clone)]
 pub struct EnvOptionParser<P>(pub P);
 
@@ -72,7 +72,7 @@ where
             return Ok(EnvOption {
                 value: (self.0)(&text).map_err(|error| InvalidVariable {
                     name: name.to_string_lossy().into_owned(),
-                    reason: option_values::wanted(&error)
+                    reason: option_values::expected_number(&error)
                         .map_or_else(|| error.to_string(), str::to_owned),
                     text: text.into_owned(),
                 }),

@@ -2,12 +2,12 @@
 
 use std::process::ExitCode;
 
-/// How a subcommand ended that did its work.
+/// Result of a subcommand that did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExitStatus {
     /// Done: exit 0.
     Done,
-    /// Done, and a check found something: exit 1.
+    /// Done, and a check found a problem: exit 1.
     Found,
 }
 

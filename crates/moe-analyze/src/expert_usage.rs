@@ -1,7 +1,7 @@
 //! Reports of how often each expert was used, by expert and by layer, in percent.
 //!
-//! Text and JSON follow the expert usage tracer of a llama.cpp fork (ernestuz-b/llama-prefetch.cpp); its `total_tokens` of a
-//! layer are activations. Each (token, layer, expert) counts once, not once a projection.
+//! Text and JSON have the format of the expert usage tracer in ernestuz-b/llama-prefetch.cpp. Its `total_tokens` of a layer is the
+//! number of activations. Each (token, layer, expert) counts once, not once per projection.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::output::{Format, Table};
 
-/// How often each expert of a layer was used.
+/// Activations of each expert of a layer.
 pub struct LayerUsage {
     /// Block number in the model.
     pub layer: LayerId,
@@ -19,7 +19,8 @@ pub struct LayerUsage {
     pub counts: Vec<u64>,
 }
 
-/// The tracer's text: experts over all layers, and each layer's if wanted. Most used first; percent are of all activations.
+/// Returns the tracer's text: activations of each expert id over all layers and, with `per_layer`, in each layer. The most used
+/// expert is first. Percentages are of all activations.
 pub fn report(layers: &[LayerUsage], n_tokens: u64, per_layer: bool) -> String {
     let mut text = String::from("=== Expert Usage Statistics ===\n");
     let _ = writeln!(text, "Total tokens processed: {n_tokens}");
@@ -42,7 +43,7 @@ pub fn report(layers: &[LayerUsage], n_tokens: u64, per_layer: bool) -> String {
     text
 }
 
-/// The tracer's JSON.
+/// Returns the tracer's JSON.
 pub fn json(layers: &[LayerUsage]) -> String {
     let layers = layers.iter().map(|LayerUsage { layer, counts }| {
         let experts = ranked(counts).into_iter().map(|(expert, n, percent)| {
@@ -54,7 +55,7 @@ pub fn json(layers: &[LayerUsage]) -> String {
     format!("{}\n", json!({"layers": layers.collect::<Vec<_>>()}))
 }
 
-/// A row for each expert of each layer that was used, the most used of a layer first.
+/// Writes one row per used expert of each layer, the most used expert of a layer first.
 pub fn write(out: &mut dyn Write, format: Format, layers: &[LayerUsage]) -> io::Result<()> {
     let rows = layers.iter().flat_map(|LayerUsage { layer, counts }| {
         let rows = ranked(counts).into_iter();
@@ -68,7 +69,7 @@ pub fn write(out: &mut dyn Write, format: Format, layers: &[LayerUsage]) -> io::
         .write(out, format)
 }
 
-/// Experts that were used, most used first, with their share of all activations in percent.
+/// Returns the used experts with their counts and their percentage of all activations, the most used first.
 fn ranked(counts: &[u64]) -> Vec<(ExpertId, u64, f64)> {
     let total: u64 = counts.iter().sum();
     let used = (0..)
@@ -82,7 +83,7 @@ fn ranked(counts: &[u64]) -> Vec<(ExpertId, u64, f64)> {
     ranked
 }
 
-/// Counts of each expert id, whichever the layer.
+/// Returns the activations of each expert id, summed over layers.
 fn over_layers(layers: &[LayerUsage]) -> Vec<u64> {
     let n_expert = layers.iter().map(|layer| layer.counts.len()).max();
     let mut sums = vec![0; n_expert.unwrap_or(0)];
@@ -99,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_forms_agree() {
+    fn text_csv_and_json_agree() {
         let layers = [(0, vec![0, 3, 1]), (1, vec![2, 0, 2])];
         let layers = layers.map(|(layer, counts)| LayerUsage {
             layer: LayerId(layer),

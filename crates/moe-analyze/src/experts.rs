@@ -14,15 +14,15 @@ use moe_trace::{Facts, LayerId, bounded};
 use crate::context::Context;
 use crate::output::human_bytes;
 
-/// Why there is no command where the bytes of experts come from a table.
-const NO_MODEL: &str =
-    "the command needs the model's file: name it with --model instead of --sizes";
+/// Why there is no command if expert sizes come from a table.
+const NO_MODEL: &str = "the command needs the model file: pass --model instead of --sizes";
 
-/// Why there is no command where each expert has tensors of its own, as Mixtral's first files had.
-const SEPARATE_EXPERTS: &str = "llama.cpp does not load models in which each expert has tensors of its own: convert the model again";
+/// Why there is no command for the first Mixtral files.
+const SEPARATE_EXPERTS: &str =
+    "llama.cpp does not load models with separate tensors for each expert: convert the model again";
 
-/// Bytes of each expert of a model's map. Of `n_layer` blocks without those of an MTP head, where that is known: the runtime
-/// caches no others.
+/// Returns the size in bytes of each expert in a model's map. `n_layer` is the number of blocks without the MTP head, if known. The
+/// runtime does not cache experts of an MTP head.
 pub fn sizes_of(map: &OffsetMap, n_layer: Option<u32>) -> ExpertSizes {
     let sizes = expert_bytes(map).into_iter();
     sizes
@@ -33,18 +33,18 @@ pub fn sizes_of(map: &OffsetMap, n_layer: Option<u32>) -> ExpertSizes {
 
 /// The experts of a model.
 pub struct Experts {
-    /// Bytes of each, as the runtime counts them.
+    /// Size of each expert in bytes, as the runtime counts them.
     pub sizes: ExpertSizes,
-    /// Bytes of all of a layer's expert tensors.
+    /// Size of all expert tensors of a layer in bytes.
     pub layer_bytes: BTreeMap<LayerId, u64>,
-    /// Where the model lies, or why llama.cpp cannot load it.
+    /// Path of the model, or the reason why llama.cpp cannot load it.
     pub model: Result<PathBuf, &'static str>,
-    /// What the model's header says.
+    /// Facts from the model's header.
     pub facts: Option<Facts>,
 }
 
 impl Experts {
-    /// Reads the model or the table of sizes; nothing if neither is given.
+    /// Reads the model or the table of sizes. Returns `None` if neither is given.
     pub fn read(
         model: Option<&Path>,
         sizes: Option<&Path>,
@@ -64,7 +64,7 @@ impl Experts {
         let sizes = sizes_of(&OffsetMap::new(&gguf), n_layer);
         if sizes.is_empty() {
             bail!(
-                "{} has no routed experts; give a mixture-of-experts model",
+                "{} has no routed experts; pass a mixture-of-experts model",
                 path.display()
             );
         }
@@ -80,8 +80,8 @@ impl Experts {
             |layers: &BTreeMap<LayerId, u64>| layers.values().copied().fold(0, u64::saturating_add);
         let uncounted = sum(&layer_bytes).saturating_sub(sum(&sizes.layers()));
         if uncounted > 0 {
-            ctx.remark(format_args!(
-                "{} of scales and the like belong to no expert's budget, as in the runtime",
+            ctx.note(format_args!(
+                "{} of tensors with a value per expert, such as scales, are not part of the budget, as in the runtime",
                 human_bytes(uncounted)
             ));
         }
@@ -101,7 +101,10 @@ impl Experts {
         let text = bounded::read_text(path)?;
         let sizes = ExpertSizes::from_csv(&text).with_context(|| path.display().to_string())?;
         if sizes.is_empty() {
-            bail!("{} names no expert; add a line for each", path.display());
+            bail!(
+                "{} contains no expert; add a line `layer,expert,bytes` for each",
+                path.display()
+            );
         }
         Ok(Experts {
             layer_bytes: sizes.layers(),
@@ -111,7 +114,7 @@ impl Experts {
         })
     }
 
-    /// Whether the runtime has other defaults for the model.
+    /// Returns whether the model is gpt-oss, for which the runtime has different defaults.
     pub fn is_gpt_oss(&self) -> bool {
         let arch = self.facts.as_ref().and_then(|facts| facts.arch.as_deref());
         arch == Some("gpt-oss")

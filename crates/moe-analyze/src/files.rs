@@ -1,4 +1,4 @@
-//! Output files: complete or absent, and never in the place of an input or of a file that was there before.
+//! Output files. They appear only when they are complete, and never replace an input, or an existing file without `--force`.
 
 use std::fs;
 use std::io::{self, BufWriter};
@@ -10,7 +10,7 @@ use clap::builder::{MapValueParser, PathBufValueParser, TypedValueParser, ValueP
 use moe_files::{AtomicFile, inputs, parent_of};
 use moe_trace::{TRACE_FILE, buffers, graph, manifest, map_table, transfers};
 
-/// A path that a command writes, a file or a directory. Every other path of a command line is an input.
+/// The path of an output file or directory. All other paths of a command line are inputs.
 #[derive(Debug, Clone)]
 pub struct OutputPath(PathBuf);
 
@@ -36,12 +36,12 @@ impl ValueParserFactory for OutputPath {
     }
 }
 
-/// Protects the inputs of a command line, and refuses outputs that would replace one of them or each other.
+/// Protects the inputs of a command line, and rejects outputs that would replace an input or another output.
 ///
 /// # Errors
-/// An output is an input, lies inside an input run, or is or contains another output.
+/// An output is an input, is inside an input run, or is or contains another output.
 pub fn check_command_line(inputs: &[&Path], outputs: &[&OutputPath]) -> anyhow::Result<()> {
-    // Also without outputs on the command line: `record` chooses a directory.
+    // Needed without outputs on the command line, too: `record` chooses a directory.
     for input in inputs {
         protect(input);
         for shard in moe_gguf::shard_paths(input) {
@@ -54,7 +54,7 @@ pub fn check_command_line(inputs: &[&Path], outputs: &[&OutputPath]) -> anyhow::
     check_distinct(outputs)
 }
 
-/// Protects an input, and all of the run if it is one of the run's own files.
+/// Protects an input. If the input is a file of a run, protects the run directory.
 fn protect(input: &Path) {
     if input.join(TRACE_FILE).is_file() {
         return inputs::protect_directory(input);
@@ -68,7 +68,7 @@ fn protect(input: &Path) {
     }
 }
 
-/// The run that a file belongs to. Other files that lie in the directory of a run, such as prompts, do not belong to it.
+/// Returns the run directory that a file belongs to. Other files in a run directory, such as prompts, do not belong to the run.
 fn run_of(file: &Path) -> Option<&Path> {
     let name = file.file_name()?;
     let is_of_run = [
@@ -89,7 +89,7 @@ fn run_of(file: &Path) -> Option<&Path> {
     .filter(|dir| is_run(dir))
 }
 
-/// Whether a directory is a run, complete or not. A trace without any other file of a run may lie anywhere.
+/// Returns whether a directory is a run, complete or not. A trace alone does not make a directory a run.
 fn is_run(dir: &Path) -> bool {
     let has = |name: &str| dir.join(name).is_file();
     let others = [
@@ -100,13 +100,16 @@ fn is_run(dir: &Path) -> bool {
     has(TRACE_FILE) && others.into_iter().any(has)
 }
 
-/// Refuses outputs that are one file, or of which one lies inside another.
+/// Rejects two outputs with the same path, and an output inside another output.
 fn check_distinct(outputs: &[&OutputPath]) -> anyhow::Result<()> {
     for (i, a) in outputs.iter().enumerate() {
         for b in &outputs[..i] {
             let [place_a, place_b] = [a, b].map(|path| inputs::resolved(path));
             if place_a == place_b {
-                bail!("{} is named for two outputs; name two files", a.display());
+                bail!(
+                    "{} is the path of two outputs; use two different paths",
+                    a.display()
+                );
             }
             let (outer, inner) = if place_a.starts_with(&place_b) {
                 (b, a)
@@ -115,7 +118,7 @@ fn check_distinct(outputs: &[&OutputPath]) -> anyhow::Result<()> {
             };
             if place_a.starts_with(&place_b) || place_b.starts_with(&place_a) {
                 bail!(
-                    "the output {} lies inside the output {}; name another place",
+                    "the output {} is inside the output {}; use another path",
                     inner.display(),
                     outer.display()
                 );
@@ -125,16 +128,16 @@ fn check_distinct(outputs: &[&OutputPath]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Refuses an output path that cannot be written, before any work is done for it.
+/// Rejects an output path that cannot be written, before any work is done.
 pub fn check_output(path: &Path, force: bool) -> anyhow::Result<()> {
     inputs::check_output(path)?;
     match fs::metadata(path) {
         Ok(found) if found.is_dir() => {
-            bail!("{} is a directory; name a file inside it", path.display())
+            bail!("{} is a directory; use the path of a file", path.display())
         }
         Ok(found) if !found.is_file() => {
             bail!(
-                "{} is not a regular file; name another output",
+                "{} is not a regular file; use another output path",
                 path.display()
             )
         }
@@ -146,12 +149,15 @@ pub fn check_output(path: &Path, force: bool) -> anyhow::Result<()> {
         _ => {}
     }
     if path.file_name().is_none() {
-        bail!("{} does not name a file; name one", path.display());
+        bail!(
+            "{} has no file name; use the path of a file",
+            path.display()
+        );
     }
     let parent = parent_of(path);
     if !parent.is_dir() {
         bail!(
-            "the directory {} for {} does not exist; make it first",
+            "the directory {} of {} does not exist; create it first",
             parent.display(),
             path.display()
         );
@@ -159,22 +165,19 @@ pub fn check_output(path: &Path, force: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Refuses an output whose extension is not that of the one format that can be written.
+/// Rejects an output path with another extension than that of the output's only format.
 pub fn require_extension(path: &Path, extension: &str) -> anyhow::Result<()> {
     let found = path.extension();
     if !found.is_some_and(|found| found.eq_ignore_ascii_case(extension)) {
-        bail!(
-            "{}: only .{extension} files are written there; name a .{extension} file",
-            path.display()
-        );
+        bail!("{}: the extension must be .{extension}", path.display());
     }
     Ok(())
 }
 
-/// Writes a file from front to back; it appears under its path once it is complete.
+/// Writes a file, which appears at `path` when it is complete.
 ///
-/// `path` must have passed [`check_output`]. On an error it is as it was.
-pub fn write_whole(
+/// `path` must have passed [`check_output`]. After an error, an earlier file at `path` is unchanged.
+pub fn write(
     path: &Path,
     force: bool,
     write: impl FnOnce(&mut BufWriter<AtomicFile>) -> anyhow::Result<()>,
@@ -182,7 +185,7 @@ pub fn write_whole(
     commit(vec![prepare(path, force, write)?])
 }
 
-/// As [`write_whole`], but the file appears under its path by [`commit`].
+/// Like [`write()`], but the file appears at its path on [`commit`].
 pub fn prepare(
     path: &Path,
     force: bool,
@@ -194,7 +197,7 @@ pub fn prepare(
         .with_context(|| format!("writing {}", path.display()))
 }
 
-/// Puts complete files in their places: all outputs of a command at once, so that an error leaves none.
+/// Moves complete files to their paths: all outputs of a command or none.
 pub fn commit(files: Vec<AtomicFile>) -> anyhow::Result<()> {
     Ok(moe_files::commit_all(files)?)
 }

@@ -1,4 +1,4 @@
-//! What a path argument is, told by content.
+//! Detects what a path argument is from its content.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
@@ -11,7 +11,7 @@ use moe_gguf::content::Content;
 use moe_trace::tables::dataset_parts;
 use moe_trace::{TRACE_FILE, is_trace};
 
-/// What lies at a path.
+/// Kind of an input.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A run directory.
@@ -24,15 +24,15 @@ pub enum Kind {
     Parquet,
     /// A directory of tables, or a Hive-partitioned dataset.
     Tables,
-    /// JSON text, perhaps a learn file.
+    /// JSON text, possibly a learn file.
     Json,
 }
 
 impl Kind {
-    /// Looks at a path.
+    /// Detects the kind of input at a path.
     ///
     /// # Errors
-    /// There is nothing that this program knows.
+    /// The path cannot be read, or its content is in no known format.
     pub fn of(path: &Path) -> anyhow::Result<Kind> {
         let found =
             fs::metadata(path).with_context(|| format!("cannot open {}", path.display()))?;
@@ -41,9 +41,9 @@ impl Kind {
         } else if found.is_file() {
             Kind::of_file(path)
         } else {
-            // A pipe without a writer would be waited for without end.
+            // Opening a pipe without a writer would block forever.
             bail!(
-                "{} is neither a regular file nor a directory; give a path to one",
+                "{} is neither a regular file nor a directory; pass a file or a directory",
                 path.display()
             )
         }
@@ -58,7 +58,7 @@ impl Kind {
         }
         bail!(
             "{} is neither a run directory (no trace.bin) nor a directory of tables (no routing.parquet, no routing/run=*/); \
-             give what `record` or `parquet` wrote",
+             pass a directory that `record` or `parquet` wrote",
             path.display()
         );
     }
@@ -70,7 +70,7 @@ impl Kind {
             .with_context(|| format!("cannot read {}", path.display()))?;
         if head.is_empty() {
             bail!(
-                "{} is empty; give a run directory, a trace, a table or a model",
+                "{} is empty; pass a run directory, a trace, a table or a model",
                 path.display()
             );
         }
@@ -87,28 +87,28 @@ impl Kind {
             Some(Content::Gguf) => Ok(Kind::Gguf),
             Some(Content::Parquet) => Ok(Kind::Parquet),
             Some(content) => bail!(
-                "{} is {content}, which is not read; {}",
+                "{} is {content}, which cannot be read; {}",
                 path.display(),
                 match content.advice() {
-                    "" => "give a run, a trace, a table, a GGUF model or a learn file",
+                    "" => "pass a run, a trace, a table, a GGUF model or a learn file",
                     advice => advice,
                 }
             ),
             None => bail!(
-                "{} is in no known format: not a GGUF model, a Parquet table, a trace of 1024-byte records, a learn file, or a \
-                 format that `convert --list` names",
+                "{} has an unknown format: it is not a GGUF model, a Parquet table, a trace of 1024-byte records, a learn file, or a \
+                 format that `convert --list` lists",
                 path.display()
             ),
         }
     }
 }
 
-/// Whether there is a regular file. That it cannot be told, for want of permission, is an error.
+/// Returns whether a regular file exists at a path. A missing permission is an error.
 fn is_file(path: &Path) -> anyhow::Result<bool> {
     Ok(metadata(path)?.is_some_and(|found| found.is_file()))
 }
 
-/// What is known of a path; nothing where there is none.
+/// Returns the metadata of a path, or `None` if it does not exist.
 fn metadata(path: &Path) -> anyhow::Result<Option<fs::Metadata>> {
     match fs::metadata(path) {
         Ok(found) => Ok(Some(found)),

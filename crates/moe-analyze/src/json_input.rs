@@ -1,4 +1,4 @@
-//! JSON documents of this program's own formats, whose errors name the file, the place and what to do.
+//! Reads JSON documents in this program's own formats. Errors contain the file, the line and column, and advice.
 
 use std::path::Path;
 
@@ -8,13 +8,13 @@ use moe_trace::bounded;
 use moe_trace::json::reason_with_place;
 use serde::de::DeserializeOwned;
 
-/// Reads a document. `advice` says what such a document is, or where it is described.
+/// Reads a document. Errors end with `advice`, which describes the format.
 pub fn read<T: DeserializeOwned>(path: &Path, advice: &str) -> anyhow::Result<T> {
     let text = bounded::read_json(path).map_err(|error| anyhow!("{error}; {advice}"))?;
     parse(&text).map_err(|error| anyhow!("{}: {error}; {advice}", path.display()))
 }
 
-/// Reads the text of a document.
+/// Parses the text of a document.
 pub fn parse<T: DeserializeOwned>(text: &str) -> anyhow::Result<T> {
     json::parse(text).map_err(|error| match error {
         JsonError::Invalid(error) => anyhow!(reason_with_place(&error)),

@@ -1,4 +1,4 @@
-//! Output files of many gigabytes: free space is checked first, progress is shown, and an interrupt leaves no file.
+//! Output files of many gigabytes: checks free space first, shows progress, and leaves no file after an interrupt.
 
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::output::human_bytes;
 use crate::progress::Progress;
 use crate::{files, interrupt};
 
-/// A file of which every write moves the bar, and to which writes fail after an interrupt.
+/// A file whose writes advance the progress bar, and fail after an interrupt.
 pub struct Meter<'a> {
     file: &'a mut BufWriter<AtomicFile>,
     progress: Progress,
@@ -22,7 +22,7 @@ pub struct Meter<'a> {
 impl Write for Meter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.interrupted.load(Ordering::Relaxed) {
-            // Not ErrorKind::Interrupted, after which writers try again.
+            // Not ErrorKind::Interrupted: writers retry after it.
             return Err(io::Error::other("interrupted; nothing was written"));
         }
         let n = self.file.write(bytes)?;
@@ -35,7 +35,7 @@ impl Write for Meter<'_> {
     }
 }
 
-/// Makes a file of `size` bytes at `path`, which must have passed [`files::check_output`]. `make` writes it whole.
+/// Writes a file of `size` bytes with `make`. `path` must have passed [`files::check_output`].
 pub fn write(
     ctx: &Context,
     path: &Path,
@@ -43,9 +43,9 @@ pub fn write(
     size: u64,
     make: impl FnOnce(&mut Meter<'_>) -> io::Result<()>,
 ) -> anyhow::Result<()> {
-    check_room(path, size)?;
+    check_free_space(path, size)?;
     let interrupted = interrupt::flag();
-    files::write_whole(path, force, |file| {
+    files::write(path, force, |file| {
         let mut meter = Meter {
             file,
             progress: Progress::bytes(ctx, size),
@@ -58,11 +58,11 @@ pub fn write(
     Ok(())
 }
 
-/// Refuses a file that does not fit where it is to lie. Where the system does not tell, nothing is refused.
-pub fn check_room(path: &Path, size: u64) -> anyhow::Result<()> {
+/// Rejects a file that does not fit into the free space of its file system. Unknown free space is not an error.
+pub fn check_free_space(path: &Path, size: u64) -> anyhow::Result<()> {
     match fs4::available_space(parent_of(path)) {
         Ok(free) if free < size => bail!(
-            "{} needs {size} bytes ({}), {free} ({}) are free there; make room or name another place",
+            "{} needs {size} bytes ({}) but only {free} bytes ({}) are free; free some space or use another path",
             path.display(),
             human_bytes(size),
             human_bytes(free)

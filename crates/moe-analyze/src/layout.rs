@@ -1,4 +1,4 @@
-//! The layout of a model's tensors in its files: in words, and as a Parquet table.
+//! The layout of a model's tensors in its files: descriptions and the Parquet table.
 
 use std::path::Path;
 
@@ -13,10 +13,10 @@ use moe_trace::map_table;
 
 use crate::output::human_bytes;
 
-/// Runs of layers that are written out; of a file that is laid out at random there are as many as layers.
+/// Maximum number of layer ranges to print. A file in random order has as many ranges as layers.
 const MAX_RUNS: usize = 32;
 
-/// In which order the layers lie, and what it costs; `None` for a model without layers.
+/// Describes the order of the layers in the file and the seeks of a sequential pass. Returns `None` for a model without layers.
 pub fn layers(layers: &LayerOrder) -> Option<String> {
     if layers.order.is_empty() {
         return None;
@@ -39,7 +39,7 @@ pub fn layers(layers: &LayerOrder) -> Option<String> {
     })
 }
 
-/// `0, 1, 10, 11, 12, 2` as `0-1, 10-12, 2`.
+/// Formats `0, 1, 10, 11, 12, 2` as `0-1, 10-12, 2`.
 fn runs(order: &[LayerId]) -> String {
     let runs = order.chunk_by(|&a, &b| a.0.checked_add(1) == Some(b.0));
     let n_runs = runs.clone().count();
@@ -51,15 +51,15 @@ fn runs(order: &[LayerId]) -> String {
         })
         .collect();
     if n_runs > MAX_RUNS {
-        texts.push(format!("and {} more", counted(n_runs - MAX_RUNS, "run")));
+        texts.push(format!("and {} more", counted(n_runs - MAX_RUNS, "range")));
     }
     texts.join(", ")
 }
 
-/// Whether the map fits the file, on one line.
+/// Describes on one line whether the tensors fit the file.
 pub fn verdict(report: &LayoutReport) -> String {
     format!(
-        "{}: {}, {}, {} past the end; {} of padding, {} after the last tensor",
+        "{}: {}, {}, {} past the end of the file; {} of padding, {} after the last tensor",
         if report.is_sound() { "sound" } else { "FAULTY" },
         counted(report.overlaps.len(), "overlap"),
         counted(report.gaps.len(), "gap"),
@@ -69,7 +69,7 @@ pub fn verdict(report: &LayoutReport) -> String {
     )
 }
 
-/// Writes the map as a Parquet table, which is in its place once it is committed.
+/// Writes the map as a Parquet table, which appears at its path on commit.
 pub fn prepare_map_table(
     gguf: &Gguf,
     map: &OffsetMap,
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_has_no_plural() {
+    fn uses_singular_for_one() {
         let counts = [0_u64, 1, 2].map(|n| counted(n, "gap"));
         assert_eq!(counts, ["0 gaps", "1 gap", "2 gaps"]);
         let report = LayoutReport {
@@ -109,7 +109,7 @@ mod tests {
         };
         assert_eq!(
             verdict(&report),
-            "FAULTY: 1 overlap, 0 gaps, 0 tensors past the end; 0 bytes of padding, 1 byte after the last tensor"
+            "FAULTY: 1 overlap, 0 gaps, 0 tensors past the end of the file; 0 bytes of padding, 1 byte after the last tensor"
         );
     }
 
@@ -121,7 +121,7 @@ mod tests {
         let backwards: Vec<LayerId> = (0..40).rev().map(LayerId).collect();
         let text = runs(&backwards);
         assert!(
-            text.starts_with("39, 38, ") && text.ends_with(", 8, and 8 runs more"),
+            text.starts_with("39, 38, ") && text.ends_with(", 8, and 8 ranges more"),
             "{text}"
         );
     }

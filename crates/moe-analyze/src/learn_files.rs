@@ -1,4 +1,4 @@
-//! Learn files, read or counted from traces.
+//! Reads learn files, or counts traces into learn files.
 
 use std::path::{Path, PathBuf};
 
@@ -13,15 +13,15 @@ use crate::counting;
 use crate::inputs::Kind;
 use crate::traces::{self, ImportArgs};
 
-/// Reads learn files and adds them, fading older ones if asked to. Anything that `hotness` counts does as well, if it can be of
-/// the model.
+/// Reads learn files and adds their counts; `half_life` fades older files. Traces that `hotness` can count are also accepted, if they
+/// match the model.
 pub fn read_learn_files(
     paths: &[PathBuf],
     half_life: Option<f64>,
     options: &ImportOptions,
     ctx: &Context,
 ) -> anyhow::Result<LearnFile> {
-    // Traces are counted first: one that does not say how many experts there are shows no more than were used.
+    // Traces are counted first: a trace without a number of experts shows only the experts that were used.
     let mut counted: Vec<Option<Hotness>> = Vec::new();
     for path in paths {
         if is_learn_file(path)? {
@@ -37,7 +37,7 @@ pub fn read_learn_files(
     }
     let (mut n_expert, mut n_expert_used) = (0, 0);
     if counted.iter().any(Option::is_some) {
-        // Learn files are read again below, so that few of them are in memory at a time.
+        // Learn files are read again below, to keep only a few of them in memory at a time.
         for (path, counted) in paths.iter().zip(&counted) {
             let (of_layer, of_token) = match counted {
                 Some(hotness) => (hotness.n_expert(), hotness.n_expert_used()),
@@ -57,12 +57,12 @@ pub fn read_learn_files(
             None => read_file(path, options),
         }
     });
-    // Without a half-life nothing fades, as if it had no end.
+    // An infinite half-life means no fading.
     let merged = LearnFile::merge_fading(files, half_life.unwrap_or(f64::INFINITY))?;
-    merged.context("no input; name a learn file")
+    merged.context("no input; pass a learn file")
 }
 
-/// Reads one learn file, or makes it from what `hotness` counts.
+/// Reads a learn file, or counts a trace into one.
 pub fn read_learn_file(
     path: &Path,
     options: &ImportOptions,
@@ -74,7 +74,7 @@ pub fn read_learn_file(
     Ok(count(path, options, ctx)?.learn_file(Phases::All)?)
 }
 
-/// Reads a learn file, which must be able to be of the model. Messages name the path.
+/// Reads a learn file, which must match the model. Errors contain the path.
 fn read_file(path: &Path, options: &ImportOptions) -> anyhow::Result<LearnFile> {
     let text = bounded::read_json(path)?;
     let file = LearnFile::parse(&text).with_context(|| path.display().to_string())?;
@@ -84,36 +84,36 @@ fn read_file(path: &Path, options: &ImportOptions) -> anyhow::Result<LearnFile> 
     Ok(file)
 }
 
-/// Counts a run, tables, or a trace of another tool. Messages name the path.
+/// Counts a run, tables, or a trace of another tool. Errors contain the path.
 fn count(path: &Path, options: &ImportOptions, ctx: &Context) -> anyhow::Result<Hotness> {
     if matches!(Kind::of(path), Ok(Kind::Gguf)) && traces::detect(path)?.is_none() {
         bail!(
-            "{}: it is a model; pass it with --model, and name a learn file",
+            "{} is a model, not a learn file or a trace; pass the model with --model",
             path.display()
         );
     }
     counting::read(path, options, ctx)
 }
 
-/// Experts of a layer and of a token, as far as a learn file has them; else 0.
+/// Returns the numbers of experts per layer and per token in a learn file, 0 if missing.
 fn numbers_of(file: &LearnFile) -> (u32, u32) {
     let number = |n: Option<u64>| n.and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
     (number(file.n_expert()), number(file.n_expert_used()))
 }
 
-/// Whether a path is a learn file, or a live report, which is one.
+/// Returns whether a path is a learn file. A live report of the runtime is a learn file.
 pub fn is_learn_file(path: &Path) -> anyhow::Result<bool> {
     Ok(matches!(Kind::of(path), Ok(Kind::Json))
         && traces::detect(path)?
             .is_none_or(|trace| trace.importer.contents() == Contents::LearnFile))
 }
 
-/// Refuses options that describe a trace where none of the inputs is one that they apply to.
+/// Rejects options that describe a trace if they apply to none of the inputs.
 ///
 /// # Errors
-/// An option is named that all of them tell themselves, or have not.
+/// All inputs already contain what the option provides, or the option has no meaning for them.
 pub fn check_import_args(args: &ImportArgs, paths: &[PathBuf]) -> anyhow::Result<()> {
-    let Some(option) = args.named() else {
+    let Some(option) = args.first_given() else {
         return Ok(());
     };
     let mut traces: Vec<&Path> = Vec::new();
@@ -123,12 +123,12 @@ pub fn check_import_args(args: &ImportArgs, paths: &[PathBuf]) -> anyhow::Result
         }
     }
     if traces.is_empty() {
-        bail!("{option} is for traces, and there are learn files alone; leave the option out");
+        bail!("{option} applies to traces, but all inputs are learn files; omit the option");
     }
     args.check(&traces)
 }
 
-/// What a learn file says of its model.
+/// Returns the facts about the model that a learn file contains.
 fn facts_of(file: &LearnFile) -> Facts {
     let n_expert = file.n_expert().filter(|&n| n > 0);
     Facts {

@@ -1,4 +1,4 @@
-//! `moe-analyze`: traces of mixture-of-experts models in GGUF files, and what can be learnt from them.
+//! `moe-analyze`: records and analyzes traces of mixture-of-experts models in GGUF files.
 
 #![forbid(unsafe_code)]
 
@@ -24,7 +24,7 @@ mod op_table;
 mod option_values;
 mod output;
 mod phase_choice;
-// Without `plot/render.rs` nothing reads a figure.
+// Without `plot/render.rs`, figures are never read.
 #[cfg_attr(not(feature = "plot"), allow(dead_code))]
 mod plot;
 mod progress;
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
         Some(cli) => cli.run(),
         None => Ok(exit_status::ExitStatus::Done),
     });
-    // Whatever else a command reports about a file that changed under it follows from that.
+    // If a mapped input changed while it was read, other errors are consequences.
     match moe_files::check_inputs().map_err(Into::into).and(outcome) {
         Ok(status) => status.into(),
         Err(error) => {

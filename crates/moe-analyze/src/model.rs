@@ -1,4 +1,4 @@
-//! The model to run: a file, or the one in this program.
+//! The model to run: a file, or the embedded model.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use moe_gguf::check::check;
 #[cfg(feature = "embedded-model")]
 const EMBEDDED: &str = "embedded:tiny-qwen3moe-Q4_K_M.gguf";
 
-/// Opens the model and refuses one whose data is cut off or whose tensors overlap.
+/// Opens the model. Rejects truncated files and overlapping tensors.
 pub fn open(path: Option<&Path>) -> anyhow::Result<Gguf> {
     let gguf = match path {
         Some(path) => Gguf::open(path)?,
@@ -18,12 +18,12 @@ pub fn open(path: Option<&Path>) -> anyhow::Result<Gguf> {
     };
     for tensor in gguf.tensors() {
         gguf.data(tensor)
-            .context("a model that is not whole cannot run")?;
+            .context("an incomplete model cannot run")?;
     }
     let report = check(&gguf);
     if let Some(overlap) = report.overlaps.first() {
         bail!(
-            "{} ({} overlaps); such a model would compute nonsense: see `gguf-map --check-overlaps`",
+            "{} ({} overlaps); a model with overlapping tensors cannot run: list them with `gguf-map --check-overlaps`",
             overlap.describe(&gguf),
             report.overlaps.len()
         );
@@ -39,5 +39,5 @@ fn embedded() -> anyhow::Result<Gguf> {
 
 #[cfg(not(feature = "embedded-model"))]
 fn embedded() -> anyhow::Result<Gguf> {
-    bail!("this program was built without the embedded model; give one with --model FILE.gguf")
+    bail!("this program was built without the embedded model; pass a model with --model FILE.gguf")
 }

@@ -1,4 +1,4 @@
-//! Operation numbers of a trace without a manifest, as the user names them.
+//! The operation names of a trace without a manifest, from a file of the user.
 
 use std::path::Path;
 
@@ -7,11 +7,11 @@ use moe_files::csv::{self, Fields, LineFault, LineReader};
 use moe_trace::bounded;
 use moe_trace::ops::OpTable;
 
-/// Reads lines `number,name`. The first line may be a header; one that names both columns may have them in any order, and
-/// others, which are ignored.
+/// Reads lines `number,name`. The first line may be a header. If it names both columns, they can be in any order, and other columns
+/// are ignored.
 ///
 /// # Errors
-/// The file and the line are named.
+/// A line is invalid; the error contains the file and the line.
 pub fn read(path: &Path) -> anyhow::Result<OpTable> {
     let text = bounded::read_text(path)?;
     let mut reader = LineReader::default();
@@ -21,7 +21,7 @@ pub fn read(path: &Path) -> anyhow::Result<OpTable> {
         let fields = reader.fields(text);
         match fields.map(|fields| (columns.op(fields), fields)) {
             Ok((Some(op), _)) => ops.push(op),
-            // A header, which starts with no number.
+            // A header does not start with a number.
             Ok((None, names)) if n == 0 && !starts_with_number(names) => {
                 let named = Columns::of_header(names);
                 let named =
@@ -29,8 +29,8 @@ pub fn read(path: &Path) -> anyhow::Result<OpTable> {
                 columns = named.unwrap_or_default();
             }
             Ok(_) | Err(LineFault::TooManyFields) => bail!(
-                "{}: line {line}: not `number,name` with a number up to 255; write one operation a line, \
-                 and, where there are more columns, a header that names these two",
+                "{}: line {line}: expected `number,name` with a number from 0 to 255; write one operation per line, \
+                 and a header with these two names if there are more columns",
                 path.display()
             ),
             Err(fault) => bail!("{}: line {line}: {fault}", path.display()),
@@ -38,7 +38,7 @@ pub fn read(path: &Path) -> anyhow::Result<OpTable> {
     }
     if ops.is_empty() {
         bail!(
-            "{}: no operation in it; write lines `number,name`",
+            "{}: the file contains no operation; write lines `number,name`",
             path.display()
         );
     }
@@ -51,7 +51,7 @@ fn starts_with_number(fields: Fields<'_>) -> bool {
         .is_some_and(|field| field.parse::<u64>().is_ok())
 }
 
-/// Places of the columns.
+/// Indices of the columns.
 struct Columns {
     number: usize,
     name: usize,
@@ -69,7 +69,7 @@ impl Default for Columns {
 }
 
 impl Columns {
-    /// The columns of a header that names both.
+    /// Returns the columns of a header that names both.
     fn of_header(names: Fields<'_>) -> Result<Option<Columns>, LineFault> {
         let places = (names.place_of("number")?, names.place_of("name")?);
         let (Some(number), Some(name)) = places else {

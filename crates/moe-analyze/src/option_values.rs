@@ -6,54 +6,63 @@ use std::num::{IntErrorKind, ParseFloatError, ParseIntError};
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-/// Why the value of an option is refused.
+/// Why the value of an option is rejected. The command line's error contains the option and the value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ValueError {
-    /// It is not what the option takes.
-    #[error("give {0}")]
+    /// The value has another format.
+    #[error("expected {0}")]
     Expected(&'static str),
-    /// It is not an integer, or is out of range.
-    #[error("give an integer from {least} to {most}")]
+    /// The value is not an integer of the range.
+    #[error("{problem} ({least}..={most})")]
     OutOfRange {
-        /// Least value.
+        /// `not an integer`, or `out of range`.
+        problem: &'static str,
+        /// Smallest valid value.
         least: String,
-        /// Greatest value.
+        /// Largest valid value.
         most: String,
     },
-    /// It is not an integer, or is too small.
-    #[error("give an integer of at least {least}")]
+    /// The value is not an integer, or is too small.
+    #[error("expected an integer of at least {least}")]
     TooSmall {
-        /// Least value.
+        /// Smallest valid value.
         least: String,
     },
-    /// It stands for more values than are taken.
-    #[error("the range has {limit} values or more; give a larger step")]
+    /// The range has too many values.
+    #[error("the range has {limit} values or more; use a larger step")]
     LongRange {
-        /// Values that are too many.
+        /// First number of values that is too large.
         limit: usize,
     },
-    /// It is a range of numbers that makes no sense.
-    #[error("a range goes up, and starts above 0 if it doubles")]
+    /// The range is empty or never reaches its end.
+    #[error("a range must ascend, and start above 0 if it doubles")]
     BadRange,
 }
 
-/// Reads an integer of a range. Its type is that of the option, which nothing but a run of the program checks.
-pub fn whole<T>(range: RangeInclusive<T>) -> impl Fn(&str) -> Result<T, ValueError> + Clone
+const OUT_OF_RANGE: &str = "out of range";
+
+/// Returns a parser for integers in `range`.
+pub fn integer_in<T>(range: RangeInclusive<T>) -> impl Fn(&str) -> Result<T, ValueError> + Clone
 where
     T: FromStr + PartialOrd + Display + Clone,
 {
     move |text| {
         let number = text.parse().ok().filter(|number| range.contains(number));
         number.ok_or_else(|| ValueError::OutOfRange {
+            problem: if text.parse::<i128>().is_ok() {
+                OUT_OF_RANGE
+            } else {
+                "not an integer"
+            },
             least: range.start().to_string(),
             most: range.end().to_string(),
         })
     }
 }
 
-/// A type of integers.
+/// An integer type of option values.
 pub trait Integer: FromStr<Err = ParseIntError> + PartialOrd + Display + Clone {
-    /// The greatest one.
+    /// Largest value.
     const MAX: Self;
 }
 
@@ -66,11 +75,12 @@ macro_rules! integers {
 }
 integers!(u32, u64, usize);
 
-/// Reads an integer that is not less than another. The message names the upper end of the range only for a number above it.
+/// Returns a parser for integers of at least `least`. The error names the upper bound only if the value exceeds it.
 pub fn at_least<T: Integer>(least: T) -> impl Fn(&str) -> Result<T, ValueError> + Clone {
     move |text| match text.parse() {
         Ok(number) if number >= least => Ok(number),
         Err(error) if *error.kind() == IntErrorKind::PosOverflow => Err(ValueError::OutOfRange {
+            problem: OUT_OF_RANGE,
             least: least.to_string(),
             most: T::MAX.to_string(),
         }),
@@ -80,7 +90,7 @@ pub fn at_least<T: Integer>(least: T) -> impl Fn(&str) -> Result<T, ValueError> 
     }
 }
 
-/// Reads a number for which `is_valid` holds; `expected` says what the option takes.
+/// Parses a number that satisfies `is_valid`. `expected` describes the valid values in the error.
 pub fn number<T: FromStr>(
     text: &str,
     expected: &'static str,
@@ -90,34 +100,33 @@ pub fn number<T: FromStr>(
     number.ok_or(ValueError::Expected(expected))
 }
 
-/// What an option wants that takes every number of its type, in the place of the standard library's words for what it
-/// got; no whole number that an option takes is below 0.
-pub fn wanted(error: &(dyn Error + 'static)) -> Option<&'static str> {
+/// Returns what an option of the standard library's number types expects, to replace the text of the standard library's error.
+pub fn expected_number(error: &(dyn Error + 'static)) -> Option<&'static str> {
     if error.is::<ParseFloatError>() {
-        return Some("give a number");
+        return Some("expected a number");
     }
     let error: &ParseIntError = error.downcast_ref()?;
     Some(match error.kind() {
         IntErrorKind::PosOverflow => "the number is too large",
-        _ => "give an integer of at least 0",
+        _ => "expected an integer of at least 0",
     })
 }
 
-/// A number for an option that takes no 0.
+/// Parses a number above 0.
 pub fn positive(text: &str) -> Result<f64, ValueError> {
-    number(text, "a number above 0, up to 1e9", |value| {
+    number(text, "a number above 0, at most 1e9", |value| {
         (1e-9..=1e9).contains(value)
     })
 }
 
-/// A number for an option that takes 0, too.
+/// Parses a number of at least 0.
 pub fn not_negative(text: &str) -> Result<f64, ValueError> {
     number(text, "a number from 0 to 1e9", |value| {
         (0.0..=1e9).contains(value)
     })
 }
 
-/// The name of the first option that was given.
+/// Returns the name of the first option that is present on the command line.
 pub fn first_given<const N: usize>(options: [(&'static str, bool); N]) -> Option<&'static str> {
     let mut given = options.into_iter().filter(|(_, is_given)| *is_given);
     given.next().map(|(name, _)| name)

@@ -5,11 +5,14 @@ use moe_analysis::hotness::Phases;
 use moe_gguf::text::counted;
 use moe_trace::Phase;
 
-/// The tokens of one phase, or of both.
+/// The tokens of one phase, or of both phases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum PhaseChoice {
+    /// Prompt and generated tokens
     All,
+    /// Prompt tokens
     Prompt,
+    /// Generated tokens
     #[value(alias = "decode")]
     Generate,
 }
@@ -23,7 +26,7 @@ impl PhaseChoice {
         }
     }
 
-    /// `n` tokens of the phase, in words.
+    /// Describes `n` tokens of the phase.
     pub fn tokens(self, n: u64) -> String {
         counted(n, &format!("{} token", self.describe()))
     }
@@ -37,7 +40,7 @@ impl PhaseChoice {
     }
 }
 
-/// Reads a single phase.
+/// Parser for a single phase.
 pub fn one_phase() -> impl TypedValueParser<Value = Phase> {
     let names = [
         PossibleValue::new("prompt"),

@@ -1,4 +1,4 @@
-//! Progress on stderr: bars and spinners of work that takes more than a second.
+//! Progress bars and spinners on stderr for work that takes more than a second.
 
 use std::io::{IsTerminal, stderr};
 use std::path::Path;
@@ -20,43 +20,43 @@ const BYTES: &str =
 const ITEMS: &str = "{wide_bar} {human_pos} of {human_len} {msg}, {eta} left";
 const SPINNER: &str = "{spinner} {msg}, {elapsed}";
 
-/// The bar that is drawn, so that a message can be printed above it.
+/// The visible bar. Messages are printed above it.
 static DRAWN: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
-/// Work that takes no longer shows nothing.
+/// Delay before the bar appears.
 const DELAY: Duration = Duration::from_secs(1);
 const INTERVAL: Duration = Duration::from_millis(200);
 
-/// Shows how far some work has come, from a second after it started until the value is dropped. Nothing is shown where stderr is
-/// not a terminal, with `--quiet`, and in continuous integration (`CI` is set).
+/// Shows the progress of some work, from one second after its start until the value is dropped. Shows nothing if stderr is not a
+/// terminal, with `--quiet`, or in continuous integration (`CI` is set).
 pub struct Progress {
     bar: ProgressBar,
     drawing: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
 impl Progress {
-    /// Over `size` bytes.
+    /// Bar over `size` bytes.
     pub fn bytes(ctx: &Context, size: u64) -> Progress {
         Progress::new(ctx, BYTES, "", size, None)
     }
 
-    /// Over `n` of `what`, a plural.
+    /// Bar over `n` items; `what` is their name, a plural.
     pub fn items(ctx: &Context, what: &'static str, n: u64) -> Progress {
         Progress::new(ctx, ITEMS, what, n, None)
     }
 
-    /// As [`Progress::items`], which takes the number that is done from `done`.
+    /// Like [`Progress::items`], with the number of completed items in `done`.
     pub fn following(ctx: &Context, what: &'static str, n: u64, done: Arc<AtomicU64>) -> Progress {
         Progress::new(ctx, ITEMS, what, n, Some(done))
     }
 
-    /// Over the records of a run, as the walks over its operations go on.
+    /// Bar over the records of a run. It follows the iterators over its operations.
     pub fn of_run(ctx: &Context, run: &Run) -> Progress {
         let n_records = run.trace.size_bytes() / RECORD_SIZE as u64;
         Progress::following(ctx, "records", n_records, run.trace.position())
     }
 
-    /// Of work whose length is unknown: a file that is read.
+    /// Spinner while a file is read.
     pub fn reading(ctx: &Context, path: &Path) -> Progress {
         let name = path.file_name().unwrap_or(path.as_os_str());
         let what = format!("reading {}", name.display());
@@ -103,7 +103,7 @@ impl Progress {
         Progress { bar, drawing }
     }
 
-    /// Another `n` are done.
+    /// Advances the bar by `n`.
     pub fn inc(&self, n: u64) {
         self.bar.inc(n);
     }
@@ -113,7 +113,7 @@ fn lock_drawn() -> MutexGuard<'static, Option<ProgressBar>> {
     DRAWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Prints to stderr while no bar is there.
+/// Runs `print` while the bar is hidden.
 pub fn without_bar(print: impl FnOnce()) {
     match &*lock_drawn() {
         Some(bar) => bar.suspend(print),

@@ -1,4 +1,4 @@
-//! What commands that record a run share: its manifest, and the error of a run that failed.
+//! Shared by commands that record a run: the manifest, and the error of a failed recording.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -14,7 +14,7 @@ use time::format_description::well_known::Rfc3339;
 
 use crate::engine::device::DeviceArgs;
 
-/// The part of the manifest that every run has: engine, model, machine, and a start time of now.
+/// Returns the part of the manifest that all recordings share: engine, model, host, and the current time as start time.
 pub fn manifest(
     gguf: &Gguf,
     map: &OffsetMap,
@@ -40,7 +40,7 @@ pub fn manifest(
     })
 }
 
-/// Stores the GPUs of a run. Without one the CPU computes, also with `--device auto`.
+/// Stores the GPUs of a run in its manifest. Without a GPU the policy is `cpu`, also with `--device auto`.
 pub fn set_gpus(manifest: &mut Manifest, gpus: Vec<manifest::Gpu>) {
     if gpus.is_empty() {
         manifest.policy = "cpu".into();
@@ -48,21 +48,21 @@ pub fn set_gpus(manifest: &mut Manifest, gpus: Vec<manifest::Gpu>) {
     manifest.set_gpus(gpus);
 }
 
-/// The command line; bytes that are not UTF-8 are replaced.
+/// Returns the command line, with bytes that are not UTF-8 replaced.
 pub fn argv() -> Vec<String> {
     std::env::args_os()
         .map(|arg| arg.to_string_lossy().into_owned())
         .collect()
 }
 
-/// Why a recording failed, and what its run directory has; `records` is what completing the run came to.
+/// Returns the error of a failed recording, with the state of its run directory. `records` is the result of completing the run.
 pub fn failure(
     error: anyhow::Error,
     out: &Path,
     records: Result<u64, moe_trace::Error>,
 ) -> anyhow::Error {
     match records {
-        // The failed write of the trace is reported again where the run is completed.
+        // Completing the run reports a failed write of the trace again.
         Err(second)
             if error
                 .chain()
@@ -70,7 +70,10 @@ pub fn failure(
         {
             error.context(format!("{} is incomplete ({second})", out.display()))
         }
-        _ => error.context(format!("{} keeps what was recorded", out.display())),
+        _ => error.context(format!(
+            "{} contains what was recorded until the error",
+            out.display()
+        )),
     }
 }
 
@@ -84,7 +87,7 @@ fn model_entry(
         .iter()
         .filter(|row| row.category == Category::Expert);
     let types: BTreeSet<&str> = experts.map(|row| row.ty.name()).collect();
-    // From the file: engines do not count the blocks of an MTP head.
+    // From the file, because engines do not count the blocks of an MTP head.
     let n_blocks = |key: &str| -> anyhow::Result<u32> {
         let values = gguf
             .metadata()

@@ -1,4 +1,4 @@
-//! What a path argument names as a trace: a run, tables, or a trace of another tool.
+//! Opens path arguments as traces: runs, tables, or traces of other tools.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,50 +13,50 @@ use moe_trace::{Facts, Run, Sink};
 use crate::context::Context;
 use crate::inputs::Kind;
 use crate::op_table;
-use crate::option_values::{first_given, whole};
+use crate::option_values::{first_given, integer_in};
 use crate::progress::Progress;
 
-/// What the user can tell about traces, their model included.
+/// Options that describe traces and their model.
 #[derive(Debug, Default, clap::Args)]
 pub struct TraceArgs {
-    /// Model of a trace of another tool, for what the trace does not tell: experts, bytes of an expert
-    #[arg(long, value_name = "FILE.gguf")]
+    /// Model of the trace, a GGUF file: provides layers, experts and expert sizes that the trace does not contain
+    #[arg(long, value_name = "FILE.gguf", help_heading = "Trace")]
     model: Option<PathBuf>,
     #[command(flatten)]
     import: ImportArgs,
 }
 
-/// What the user can tell about traces beside their model.
+/// Options that describe traces, without the model.
 #[derive(Debug, Default, clap::Args)]
 pub struct ImportArgs {
-    /// Experts for a token, for a trace of another tool that does not tell
-    #[arg(long, value_name = "K", value_parser = whole(1..=4096u32))]
+    /// Number of experts per token, for a trace of another tool that does not contain it; 1 to 4096
+    #[arg(long, value_name = "K", value_parser = integer_in(1..=4096u32), help_heading = "Trace")]
     top_k: Option<u32>,
     #[command(flatten)]
     ops: OpsArgs,
 }
 
-/// What the user can tell about records.
+/// Options that describe traces of 1024-byte records.
 #[derive(Debug, Default, clap::Args)]
 pub struct OpsArgs {
-    /// Operation numbers of a bare trace of 1024-byte records: lines `number,name`
-    #[arg(long, value_name = "FILE.csv")]
+    /// Names of the operation numbers in a trace.bin without manifest.json, as lines `number,name`
+    #[arg(long, value_name = "FILE.csv", help_heading = "Trace")]
     ops: Option<PathBuf>,
 }
 
 impl OpsArgs {
-    /// Opens a run, or a trace of records, for what needs every operation, and tells what is to be said of it.
+    /// Opens a run or a trace of 1024-byte records, and prints its warnings.
     ///
     /// # Errors
-    /// It is anything else; a trace of another tool is named.
+    /// The input has another format; the error contains the format of a trace of another tool.
     pub fn open(&self, path: &Path, ctx: &Context) -> anyhow::Result<Run> {
         check_run(path)?;
-        let run = named(Run::open(path)?, self.read()?.as_ref());
-        remark(&run, ctx)?;
+        let run = with_op_names(Run::open(path)?, self.read()?.as_ref());
+        print_warnings(&run, ctx)?;
         Ok(run)
     }
 
-    /// Refuses a table of operations that all runs have of their own.
+    /// Rejects `--ops` if all runs have a manifest.
     pub fn check(&self, runs: &[&Run]) -> anyhow::Result<()> {
         match (&self.ops, runs) {
             (Some(_), [run, ..]) if runs.iter().all(|run| run.manifest.is_some()) => {
@@ -66,8 +66,8 @@ impl OpsArgs {
         }
     }
 
-    /// Whether there are any.
-    pub fn are_named(&self) -> bool {
+    /// Returns whether `--ops` is given.
+    pub fn is_given(&self) -> bool {
         self.ops.is_some()
     }
 
@@ -78,30 +78,30 @@ impl OpsArgs {
 
 fn ops_are_known(path: &Path) -> String {
     format!(
-        "--ops: {} names its operations itself; leave the option out",
+        "--ops: the manifest of {} already contains the operation names; omit the option",
         path.display()
     )
 }
 
-/// A trace without manifest has the operations that the user names.
-fn named(run: Run, ops: Option<&OpTable>) -> Run {
+/// Adds the operation names of the user to a trace without a manifest.
+fn with_op_names(run: Run, ops: Option<&OpTable>) -> Run {
     match ops {
         Some(ops) if run.manifest.is_none() => run.with_ops(ops.clone()),
         _ => run,
     }
 }
 
-/// Tells what is to be said of a run.
-pub fn remark(run: &Run, ctx: &Context) -> anyhow::Result<()> {
+/// Prints the warnings about a run.
+pub fn print_warnings(run: &Run, ctx: &Context) -> anyhow::Result<()> {
     let progress = Progress::of_run(ctx, run);
-    let remarks = run.remarks()?;
+    let warnings = run.remarks()?;
     drop(progress);
-    remarks.iter().for_each(|remark| ctx.remark(remark));
+    warnings.iter().for_each(|warning| ctx.note(warning));
     Ok(())
 }
 
 impl ImportArgs {
-    /// Reads the files that are named; `model` is what is known of the traces' model.
+    /// Reads the files of the options. `model` contains the known facts about the traces' model.
     pub fn options(&self, model: Option<Facts>) -> anyhow::Result<ImportOptions> {
         Ok(ImportOptions {
             top_k: self.top_k,
@@ -110,24 +110,24 @@ impl ImportArgs {
         })
     }
 
-    /// The first option that is named.
-    pub fn named(&self) -> Option<&'static str> {
+    /// Returns the first option on the command line.
+    pub fn first_given(&self) -> Option<&'static str> {
         first_given([
             ("--top-k", self.top_k.is_some()),
-            ("--ops", self.ops.are_named()),
+            ("--ops", self.ops.is_given()),
         ])
     }
 
-    /// Refuses what applies to none of the traces.
+    /// Rejects options that apply to none of the traces.
     ///
     /// # Errors
-    /// An option is named that all of them tell themselves, or have not.
+    /// All traces already contain what the option provides, or the option has no meaning for them.
     pub fn check(&self, paths: &[&Path]) -> anyhow::Result<()> {
         type Why = fn(&Path, &Input) -> Option<String>;
         let top_k: Why = why_not_top_k;
         let options = [
             (self.top_k.is_some(), top_k),
-            (self.ops.are_named(), why_not_ops),
+            (self.ops.is_given(), why_not_ops),
         ];
         for (_, why_not) in options.into_iter().filter(|(is_named, _)| *is_named) {
             let mut reason = None;
@@ -146,27 +146,27 @@ impl ImportArgs {
 }
 
 impl TraceArgs {
-    /// Reads the files that are named.
+    /// Reads the files of the options.
     pub fn options(&self) -> anyhow::Result<ImportOptions> {
         self.import.options(self.gguf()?.map(|(facts, _)| facts))
     }
 
-    /// As [`ImportArgs::check`].
+    /// See [`ImportArgs::check`].
     pub fn check(&self, paths: &[&Path]) -> anyhow::Result<()> {
         self.import.check(paths)
     }
 
-    /// Whether a model is named.
-    pub fn names_model(&self) -> bool {
+    /// Returns whether `--model` is given.
+    pub fn has_model(&self) -> bool {
         self.model.is_some()
     }
 
-    /// The model that is named.
+    /// Returns the path of `--model`.
     pub fn model(&self) -> Option<&Path> {
         self.model.as_deref()
     }
 
-    /// The model that is named, and what it tells.
+    /// Opens the model of `--model`.
     pub fn gguf(&self) -> anyhow::Result<Option<(Facts, Gguf)>> {
         let Some(path) = &self.model else {
             return Ok(None);
@@ -179,37 +179,37 @@ impl TraceArgs {
     }
 }
 
-/// Why a trace does not want to be told how many experts a token has.
+/// Returns the reason why `--top-k` does not apply to an input, or `None` if it does.
 fn why_not_top_k(path: &Path, input: &Input) -> Option<String> {
     match input {
         Input::Foreign(_) => None,
         Input::Run(_) | Input::Tables(_) => Some(format!(
-            "--top-k is for traces of other tools that do not tell the experts of a token, and {} does; leave the option out",
+            "--top-k has no effect: {} already contains the experts of each token; omit the option",
             path.display()
         )),
     }
 }
 
-/// Why a trace does not want to be told the names of its operations.
+/// Returns the reason why `--ops` does not apply to an input, or `None` if it does.
 fn why_not_ops(path: &Path, input: &Input) -> Option<String> {
     match input {
         Input::Run(run) => run.manifest.is_some().then(|| ops_are_known(path)),
         Input::Foreign(trace) if trace.importer.contents().has_operations() => None,
         Input::Foreign(_) | Input::Tables(_) => Some(format!(
-            "--ops is for traces of 1024-byte records, and {} is none; leave the option out",
+            "--ops has no effect: {} is not a trace of 1024-byte records; omit the option",
             path.display()
         )),
     }
 }
 
-/// Opens the trace at `path`, whose operations `options` may name.
+/// Opens the trace at `path`.
 ///
 /// # Errors
-/// There is none that is known.
+/// The path cannot be read, or its content is not a trace in a known format.
 pub fn open(path: &Path, options: &ImportOptions) -> anyhow::Result<Input> {
     let kind = Kind::of(path);
     let run = || {
-        let run = named(Run::open(path)?, options.ops.as_ref());
+        let run = with_op_names(Run::open(path)?, options.ops.as_ref());
         anyhow::Ok(Input::Run(Box::new(run)))
     };
     match kind {
@@ -223,18 +223,18 @@ pub fn open(path: &Path, options: &ImportOptions) -> anyhow::Result<Input> {
     match kind? {
         Kind::Trace => run(),
         Kind::Gguf => bail!(
-            "{} is a model, which does not tell what its router chose; record a run with it",
+            "{} is a model, which contains no routing; record a run with it",
             path.display()
         ),
         _ => bail!(
-            "{} is JSON of no trace that is known; `convert --list` names the formats that are",
+            "{} is JSON, but not a trace in a known format; `convert --list` lists the formats",
             path.display()
         ),
     }
 }
 
-/// Reads all of the trace at `path`, and tells what is to be said of it. A run is looked at first, so that one of a newer version
-/// is told as such.
+/// Reads the entire trace at `path`, and prints its warnings. A run is checked first, so that a trace of a newer version is reported
+/// as such.
 pub fn read(
     path: &Path,
     input: &Input,
@@ -243,7 +243,7 @@ pub fn read(
     ctx: &Context,
 ) -> anyhow::Result<Summary> {
     if let Input::Run(run) = input {
-        remark(run, ctx)?;
+        print_warnings(run, ctx)?;
     }
     let progress = progress(path, input, ctx);
     let summary = input.read(options, sink)?;
@@ -254,7 +254,7 @@ pub fn read(
     Ok(summary)
 }
 
-/// Shows how far reading a trace has come.
+/// Shows the progress of reading a trace.
 pub fn progress(path: &Path, input: &Input, ctx: &Context) -> Progress {
     match input {
         Input::Run(run) => Progress::of_run(ctx, run),
@@ -262,10 +262,10 @@ pub fn progress(path: &Path, input: &Input, ctx: &Context) -> Progress {
     }
 }
 
-/// Makes sure that what was recorded at `path` can be of the model that the user names, if the run tells its own.
+/// Checks that the run at `path` can be a run of the user's model. A run without a manifest passes.
 ///
 /// # Errors
-/// It cannot; what differs is told.
+/// The models differ; the error contains the difference.
 pub fn check_model(
     path: &Path,
     recorded: Option<&Manifest>,
@@ -279,10 +279,10 @@ pub fn check_model(
     }
 }
 
-/// Makes sure that `path` is a run, or a trace of records, for what needs every operation.
+/// Checks that `path` is a run or a trace of 1024-byte records.
 ///
 /// # Errors
-/// It is anything else; a trace of another tool is named.
+/// The input has another format; the error contains the format of a trace of another tool.
 pub fn check_run(path: &Path) -> anyhow::Result<()> {
     let kind = Kind::of(path);
     if !matches!(kind, Ok(Kind::Run))
@@ -290,7 +290,7 @@ pub fn check_run(path: &Path) -> anyhow::Result<()> {
         && importer.contents() != Contents::Records
     {
         bail!(
-            "{} is of the format {} ({}); give a run directory or its trace.bin",
+            "{} has the format {} ({}); pass a run directory or its trace.bin",
             path.display(),
             importer.name(),
             importer.description()
@@ -299,15 +299,15 @@ pub fn check_run(path: &Path) -> anyhow::Result<()> {
     match kind? {
         Kind::Run | Kind::Trace => Ok(()),
         _ => bail!(
-            "{} is not a run; give a run directory or its trace.bin",
+            "{} is not a run; pass a run directory or its trace.bin",
             path.display()
         ),
     }
 }
 
-/// The trace of another tool at `path`; nothing if it is none that is known.
+/// Detects the format of a trace of another tool. Returns `None` for other inputs.
 pub fn detect(path: &Path) -> anyhow::Result<Option<Detected>> {
-    // A pipe would be waited for without end.
+    // Reading a pipe without a writer would block forever.
     let can_be_trace = fs::metadata(path).is_ok_and(|found| found.is_file() || found.is_dir());
     if !can_be_trace {
         return Ok(None);
@@ -315,35 +315,35 @@ pub fn detect(path: &Path) -> anyhow::Result<Option<Detected>> {
     Ok(moe_foreign::detect(path)?)
 }
 
-/// Tells the user how a trace of another tool was read, and what it has lost.
+/// Prints the format and size of a trace of another tool, and what it does not contain.
 pub fn report_import(ctx: &Context, path: &Path, summary: &Summary) {
     let (n, what) = if summary.is_ordered() {
-        (summary.rows, "rows of routing")
+        (summary.rows, "routing rows")
     } else {
         (summary.counts, "counts")
     };
-    ctx.remark(format_args!(
+    ctx.note(format_args!(
         "{}: {} ({n} {what})",
         path.display(),
         summary.format
     ));
     for note in &summary.notes {
-        ctx.remark(format_args!("  {note}"));
+        ctx.note(format_args!("  {note}"));
     }
     for &missing in &summary.missing {
-        ctx.remark(format_args!("  {}", assumption(missing)));
+        ctx.note(format_args!("  {}", assumption(missing)));
     }
 }
 
-/// What was assumed in place of what a trace does not record, and which option names it.
+/// Returns the assumption that replaces information missing from a trace, and the option that provides it.
 fn assumption(missing: Missing) -> &'static str {
     match missing {
         Missing::TopK => {
-            "the experts of a token are not recorded; pass --top-k or --model to have the choices by token"
+            "the number of experts per token is not recorded; pass --top-k or --model to count tokens"
         }
         Missing::Layers => {
-            "warning: layers are numbered as in the trace, from 0; if the model has layers without experts, pass --model to have \
-             them by its blocks"
+            "warning: layers are numbered from 0, as in the trace; if the model has layers without experts, pass --model to number \
+             them like the model's blocks"
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `buffers`: which buffers a run had, and how much memory they took over time.
+//! `buffers`: the buffers of a run and their memory over time.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -15,20 +15,21 @@ use crate::output::{self, Format, Table, human_bytes};
 use crate::plot;
 use crate::progress::Progress;
 
-/// Show which buffers a run had and how much memory they took over time
+/// Show the buffers of a run and their memory over time
 ///
-/// Without -o a summary is printed; with it, a row for each buffer.
+/// Reads the buffers.jsonl of a run. Prints a summary of the peak; with -o, one row per buffer.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  moe-analyze buffers runs/first --plot memory.svg")]
 pub struct Args {
-    /// A run directory, or the buffers.jsonl or buffer_stats.jsonl of one
+    /// Run directory, or a buffers.jsonl or buffer_stats.jsonl file
     run: PathBuf,
-    /// Print a row for each buffer instead of the summary
+    /// Print one row per buffer in this format, instead of the summary
     #[arg(short, long = "output", value_name = "FORMAT")]
     output: Option<Format>,
-    /// Write the buffer-timeline JSON of the thesis's viewers
+    /// Write the buffer timeline as JSON for the TensorAccessLog viewers (github.com/ErsjanKeri/BSC)
     #[arg(long, value_name = "FILE.json")]
     out: Option<OutputPath>,
-    /// Draw the memory taken over time; the extension chooses: png, svg
+    /// Plot the memory over time; the extension selects the format: png, svg
     #[arg(long, value_name = "FILE.png|svg")]
     plot: Option<OutputPath>,
     /// Replace the files of --out and --plot if they exist
@@ -50,21 +51,21 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let progress = Progress::reading(ctx, &path);
     let events = buffers::read(&path)?;
     drop(progress);
-    if let Some(remark) = buffers::truncation(&path)? {
-        ctx.remark(remark);
+    if let Some(warning) = buffers::truncation(&path)? {
+        ctx.note(warning);
     }
     if events.is_empty() {
         bail!(
-            "{} has no buffer events; record the run anew: this version's recorder writes them",
+            "{} contains no buffer events; record the run again with this version",
             path.display()
         );
     }
-    let (timeline, n_strange) = Timeline::new(&events);
-    if n_strange > 0 {
-        ctx.remark(format_args!(
-            "{}: {} of buffers that were not there are left out",
+    let (timeline, n_unknown) = Timeline::new(&events);
+    if n_unknown > 0 {
+        ctx.note(format_args!(
+            "warning: {}: ignored {} of buffers that were not allocated",
             path.display(),
-            counted(n_strange, "dealloc event")
+            counted(n_unknown, "dealloc event")
         ));
     }
     let mut outputs = Vec::new();
@@ -81,10 +82,10 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
     files::commit(outputs)?;
     if let Some(out) = &args.out {
-        ctx.remark(format_args!("wrote {}", out.display()));
+        ctx.note(format_args!("wrote {}", out.display()));
     }
     if let Some(plot) = &args.plot {
-        ctx.remark(format_args!("drew {}", plot.display()));
+        ctx.note(format_args!("wrote {}", plot.display()));
     }
     output::to_stdout(args.output, |stdout| match args.output {
         None => print_summary(stdout, &timeline),
@@ -93,7 +94,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     Ok(ExitStatus::Done)
 }
 
-/// Where the events are: a file, or what the recorder wrote into a run.
+/// Returns the path of the events: the file itself, or `buffers.jsonl` in a run directory.
 fn events_path(path: &Path) -> anyhow::Result<PathBuf> {
     if !path.is_dir() {
         return Ok(path.to_owned());
@@ -102,7 +103,7 @@ fn events_path(path: &Path) -> anyhow::Result<PathBuf> {
     let events = path.join(buffers::FILE_NAME);
     if !events.is_file() {
         bail!(
-            "{} has no {}; give a run that this version recorded, or a buffer_stats.jsonl",
+            "{} has no {}; pass a run that this version recorded, or a buffer_stats.jsonl",
             path.display(),
             buffers::FILE_NAME
         );
@@ -110,7 +111,7 @@ fn events_path(path: &Path) -> anyhow::Result<PathBuf> {
     Ok(events)
 }
 
-/// When the run ended, in milliseconds on the clock of its events; `None` without its trace.
+/// Returns the end of the run in milliseconds on the clock of its events, or `None` without a trace.
 fn end_ms(path: &Path, events: &[BufferEvent]) -> anyhow::Result<Option<f64>> {
     let trace = path.join(TRACE_FILE);
     if !trace.is_file() {
@@ -126,7 +127,7 @@ fn title(path: &Path) -> String {
     name.to_string_lossy().into_owned()
 }
 
-/// Buffers of one usage at the moment at which most memory is taken.
+/// Buffers of one usage at the time of peak memory.
 struct AtPeak {
     usage: &'static str,
     n: u64,
@@ -149,7 +150,7 @@ fn print_summary(out: &mut dyn Write, timeline: &Timeline) -> std::io::Result<()
     }
     writeln!(
         out,
-        "{} over {:.1} ms; {} at most ({} bytes)\n",
+        "{} in {:.1} ms; peak memory {} ({} bytes)\n",
         counted(metadata.total_events, "event"),
         metadata.duration_ms,
         human_bytes(metadata.peak_occupancy_bytes),

@@ -6,16 +6,17 @@ use clap_complete::Shell;
 use crate::exit_status::ExitStatus;
 use crate::output;
 
-/// Print completions for a shell
-///
-/// For bash: moe-analyze completions bash > ~/.local/share/bash-completion/completions/moe-analyze
+/// Print the completion script for a shell
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Example:\n  moe-analyze completions bash > ~/.local/share/bash-completion/completions/moe-analyze"
+)]
 pub struct Args {
-    /// The shell to complete in
+    /// Shell to print the script for
     shell: Shell,
 }
 
-/// `command` is the program's.
+/// Prints the script for `command`, the entire program.
 pub fn run(args: Args, mut command: Command) -> anyhow::Result<ExitStatus> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "moe-analyze", &mut script);

@@ -1,4 +1,4 @@
-//! `convert`: a trace in the format of another tool.
+//! `convert`: writes a trace in the format of another tool.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Read, Write};
@@ -17,27 +17,30 @@ use crate::files::{self, OutputPath};
 use crate::output::{self, Format, Table};
 use crate::traces::{self, TraceArgs};
 
-/// Write a trace in the format of another tool
+/// Convert a trace to the format of another tool
 ///
-/// Reads a run, tables, or a trace of any tool that `--list` names.
+/// Reads a run, tables, or a trace in any format that --list shows. Prints what the new format cannot contain.
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  moe-analyze convert --list\n  moe-analyze convert runs/first --to learn --out learn.json"
+)]
 pub struct Args {
-    /// A run, a trace, tables, or a trace of another tool
+    /// Run directory, trace.bin, Parquet tables, or a trace of another tool
     #[arg(required_unless_present = "list")]
     input: Option<PathBuf>,
-    /// Format to write
+    /// Format to write; --list shows the names
     #[arg(long, value_name = "FORMAT", required_unless_present = "list")]
     to: Option<String>,
-    /// File to write, or directory where the format is of several files
+    /// File to write, or directory if the format has several files
     #[arg(long, value_name = "FILE", required_unless_present = "list")]
     out: Option<OutputPath>,
-    /// Replace what exists
+    /// Replace existing files of the same format
     #[arg(long)]
     force: bool,
-    /// Name the formats that are read and written, and do nothing else
+    /// List the formats that can be read and written, and exit
     #[arg(long, conflicts_with_all = ["input", "to", "out"])]
     list: bool,
-    /// Format of --list
+    /// Format of the rows of --list on stdout
     #[arg(short, long = "output", value_name = "FORMAT", default_value = "table")]
     output: Format,
     #[command(flatten)]
@@ -52,7 +55,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let Some(writer) = Writer::of(to) else {
         let names: Vec<&str> = Writer::all().map(|writer| writer.name()).collect();
         bail!(
-            "--to {to} is no format that is written; there are {}",
+            "--to {to} is not a format that can be written; use one of {}",
             names.join(", ")
         );
     };
@@ -71,7 +74,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         });
     }
     if let Input::Run(run) = &input {
-        traces::remark(run, ctx)?;
+        traces::print_warnings(run, ctx)?;
     }
     let progress = traces::progress(path, &input, ctx);
     let export = Export::new(&input, &options)?;
@@ -82,13 +85,13 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let progress = traces::progress(path, &input, ctx);
     let (losses, n_removed) = writer.write(&export, out, args.force)?;
     drop(progress);
-    ctx.remark(format_args!("wrote {} ({to})", out.display()));
+    ctx.note(format_args!("wrote {} ({to})", out.display()));
     if n_removed > 0 {
         let removed = counted(n_removed, "file");
-        ctx.remark(format_args!("  removed {removed} of an earlier trace"));
+        ctx.note(format_args!("  removed {removed} of an earlier trace"));
     }
     for loss in losses {
-        ctx.remark(format_args!("  {loss}"));
+        ctx.note(format_args!("  {loss}"));
     }
     Ok(ExitStatus::Done)
 }
@@ -132,7 +135,7 @@ impl Writer {
                 })
             }
             Writer::Files(_) if out.exists() && !out.is_dir() => bail!(
-                "{} is a file, and {} writes a directory; name one",
+                "{} is a file, but the format {} is written to a directory; use the path of a directory",
                 out.display(),
                 self.name()
             ),
@@ -140,7 +143,7 @@ impl Writer {
         }
     }
 
-    /// Returns what the format leaves out, and how many files of an earlier trace were removed.
+    /// Returns what the format cannot contain, and how many files of an earlier trace were removed.
     fn write(
         &self,
         export: &Export<'_>,
@@ -150,7 +153,7 @@ impl Writer {
         match self {
             Writer::File(exporter) => {
                 let mut losses = Vec::new();
-                files::write_whole(out, force, |file| {
+                files::write(out, force, |file| {
                     losses = exporter.export(export, file)?;
                     Ok(())
                 })?;
@@ -161,8 +164,8 @@ impl Writer {
     }
 }
 
-/// Writes the files of a format: all of them appear, or none. Files of an earlier trace are removed, since readers would
-/// take them for files of this trace.
+/// Writes the files of a format, all or none. Removes files of an earlier trace, because readers would read them as part of this
+/// trace.
 fn write_files(
     exporter: &dyn FilesExporter,
     export: &Export<'_>,
@@ -176,7 +179,7 @@ fn write_files(
         current = Some(out.join(name));
         Ok(Box::new(BufWriter::new(file)) as Box<dyn Write>)
     });
-    // Where nothing was started, the trace itself is at fault.
+    // Without a started file, the error is in the trace.
     let losses = match current {
         None => losses?,
         Some(file) => losses.with_context(|| format!("writing {}", file.display()))?,
@@ -186,7 +189,7 @@ fn write_files(
     Ok((losses, n_removed))
 }
 
-/// Whether a file is of an earlier trace in the same format.
+/// Returns whether a file is part of an earlier trace in the same format.
 ///
 /// # Errors
 /// Its name is a name of the format but its contents are not.
@@ -206,7 +209,7 @@ fn is_earlier(exporter: &dyn FilesExporter, path: &Path) -> anyhow::Result<bool>
     }
     if head != expected {
         bail!(
-            "{} has the name of a {} file but other contents; move it, or name another directory",
+            "{} has the name of a {} file but other contents; move it, or use another directory",
             path.display(),
             exporter.name()
         );
@@ -214,15 +217,15 @@ fn is_earlier(exporter: &dyn FilesExporter, path: &Path) -> anyhow::Result<bool>
     Ok(true)
 }
 
-/// A format, as `--list` prints it.
-struct Known {
+/// A row of `--list`.
+struct KnownFormat {
     name: &'static str,
     direction: &'static str,
     description: &'static str,
 }
 
 fn list(format: Format) -> anyhow::Result<()> {
-    let reads = IMPORTERS.iter().map(|importer| Known {
+    let reads = IMPORTERS.iter().map(|importer| KnownFormat {
         name: importer.name(),
         direction: match Writer::of(importer.name()) {
             Some(_) => "both",
@@ -232,12 +235,12 @@ fn list(format: Format) -> anyhow::Result<()> {
     });
     let is_read = |name: &str| IMPORTERS.iter().any(|importer| importer.name() == name);
     let writes = Writer::all().filter(|writer| !is_read(writer.name()));
-    let writes = writes.map(|writer| Known {
+    let writes = writes.map(|writer| KnownFormat {
         name: writer.name(),
         direction: "write",
         description: writer.description(),
     });
-    let formats: Vec<Known> = reads.chain(writes).collect();
+    let formats: Vec<KnownFormat> = reads.chain(writes).collect();
     output::to_stdout(format, |stdout| {
         Table::of(&formats)
             .column("format", "format", |known| known.name)

@@ -1,4 +1,4 @@
-//! `graph`: the computation graph of a pass, as Graphviz's DOT or as JSON.
+//! `graph`: the computation graph of a forward pass, as Graphviz DOT or as JSON.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -16,23 +16,26 @@ use crate::phase_choice::one_phase;
 use crate::progress::Progress;
 use crate::traces::{self, OpsArgs};
 
-/// Write the computation graph of a prompt or of a decode pass, as DOT or as JSON
+/// Print the computation graph of a forward pass as Graphviz DOT or JSON
 ///
-/// A run has the graphs that its recorder wrote; for a trace without them the graph is made from the records.
+/// Reads the graph that the recorder wrote to the run directory. For a trace without graphs, reconstructs the graph from the records.
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Example:\n  moe-analyze graph runs/first --out decode.dot && dot -Tsvg decode.dot > decode.svg"
+)]
 pub struct Args {
-    /// A run directory, or a trace
+    /// Run directory, or a trace.bin
     run: PathBuf,
-    /// Which pass: the prompt's, or one of a generated token
+    /// Phase of the forward pass: its first prompt pass, or its first decode pass
     #[arg(long, value_parser = one_phase(), default_value = "generate")]
     phase: Phase,
-    /// Format on stdout, or of --out where its extension is another [default: dot]
+    /// Format of the graph; overrides the extension of --out [default: dot]
     #[arg(short, long = "output", value_enum, value_name = "FORMAT")]
     output: Option<GraphFormat>,
-    /// Write to a file; its extension chooses: dot, gv, json
+    /// Write the graph to a file; the extension selects the format: dot, gv, json
     #[arg(long, value_name = "FILE")]
     out: Option<OutputPath>,
-    /// Make the graph from the records even where the run has one
+    /// Reconstruct the graph from the records, even if the run contains a graph
     #[arg(long)]
     from_records: bool,
     /// Replace the file of --out if it exists
@@ -44,9 +47,9 @@ pub struct Args {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum GraphFormat {
-    /// Graphviz
+    /// Graphviz DOT
     Dot,
-    /// The graph JSON of the thesis's viewers
+    /// Graph JSON of the TensorAccessLog viewers (github.com/ErsjanKeri/BSC)
     Json,
 }
 
@@ -65,8 +68,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     };
     match &args.out {
         Some(path) => {
-            files::write_whole(path, args.force, |file| Ok(write(file)?))?;
-            ctx.remark(format_args!(
+            files::write(path, args.force, |file| Ok(write(file)?))?;
+            ctx.note(format_args!(
                 "wrote {}: {}, {}, {}",
                 path.display(),
                 counted(graph.metadata.total_nodes, "node"),
@@ -79,7 +82,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     Ok(ExitStatus::Done)
 }
 
-/// As `-o` says, else as the extension of `--out` says.
+/// Returns the format of `-o`, else that of the extension of `--out`.
 fn format(args: &Args) -> anyhow::Result<GraphFormat> {
     let extension = args.out.as_deref().and_then(Path::extension);
     match (args.output, extension.and_then(|e| e.to_str())) {
@@ -89,7 +92,7 @@ fn format(args: &Args) -> anyhow::Result<GraphFormat> {
         (None, _) => match &args.out {
             None => Ok(GraphFormat::Dot),
             Some(out) => bail!(
-                "{}: no graph format has that extension; name a .dot, .gv or .json file, or pass -o",
+                "{}: the extension must be .dot, .gv or .json, or pass -o",
                 out.display()
             ),
         },
@@ -101,13 +104,13 @@ fn read(args: &Args, ctx: &Context) -> anyhow::Result<Graph> {
     traces::check_run(&args.run)?;
     Manifest::of_run(&args.run)?;
     let recorded = graph::path(&args.run, phase);
-    if !args.from_records && !args.ops.are_named() && recorded.is_file() {
+    if !args.from_records && !args.ops.is_given() && recorded.is_file() {
         return Ok(Graph::read(&recorded)?);
     }
     let run = args.ops.open(&args.run, ctx)?;
     args.ops.check(&[&run])?;
-    ctx.remark(format_args!(
-        "the graph is made from the records of {}: of what an operation reads they name four tensors at most",
+    ctx.note(format_args!(
+        "the graph is reconstructed from the records of {}, which contain at most four sources of an operation",
         run.trace.path().display()
     ));
     let _progress = Progress::of_run(ctx, &run);
@@ -117,7 +120,7 @@ fn read(args: &Args, ctx: &Context) -> anyhow::Result<Graph> {
             Phase::Generate => "decode",
         };
         format!(
-            "{} has no {pass} pass; choose the other --phase, or record more tokens",
+            "{} has no {pass} pass; pass the other --phase, or record more tokens",
             args.run.display()
         )
     })

@@ -7,18 +7,19 @@ use clap_mangen::Man;
 use crate::exit_status::ExitStatus;
 use crate::output;
 
-/// Print the manual page, or that of a subcommand
-///
-/// To read it: moe-analyze man | man -l -. To install all, as moe-analyze.1, moe-analyze-record.1 and so on, print each.
+/// Print the manual page of the program or of a subcommand, in roff
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  moe-analyze man | man -l -\n  moe-analyze man record > moe-analyze-record.1"
+)]
 pub struct Args {
-    /// The subcommand whose page is printed
+    /// Subcommand whose manual page to print [default: the page of the program]
     subcommand: Option<String>,
 }
 
-/// `command` is the program's.
+/// Prints the page of `command`, the entire program, or of a subcommand.
 pub fn run(args: Args, command: Command) -> anyhow::Result<ExitStatus> {
-    // The page would name one for `help`.
+    // Otherwise the page refers to a page of `help`.
     let mut command = command.disable_help_subcommand(true);
     command.build();
     let command = match args.subcommand {
@@ -26,7 +27,7 @@ pub fn run(args: Args, command: Command) -> anyhow::Result<ExitStatus> {
         Some(name) => command
             .find_subcommand(&name)
             .with_context(|| {
-                format!("there is no subcommand {name:?}; `moe-analyze --help` names all")
+                format!("unknown subcommand {name:?}; `moe-analyze --help` lists the subcommands")
             })?
             .clone(),
     };

@@ -1,4 +1,4 @@
-//! `synth`: a model with the shapes and header of a real one, and made-up contents.
+//! `synth`: writes a synthetic model with the shapes and header of a real model.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -15,46 +15,52 @@ use crate::json_input;
 use crate::large_output;
 use crate::output::human_bytes;
 
-const DESCRIPTION: &str = r#"A description is a JSON object. These keys must be there:
+const EXAMPLE: &str =
+    "Example:\n  moe-analyze synth --like gpt-oss-20b --layers 4 --out small.gguf";
+
+const DESCRIPTION: &str = r#"Keys of the JSON object in --spec that are required:
   arch           gpt-oss, qwen3moe, qwen3next, llama (Mixtral) or olmoe
   n_layer, n_embd, n_head, n_expert, n_expert_used, n_ff_exp
-  vocab          an object: n_tokens must be there; model (gpt2 or llama), pre, n_merges, n_special,
-                 text_bytes, bos, eos, pad may be
-These may be, the value in brackets is taken otherwise:
+  vocab          an object with n_tokens; optional keys: model (gpt2 or llama), pre, n_merges,
+                 n_special, text_bytes, bos, eos, pad
+Optional keys, with their default in brackets:
   name [arch], size_label [empty], n_head_kv [n_head], head_dim [n_embd / n_head], n_ff [n_ff_exp],
   n_ff_shexp [n_ff_exp], context_length [4096], rope_freq_base [10000], rope_dims [head_dim],
-  yarn {factor, original_context_length} [none], rms_eps [1e-6], sliding_window [128],
+  yarn {factor, original_context_length} [unset], rms_eps [1e-6], sliding_window [128],
   quant [F16], linear_attention {conv_kernel, state_size, group_count, time_step_rank,
-  full_attention_interval} [none; qwen3next must have it]
+  full_attention_interval} [unset; required for qwen3next]
 
   {"arch": "qwen3moe", "n_layer": 2, "n_embd": 256, "n_head": 4, "n_expert": 16,
-   "n_expert_used": 4, "n_ff_exp": 256, "quant": "Q4_K", "vocab": {"n_tokens": 1000, "pre": "qwen2"}}"#;
+   "n_expert_used": 4, "n_ff_exp": 256, "quant": "Q4_K", "vocab": {"n_tokens": 1000, "pre": "qwen2"}}
 
-/// Write a model with the true shapes and header of a known one, and random weights
+Example:
+  moe-analyze synth --like gpt-oss-20b --layers 4 --out small.gguf"#;
+
+/// Write a synthetic GGUF model with the shapes and header of a real model, and random weights
 ///
-/// The file runs like the real one. Its router rows give each layer's experts, in a random order, the frequencies of a
-/// Zipf law. The vocabulary is made up. The same arguments give the same file.
+/// The file runs like the real model, with a synthetic vocabulary. The router selects each layer's experts with frequencies of a Zipf
+/// law, in a random order of experts. The same arguments always yield the same file.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = DESCRIPTION)]
+#[command(after_help = EXAMPLE, after_long_help = DESCRIPTION)]
 #[command(group = clap::ArgGroup::new("what").required(true))]
 pub struct Args {
-    /// A known model
+    /// Known model to imitate
     #[arg(long, value_name = "MODEL", group = "what", value_parser = Spec::PRESETS)]
     like: Option<String>,
-    /// A description of a model (see below, or --help)
+    /// Description of a model as JSON; --help lists the keys
     #[arg(long, value_name = "FILE.json", group = "what")]
     spec: Option<PathBuf>,
-    /// Types of the weights: a type such as Q4_K, Q8_0 or F16; Q4_K_M, Q5_K_M or MXFP4_MOE; MXFP4, which leaves all but
-    /// the experts in F16 [default: the model's usual ones]
+    /// Quantization of the weights: a type such as Q4_K, Q8_0 or F16; a mixture Q4_K_M, Q5_K_M or MXFP4_MOE; or MXFP4 for experts in
+    /// MXFP4 and other tensors in F16 [default: that of the known model]
     #[arg(long, value_name = "TYPE")]
     quant: Option<String>,
-    /// Layers [default: as many as the model has]
+    /// Number of layers [default: that of the known model]
     #[arg(long, value_name = "N")]
     layers: Option<u32>,
-    /// Seed of everything random
+    /// Random seed for weights, vocabulary and expert order
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// How uneven experts are chosen: the one of rank r for a share of the tokens proportional to 1 / r^S; 0 = all alike
+    /// Exponent S of the Zipf law: the expert of rank r is selected with a frequency proportional to 1 / r^S; 0 or more, 0 is uniform
     #[arg(
         long,
         value_name = "S",
@@ -62,13 +68,13 @@ pub struct Args {
         allow_negative_numbers = true
     )]
     zipf: f64,
-    /// Write the header, and leave the weights a hole, which takes no room and reads as zeros
+    /// Write only the header, and a hole instead of weights, which takes no disk space and reads as zeros
     #[arg(long)]
     sparse: bool,
-    /// The file to write
+    /// File to write
     #[arg(long, value_name = "FILE.gguf")]
     out: OutputPath,
-    /// Replace the file if it exists
+    /// Replace the file of --out if it exists
     #[arg(long)]
     force: bool,
 }
@@ -86,13 +92,13 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let size = synth.file_size()?;
     let started = Instant::now();
     if args.sparse {
-        files::write_whole(&args.out, args.force, |file| {
+        files::write(&args.out, args.force, |file| {
             file.write_all(&synth.header_bytes()?)?;
             file.flush()?;
             file.get_ref()
                 .file()
                 .set_len(size)
-                .with_context(|| format!("cannot make a hole of {}", human_bytes(size)))
+                .with_context(|| format!("cannot create a hole of {}", human_bytes(size)))
         })?;
     } else {
         large_output::write(ctx, &args.out, args.force, size, |out| {
@@ -100,13 +106,13 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         })?;
     }
     let seconds = started.elapsed().as_secs_f64();
-    ctx.remark(format_args!(
+    ctx.note(format_args!(
         "wrote {}: {}, {}{}",
         args.out.display(),
         counted(synth.tensors().len(), "tensor"),
         human_bytes(size),
         if args.sparse {
-            ", all but the header a hole".to_owned()
+            ", sparse".to_owned()
         } else {
             format!(", {:.0} MB/s", size as f64 / 1e6 / seconds.max(1e-9))
         }
@@ -116,11 +122,13 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 
 fn spec(args: &Args) -> anyhow::Result<Spec> {
     let mut spec = match (&args.like, &args.spec) {
-        (Some(name), _) => Spec::like(name).with_context(|| format!("no model {name} is known"))?,
+        (Some(name), _) => {
+            Spec::like(name).with_context(|| format!("the model {name} is not known"))?
+        }
         (None, Some(path)) => {
             json_input::read(path, "`moe-analyze synth --help` describes the keys")?
         }
-        (None, None) => anyhow::bail!("give --like or --spec"),
+        (None, None) => anyhow::bail!("pass --like or --spec"),
     };
     if let Some(quant) = &args.quant {
         spec.quant.clone_from(quant);

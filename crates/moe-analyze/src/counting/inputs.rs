@@ -1,4 +1,4 @@
-//! Inputs that are counted together: the options that name them, and reading them.
+//! The inputs that `hotness` and `stability` count: options, and reading.
 
 use std::path::{Path, PathBuf};
 
@@ -14,19 +14,19 @@ use crate::context::Context;
 use crate::phase_choice::PhaseChoice;
 use crate::traces::TraceArgs;
 
-/// What is counted: the options that `hotness` and `stability` have in common.
+/// Options of the inputs to count.
 #[derive(Debug, clap::Args)]
 pub struct InputArgs {
-    /// Runs, traces, directories of tables, or traces of other tools, all of one model
+    /// Run directories, trace.bin files, directories of tables, or traces of other tools, all of one model
     #[arg(required = true, value_name = "PATH")]
     pub paths: Vec<PathBuf>,
-    /// Tokens to count
+    /// Phase of the tokens to count
     #[arg(long, value_enum, default_value_t = PhaseChoice::All)]
     pub phase: PhaseChoice,
-    /// Domain of an input; once for each PATH, in their order
+    /// Domain label of an input, such as code or chat; one --label for each PATH, in the same order
     #[arg(long, value_name = "NAME", conflicts_with = "labels")]
     pub label: Vec<String>,
-    /// Domains of the sequences of one input: lines `sequence,label`
+    /// Domain labels of the sequences of a single input, as CSV lines `sequence,label`
     #[arg(long, value_name = "FILE.csv")]
     pub labels: Option<PathBuf>,
     #[command(flatten)]
@@ -38,7 +38,7 @@ impl InputArgs {
         self.phase.phases()
     }
 
-    /// Names what is read, for messages and plots.
+    /// Returns the name of the inputs for messages and plots.
     pub fn source(&self) -> String {
         match &self.paths[..] {
             [path] => path
@@ -50,29 +50,36 @@ impl InputArgs {
         }
     }
 
-    /// Refuses labels that do not match the inputs. Labels must be given if and only if they are used, by the options that
-    /// `used_by` names.
+    /// Rejects labels that do not match the inputs. Labels must be given if and only if the options in `used_by` use them.
     pub fn check_labels(&self, are_used: bool, used_by: &str) -> anyhow::Result<()> {
         if !self.label.is_empty() && self.label.len() != self.paths.len() {
             bail!(
-                "{} --label for {} inputs; give one for each, in their order, or --labels FILE.csv for the sequences of one",
-                self.label.len(),
-                self.paths.len()
+                "{} for {}; pass one --label for each input, in the same order, or --labels FILE.csv for the sequences of one input",
+                counted(self.label.len(), "--label option"),
+                counted(self.paths.len(), "input")
             );
         }
         if self.labels.is_some() && self.paths.len() != 1 {
-            bail!("--labels names sequences of one input; for several give --label for each");
+            bail!(
+                "--labels labels the sequences of one input; for several inputs, pass one --label for each"
+            );
         }
         match (are_used, self.label.is_empty() && self.labels.is_none()) {
             (true, true) => {
-                bail!("no domains are given; add --label NAME for each input, or --labels FILE.csv")
+                bail!(
+                    "{used_by} needs domain labels; add --label NAME for each input, or --labels FILE.csv"
+                )
             }
-            (false, false) => bail!("--label and --labels go with {used_by}"),
+            (false, false) => {
+                bail!(
+                    "--label and --labels have no effect without {used_by}; add it, or omit the labels"
+                )
+            }
             _ => Ok(()),
         }
     }
 
-    /// A survey of the tokens of this phase with these labels.
+    /// Returns the options of a survey of the tokens of this phase with these labels.
     ///
     /// # Errors
     /// The file of `--labels` cannot be read.
@@ -91,10 +98,10 @@ impl InputArgs {
         })
     }
 
-    /// Reads all inputs, once. Without `survey` only sums are counted.
+    /// Reads all inputs once. Without `survey`, only sums are counted.
     ///
     /// # Errors
-    /// An input cannot be read, it is of another model, or no token of the phase was routed.
+    /// An input cannot be read or is of another model, or no token of the phase is routed.
     pub fn read(
         &self,
         survey: Option<survey::SurveyOptions>,
@@ -123,7 +130,7 @@ impl InputArgs {
         }
         survey.finish()?;
         let counted = Counted {
-            hotness: total.context("no input; name a run")?,
+            hotness: total.context("no input; pass a run")?,
             survey,
             bytes,
         };
@@ -135,12 +142,12 @@ impl InputArgs {
         Ok(counted)
     }
 
-    /// Prints what is doubtful about the inputs.
+    /// Prints warnings about the inputs.
     fn warn(&self, read: &Counted, ctx: &Context) {
         let unused = read.survey.unused_labels();
         if let (Some(labels), Some(first)) = (&self.labels, unused.first()) {
-            ctx.remark(format_args!(
-                "warning: {} labels {} that {} has no token of, the first is {first}",
+            ctx.note(format_args!(
+                "warning: {} labels {} that {} does not contain; the first is sequence {first}",
                 labels.display(),
                 counted(unused.len(), "sequence"),
                 self.source()
@@ -148,29 +155,26 @@ impl InputArgs {
         }
         let hotness = &read.hotness;
         if hotness.n_repeated() > 0 {
-            ctx.remark(format_args!(
-                "{} an expert twice, which no router does: {} is damaged, or not what it seems",
-                match hotness.n_repeated() {
-                    1 => "1 choice of a token names".into(),
-                    n => format!("{} of tokens name", counted(n, "choice")),
-                },
-                self.source()
+            ctx.note(format_args!(
+                "warning: {}: {} with the same expert twice, which no router produces; the input is damaged or misread",
+                self.source(),
+                counted(hotness.n_repeated(), "routing decision"),
             ));
         }
         if let (2.., unknown @ 1..) = hotness.n_runs() {
-            ctx.remark(format_args!(
-                "{} not tell the model; that all are of one was judged by their numbers of experts alone",
-                if unknown == 1 { "1 input does".into() } else { format!("{unknown} inputs do") }
+            ctx.note(format_args!(
+                "warning: the model of {} is unknown; only the numbers of experts were compared between inputs",
+                counted(unknown, "input")
             ));
         }
     }
 }
 
-/// Everything that was read.
+/// Counts of the inputs.
 pub struct Counted {
     pub hotness: Hotness,
     /// Empty if only sums were counted.
     pub survey: Survey,
-    /// Empty if no input contains them.
+    /// Expert sizes; empty if no input contains them.
     pub bytes: ExpertBytes,
 }

@@ -1,4 +1,4 @@
-//! Counts of the experts that inputs select.
+//! Counts the experts that inputs select.
 
 pub mod inputs;
 pub mod sentences;
@@ -14,12 +14,12 @@ use crate::context::Context;
 use crate::progress::Progress;
 use crate::traces;
 
-/// Counts one input; the options that describe a trace apply to a trace of another tool.
+/// Counts one input. `options` describe a trace of another tool.
 pub fn read(path: &Path, options: &ImportOptions, ctx: &Context) -> anyhow::Result<Hotness> {
     read_with(path, options, None, &mut ExpertBytes::default(), ctx)
 }
 
-/// As [`read`]; also collects the survey if there is one, and the bytes of experts if `bytes` is empty.
+/// Like [`read`]. Also fills the survey, if there is one, and the expert sizes, if `bytes` is empty.
 pub fn read_with(
     path: &Path,
     options: &ImportOptions,
@@ -29,7 +29,7 @@ pub fn read_with(
 ) -> anyhow::Result<Hotness> {
     let hotness = match traces::open(path, options)? {
         Input::Run(run) => {
-            traces::remark(&run, ctx)?;
+            traces::print_warnings(&run, ctx)?;
             if let Some(map) = run.map.as_ref().filter(|_| bytes.is_empty()) {
                 *bytes = ExpertBytes::of_map(map);
             }

@@ -1,4 +1,4 @@
-//! Options of the GPUs: what runs there, and how.
+//! Options of GPUs: which tensors and operations are on a GPU.
 
 use anyhow::{Context as _, anyhow, bail};
 use moe_executor::cuda::post_fetch::Settings;
@@ -11,20 +11,20 @@ use super::device_list::DeviceList;
 use super::scratchpad;
 use crate::context::Context;
 use crate::env_option::{EnvOption, EnvOptionParser, InvalidVariable};
-use crate::option_values::{ValueError, first_given, number, whole};
+use crate::option_values::{ValueError, first_given, integer_in, number};
 
 /// Values of `--policy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum PolicyArg {
-    /// The processor computes them
+    /// The CPU computes them
     Cpu,
-    /// The GPU does; weights that do not live there are copied when a token chooses them
+    /// The GPU computes them; weights in CPU memory are copied when a token selects them
     Gpu,
-    /// The processor computes gate and up while down travels to the GPU
+    /// The CPU computes gate and up while the down matrix is copied to the GPU
     PostFetch,
 }
 
-/// A number of layers; -1 is all of them, as in llama.cpp.
+/// Parses a number of layers. -1 means all layers, as in llama.cpp.
 fn layers(text: &str) -> Result<usize, std::num::ParseIntError> {
     match text {
         "-1" => Ok(usize::MAX),
@@ -32,47 +32,47 @@ fn layers(text: &str) -> Result<usize, std::num::ParseIntError> {
     }
 }
 
-/// A GPU's part of the layers.
-fn share(text: &str) -> Result<f32, ValueError> {
+/// Parses a GPU's proportion of the layers.
+fn proportion(text: &str) -> Result<f32, ValueError> {
     number(text, "a number of at least 0", |share: &f32| {
         *share >= 0.0 && share.is_finite()
     })
 }
 
-/// Options of the GPUs.
+/// Options of GPUs.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "GPU")]
 pub struct DeviceArgs {
     /// Devices to run on: cpu, auto, or GPUs such as cuda, cuda:1 or cuda:0,cuda:1
     ///
-    /// cuda is the first NVIDIA GPU; auto is the same if it works, else the CPU. The CPU always takes part. The GPUs of a list are named
-    /// CUDA0, CUDA1, ... in its order, and share the layers (--tensor-split). A GPU that is listed twice counts as two.
+    /// cuda is the first NVIDIA GPU. auto is the first GPU if it works, else the CPU. The CPU is always used in addition. The GPUs of a
+    /// list are named CUDA0, CUDA1, ... in this order, and share the layers (--tensor-split). A GPU that is listed twice counts as two.
     #[arg(long, value_name = "LIST", default_value_t)]
     pub device: DeviceList,
-    /// Layers on the GPU, the last ones; the output counts as one more, the very last; -1 = all, the default
+    /// Number of layers on the GPU, counted from the end of the model, the output layer included; -1 is all layers [default: -1]
     #[arg(long, visible_alias = "ngl", value_name = "N", value_parser = layers)]
     pub n_gpu_layers: Option<usize>,
-    /// Who computes the chosen experts [default: gpu; cpu with --cpu-moe, --n-cpu-moe or --override-tensor]
+    /// Device that computes the selected experts [default: gpu; cpu with --cpu-moe, --n-cpu-moe or --override-tensor]
     ///
-    /// cpu and post-fetch keep all experts with the processor unless --n-cpu-moe or --override-tensor say which.
+    /// cpu and post-fetch keep the weights of all experts in CPU memory, unless --n-cpu-moe or --override-tensor place them.
     #[arg(long, value_enum)]
     pub policy: Option<PolicyArg>,
-    /// Keep the weights of all experts with the processor
+    /// Keep the weights of all experts in CPU memory
     #[arg(long)]
     pub cpu_moe: bool,
-    /// Keep the weights of the experts of the first N layers with the processor
+    /// Keep the weights of experts of the first N layers in CPU memory
     #[arg(long, value_name = "N", conflicts_with = "cpu_moe")]
     pub n_cpu_moe: Option<usize>,
-    /// Where tensors live whose name matches a regular expression: CPU, CUDA0, CUDA1, ...; the first that matches decides
+    /// Device of the tensors whose name matches a regular expression: CPU, CUDA0, CUDA1, ...; the first match applies
     #[arg(long, value_name = "REGEX=DEVICE", value_delimiter = ',')]
     pub override_tensor: Vec<String>,
-    /// Split the layers on GPUs among them in these proportions, such as 3,1 [default: by free memory]
-    #[arg(long, visible_alias = "ts", value_name = "N,...", value_delimiter = ',', value_parser = share)]
+    /// Proportions in which the GPUs share the layers, such as 3,1 [default: by free memory]
+    #[arg(long, visible_alias = "ts", value_name = "N,...", value_delimiter = ',', value_parser = proportion)]
     pub tensor_split: Vec<f32>,
-    /// Limit the memory of each GPU to N MiB; a list has a limit for each
+    /// Limit GPU memory to N MiB; a list contains a limit for each GPU [default: no limit]
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
     pub vram_mib: Vec<u64>,
-    /// Rows of a batch from which weights of the processor are copied to the GPU for a product; 0 = never
+    /// Copy weights in CPU memory to the GPU for products of batches with at least N tokens; 0 disables these copies
     #[arg(
         long,
         env = "GGML_OP_OFFLOAD_MIN_BATCH",
@@ -85,11 +85,12 @@ pub struct DeviceArgs {
     pub post_fetch: PostFetchArgs,
 }
 
-/// Options of `--policy post-fetch`. Each has the environment variable of the design it comes from; the option wins.
+/// Options of `--policy post-fetch`. The environment variables are those of Post-Fetch (ernestuz-b/llama-prefetch.cpp). The option
+/// overrides the variable.
 #[derive(Clone, Debug, clap::Args)]
-#[command(next_help_heading = "Post-Fetch (an empty variable counts as unset)")]
+#[command(next_help_heading = "Post-Fetch (with --policy post-fetch)")]
 pub struct PostFetchArgs {
-    /// 0 = the processor computes all
+    /// With 1, copy down matrices to the GPU; with 0, the CPU computes all experts
     #[arg(
         long,
         env = "LLAMA_POSTFETCH_ENABLE",
@@ -98,7 +99,7 @@ pub struct PostFetchArgs {
         value_parser = EnvOptionParser(switch)
     )]
     pub postfetch_enable: EnvOption<bool>,
-    /// 1 = the processor computes all, for comparison
+    /// With 1, the CPU computes all experts, for comparison
     #[arg(
         long,
         env = "LLAMA_POSTFETCH_FORCE_CPU",
@@ -107,7 +108,7 @@ pub struct PostFetchArgs {
         value_parser = EnvOptionParser(switch)
     )]
     pub postfetch_force_cpu: EnvOption<bool>,
-    /// 1 = wait for a late transfer, 0 = the processor takes over
+    /// With 1, wait for copies that are not ready in time; with 0, the CPU computes these experts
     #[arg(
         long,
         env = "LLAMA_POSTFETCH_BLOCK_ON_MISS",
@@ -116,25 +117,25 @@ pub struct PostFetchArgs {
         value_parser = EnvOptionParser(switch)
     )]
     pub postfetch_block_on_miss: EnvOption<bool>,
-    /// Transfers of a layer at most
+    /// Maximum number of copies per layer, 1 to 16384
     #[arg(
         long,
         env = "LLAMA_POSTFETCH_MAX_TRANSFERS",
         value_name = "N",
         default_value = "8",
-        value_parser = EnvOptionParser(whole(1..=1usize << 14))
+        value_parser = EnvOptionParser(integer_in(1..=1usize << 14))
     )]
     pub postfetch_max_transfers: EnvOption<usize>,
-    /// Memory for the transfers of a layer; 0 = what they need
+    /// Size of the scratchpad in GPU memory for the copies of a layer in MiB, 0 to 1048576; 0 is the size that they need
     #[arg(
         long,
         env = "LLAMA_POSTFETCH_SCRATCHPAD_MB",
         value_name = "MB",
         default_value = "0",
-        value_parser = EnvOptionParser(whole(0..=1usize << 20))
+        value_parser = EnvOptionParser(integer_in(0..=1usize << 20))
     )]
     pub postfetch_scratchpad_mb: EnvOption<usize>,
-    /// 1 = a stream for transfers alone
+    /// With 1, use a separate CUDA stream for copies
     #[arg(
         long,
         env = "LLAMA_POSTFETCH_USE_DEDICATED_STREAMS",
@@ -143,16 +144,16 @@ pub struct PostFetchArgs {
         value_parser = EnvOptionParser(switch)
     )]
     pub postfetch_use_dedicated_streams: EnvOption<bool>,
-    /// Experts of a token whose gate and up the processor computes, the GPU does the others; 0 = all of them
+    /// Number of experts per token whose gate and up the CPU computes, 0 to 16384; the GPU computes the others; 0 is all experts
     #[arg(
         long,
         env = "LLAMA_POSTFETCH_CPU_LIMIT",
         value_name = "N",
         default_value = "0",
-        value_parser = EnvOptionParser(whole(0..=1usize << 14))
+        value_parser = EnvOptionParser(integer_in(0..=1usize << 14))
     )]
     pub postfetch_cpu_limit: EnvOption<usize>,
-    /// 1 = tell of each transfer on stderr, unless --quiet
+    /// With 1, print each copy on stderr, unless --quiet is given
     #[arg(
         long,
         env = "LLAMA_POSTFETCH_DEBUG",
@@ -164,7 +165,7 @@ pub struct PostFetchArgs {
 }
 
 impl PostFetchArgs {
-    /// An option that is on the command line.
+    /// Returns the first option on the command line.
     fn given(&self) -> Option<&'static str> {
         first_given([
             ("--postfetch-enable", self.postfetch_enable.is_given()),
@@ -190,7 +191,7 @@ impl PostFetchArgs {
         ])
     }
 
-    /// The settings of the options and variables.
+    /// Returns the settings of the options and variables.
     fn settings(&self) -> Result<Settings, InvalidVariable> {
         let scratchpad_mb = self.postfetch_scratchpad_mb.get()?;
         let cpu_limit = self.postfetch_cpu_limit.get()?;
@@ -217,10 +218,10 @@ fn switch(text: &str) -> Result<bool, ValueError> {
 }
 
 impl DeviceArgs {
-    /// The devices as they are asked for; the CPU alone also where `auto` finds no GPU that works.
+    /// Opens the devices of `--device`. Returns only the CPU if `auto` finds no working GPU.
     ///
     /// # Errors
-    /// A GPU that was asked for does not work, or a setting that cannot be.
+    /// A GPU of the list does not work, or a setting is invalid.
     pub fn open<'g>(&self, model: &Model<'g>, ctx: &Context) -> anyhow::Result<Devices<'g>> {
         if self.device == DeviceList::Cpu {
             return Ok(Devices::cpu());
@@ -231,7 +232,7 @@ impl DeviceArgs {
             Ok(devices) => devices,
             Err(error) => match error.downcast_ref::<cuda::Error>() {
                 Some(error) if self.device == DeviceList::Auto => {
-                    ctx.remark(format_args!("{error}; the processor computes"));
+                    ctx.note(format_args!("warning: {error}; running on the CPU"));
                     return Ok(Devices::cpu());
                 }
                 Some(error) => bail!(self.with_advice(error)),
@@ -241,14 +242,14 @@ impl DeviceArgs {
         if let Some(small) = scratchpad::too_small(model, &settings)
             .filter(|_| devices.policy() == Policy::PostFetch)
         {
-            ctx.remark(small);
+            ctx.note(small);
         }
         self.print_gpus(&devices, ctx);
-        if self.policy() != Policy::Cpu && self.keeps_experts_with_host() {
+        if self.policy() != Policy::Cpu && self.keeps_experts_on_cpu() {
             let registered = devices.register(model.gguf());
             if !registered {
-                ctx.remark(
-                    "the driver does not read the mapped model by itself: copies go through other memory",
+                ctx.note(
+                    "warning: the driver cannot copy directly from the mapped model, so copies use staging buffers",
                 );
             }
         }
@@ -256,14 +257,14 @@ impl DeviceArgs {
             for gpu in devices.gpus_mut() {
                 let ctx = *ctx;
                 gpu.observe_transfers(Box::new(move |transfer| {
-                    ctx.remark(format_args!("post-fetch: {transfer}"));
+                    ctx.note(format_args!("post-fetch: {transfer}"));
                 }));
             }
         }
         Ok(devices)
     }
 
-    /// The devices with all that a session needs of them, or what does not work.
+    /// Opens the GPUs and places the tensors.
     fn ready<'g>(&self, model: &Model<'g>, settings: Settings) -> anyhow::Result<Devices<'g>> {
         let rules = self.rules(model.hparams().n_layer)?;
         let min_batch = self.min_batch()?;
@@ -279,7 +280,7 @@ impl DeviceArgs {
         })
     }
 
-    /// Prints which GPUs are used.
+    /// Prints the GPUs.
     fn print_gpus(&self, devices: &Devices, ctx: &Context) {
         let gpus = devices.gpus();
         for gpu in gpus {
@@ -288,7 +289,7 @@ impl DeviceArgs {
                 1 => String::new(),
                 _ => format!("{}, cuda:{}: ", gpu.id(), info.ordinal),
             };
-            ctx.remark(format_args!(
+            ctx.note(format_args!(
                 "{name}{}, {:.1} GiB, policy {}",
                 info.name,
                 info.memory_bytes as f64 / (1u64 << 30) as f64,
@@ -297,7 +298,7 @@ impl DeviceArgs {
         }
     }
 
-    /// The GPUs to open, each with its limit.
+    /// Returns the GPUs to open with their memory limits.
     fn specs(&self) -> anyhow::Result<Vec<GpuSpec>> {
         let gpus = self.device.gpus();
         let limits = match self.vram_mib.as_slice() {
@@ -305,7 +306,7 @@ impl DeviceArgs {
             [all] => vec![Some(*all); gpus.len()],
             each if each.len() == gpus.len() => each.iter().copied().map(Some).collect(),
             each => bail!(
-                "--vram-mib has {} for {}; give one for all, or one for each",
+                "--vram-mib has {} for {}; pass one value for all GPUs, or one for each",
                 counted(each.len(), "value"),
                 counted(gpus.len(), "GPU")
             ),
@@ -317,8 +318,8 @@ impl DeviceArgs {
         Ok(gpus.iter().zip(limits).map(spec).collect())
     }
 
-    /// Part of the layers of each GPU: as given, where GPUs without a value get none, else by the memory that it may use, as in
-    /// llama.cpp.
+    /// Returns the proportion of layers of each GPU: `--tensor-split`, with 0 for missing values, else the free memory of the GPU within
+    /// its limit, as in llama.cpp.
     fn split(&self, gpus: &[Gpu]) -> Vec<f32> {
         if self.tensor_split.is_empty() {
             return gpus.iter().map(|gpu| gpu.memory().2 as f32).collect();
@@ -328,33 +329,33 @@ impl DeviceArgs {
         split
     }
 
-    /// Refuses a split that does not fit the list of GPUs.
+    /// Rejects a `--tensor-split` that does not match the list of GPUs.
     fn check_split(&self) -> anyhow::Result<()> {
         let (n, n_gpus) = (self.tensor_split.len(), self.device.gpus().len());
         if n > n_gpus {
             bail!(
-                "--tensor-split has {} for {}; give at most one for each",
+                "--tensor-split has {} for {}; pass at most one value for each GPU",
                 counted(n, "value"),
                 counted(n_gpus, "GPU")
             );
         }
         if n > 0 && self.tensor_split.iter().all(|&share| share == 0.0) {
             bail!(
-                "--tensor-split leaves no GPU any layer; give a value above 0, or --n-gpu-layers 0"
+                "--tensor-split assigns no layer to any GPU; pass a value above 0, or --n-gpu-layers 0"
             );
         }
         Ok(())
     }
 
-    /// Refuses settings that cannot be, before a model is loaded.
+    /// Rejects invalid settings before a model is loaded.
     ///
     /// # Errors
-    /// Which, and what it must be.
+    /// A setting is invalid, or has no effect with the other settings.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.device == DeviceList::Cpu {
             return match self.for_a_gpu().or(self.post_fetch.given()) {
                 Some(option) => bail!(
-                    "{option} is for a GPU; add --device cuda or --device auto, or leave it out"
+                    "{option} has no effect without a GPU; add --device cuda or --device auto, or omit {option}"
                 ),
                 None => Ok(()),
             };
@@ -362,7 +363,7 @@ impl DeviceArgs {
         if let Some(option) = self.post_fetch.given()
             && self.policy() != Policy::PostFetch
         {
-            bail!("{option} is for --policy post-fetch; add that, or leave it out");
+            bail!("{option} has no effect without --policy post-fetch; add it, or omit {option}");
         }
         self.check_split()?;
         self.specs()?;
@@ -379,7 +380,7 @@ impl DeviceArgs {
         }
     }
 
-    /// An option that was given and is for a GPU alone. The processor has the policy `cpu` in any case.
+    /// Returns the first option on the command line that needs a GPU. `--policy cpu` does not.
     fn for_a_gpu(&self) -> Option<&'static str> {
         let policy = self.policy.is_some_and(|policy| policy != PolicyArg::Cpu);
         first_given([
@@ -394,7 +395,7 @@ impl DeviceArgs {
         ])
     }
 
-    /// Name of the policy, as a manifest says it.
+    /// Returns the policy's name in a manifest.
     pub fn policy_name(&self) -> &'static str {
         match (&self.device, self.policy()) {
             (DeviceList::Cpu, _) | (_, Policy::Cpu) => "cpu",
@@ -408,18 +409,18 @@ impl DeviceArgs {
             Some(PolicyArg::Cpu) => Policy::Cpu,
             Some(PolicyArg::Gpu) => Policy::Gpu,
             Some(PolicyArg::PostFetch) => Policy::PostFetch,
-            None if self.says_where_experts_live() => Policy::Cpu,
+            None if self.places_experts() => Policy::Cpu,
             None => Policy::Gpu,
         }
     }
 
-    /// Whether options say so.
-    pub fn says_where_experts_live(&self) -> bool {
+    /// Returns whether options place the weights of experts.
+    pub fn places_experts(&self) -> bool {
         self.cpu_moe || self.n_cpu_moe.is_some() || !self.override_tensor.is_empty()
     }
 
-    fn keeps_experts_with_host(&self) -> bool {
-        self.says_where_experts_live() || self.policy() != Policy::Gpu
+    fn keeps_experts_on_cpu(&self) -> bool {
+        self.places_experts() || self.policy() != Policy::Gpu
     }
 
     fn min_batch(&self) -> Result<Option<usize>, InvalidVariable> {
@@ -443,12 +444,12 @@ impl DeviceArgs {
         })
     }
 
-    /// An error of a GPU that was asked for, and the options that avoid it.
+    /// Returns the error of a GPU with advice.
     fn with_advice(&self, error: &cuda::Error) -> String {
         let options = if error.is_out_of_memory() {
-            "lower --n-gpu-layers, add --cpu-moe, or run with --device cpu"
+            "reduce --n-gpu-layers, add --cpu-moe, or run on the CPU with --device cpu"
         } else {
-            "or run with --device cpu"
+            "run on the CPU with --device cpu"
         };
         format!("--device {}: {error}; {options}", self.device)
     }
@@ -462,14 +463,14 @@ mod tests {
 
     fn parse(args: &[&str]) -> PostFetchArgs {
         let command = PostFetchArgs::augment_args(clap::Command::new("test"));
-        // Variables of whoever runs the test count for nothing.
+        // Ignore variables in the environment of the test.
         let command = command.mut_args(|arg| arg.env(clap::builder::Resettable::Reset));
         let matches = command.try_get_matches_from([&["test"], args].concat());
         PostFetchArgs::from_arg_matches(&matches.unwrap()).unwrap()
     }
 
     #[test]
-    fn defaults_are_those_of_the_executor() {
+    fn defaults_equal_those_of_the_executor() {
         let args = parse(&[]);
         assert_eq!(args.given(), None);
         let (settings, defaults) = (args.settings().unwrap(), Settings::default());
@@ -477,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn options_on_the_command_line_are_given() {
+    fn detects_options_on_the_command_line() {
         let args = parse(&["--postfetch-cpu-limit", "2"]);
         assert_eq!(args.given(), Some("--postfetch-cpu-limit"));
         assert_eq!(args.settings().unwrap().cpu_limit, Some(2));

@@ -1,4 +1,4 @@
-//! The list of devices that a run uses, as `--device` takes it.
+//! The value of `--device`: the list of devices.
 
 use std::fmt::{self, Display, Formatter};
 use std::str::FromStr;
@@ -10,17 +10,17 @@ use crate::option_values::ValueError;
 /// Value of `--device`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DeviceList {
-    /// The CPU alone.
+    /// Only the CPU.
     #[default]
     Cpu,
-    /// The CPU and these GPUs, by the driver's count; one may be listed more than once.
+    /// The CPU and the GPUs with these ordinals. A GPU can be listed more than once.
     Cuda(Vec<usize>),
     /// The CPU, and the first GPU if it works.
     Auto,
 }
 
 impl DeviceList {
-    /// The GPUs that are asked for.
+    /// Returns the ordinals of the GPUs.
     pub fn gpus(&self) -> &[usize] {
         match self {
             DeviceList::Cpu => &[],
@@ -49,7 +49,7 @@ impl FromStr for DeviceList {
     }
 }
 
-/// The number of a GPU in `cuda` or `cuda:1`.
+/// Parses the ordinal of a GPU in `cuda` or `cuda:1`.
 fn ordinal(name: &str) -> Option<usize> {
     match name.strip_prefix("cuda")? {
         "" => Some(0),

@@ -10,21 +10,21 @@ use moe_llama_cpp::{Model, OpNumbers, Params, Recording, Session};
 
 use crate::output::message;
 
-/// The model of this process, for [`end`].
+/// The path of the model, for [`exit_on_abort`].
 static MODEL: OnceLock<PathBuf> = OnceLock::new();
 
-/// Ends the process where llama.cpp would abort it.
-fn end(condition: &str) -> ! {
+/// Exits with an error where llama.cpp would abort the process.
+fn exit_on_abort(condition: &str) -> ! {
     let model = MODEL.get().map_or(Path::new("the model"), PathBuf::as_path);
     let message = message::line(&format!(
-        "moe-analyze: {}: llama.cpp cannot run this model and stopped at {condition}; check the keys of its header, or run it without \
-         --engine llama.cpp",
+        "moe-analyze: {}: llama.cpp cannot run this model, because its check failed: {condition}; check the keys of the model's header, \
+         or run it without --engine llama.cpp",
         model.display()
     ));
     moe_files::signals::fail(&message)
 }
 
-/// A model in llama.cpp's memory.
+/// A model that llama.cpp has loaded.
 pub struct LlamaCpp<'g> {
     gguf: &'g Gguf,
     model: Model,
@@ -33,26 +33,26 @@ pub struct LlamaCpp<'g> {
 }
 
 impl<'g> LlamaCpp<'g> {
-    /// Has llama.cpp load the file, too.
+    /// Loads the model's file into llama.cpp.
     pub fn load(gguf: &'g Gguf, n_threads: usize) -> anyhow::Result<LlamaCpp<'g>> {
         let path = &gguf.files()[0].path;
         if !path.is_file() {
-            bail!("llama.cpp reads a model from its file; give one with --model FILE.gguf");
+            bail!("llama.cpp cannot run the embedded model; pass a model with --model FILE.gguf");
         }
         let _ = MODEL.set(path.clone());
-        moe_llama_cpp::on_abort(end);
+        moe_llama_cpp::on_abort(exit_on_abort);
         let model = Model::load(gguf)?;
         let metadata = gguf.metadata();
         let arch = metadata
             .str("general.architecture")?
             .with_context(|| format!("{}: general.architecture is missing", path.display()))?;
-        // Of values that differ between layers, the largest.
+        // The maximum over layers, if the value differs between layers.
         let number = |key: &str| -> anyhow::Result<usize> {
             let values = metadata.per_layer(&format!("{arch}.{key}"))?;
             let number = values.and_then(|values| values.max());
             Ok(usize::try_from(number.unwrap_or(0))?)
         };
-        // llama.cpp reads ahead as it maps.
+        // llama.cpp maps with read-ahead.
         let flags = if cfg!(target_os = "linux") {
             &["MAP_SHARED", "MAP_POPULATE"][..]
         } else {

@@ -1,4 +1,4 @@
-//! What runs a model: this program's executor, or llama.cpp.
+//! The engines: this program's executor, and llama.cpp.
 
 pub mod device;
 mod device_list;
@@ -17,15 +17,15 @@ use device_list::DeviceList;
 /// Values of `--engine`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kind {
-    /// The executor of this program
+    /// Instrumented executor of this program
     #[default]
     Native,
-    /// llama.cpp, in process
+    /// llama.cpp, linked into this program
     #[value(name = "llama.cpp")]
     LlamaCpp,
 }
 
-/// Loads a model into an engine, to be computed by `n_threads` threads and by the GPUs that `device` asks for.
+/// Loads a model into an engine that runs on `n_threads` CPU threads and on the GPUs of `device`.
 pub fn load<'g>(
     kind: Kind,
     gguf: &'g Gguf,
@@ -34,7 +34,7 @@ pub fn load<'g>(
     ctx: &Context,
 ) -> anyhow::Result<Box<dyn Engine + 'g>> {
     if kind != Kind::Native && device.device != DeviceList::Cpu {
-        anyhow::bail!("--device is for the executor of this program; leave out --engine");
+        anyhow::bail!("--device has no effect with --engine llama.cpp; omit one of the options");
     }
     match kind {
         Kind::Native => Ok(Box::new(native::Native::load(
@@ -52,7 +52,7 @@ pub fn load<'g>(
     }
 }
 
-/// An error that a session reports, with its type kept for [`advice`](crate::advice).
+/// Converts an error of a session, and keeps its type for [`advice`](crate::advice).
 fn boxed(error: anyhow::Error) -> Error {
     Error::Engine(error.reallocate_into_boxed_dyn_error_without_backtrace())
 }

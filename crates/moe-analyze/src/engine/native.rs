@@ -14,10 +14,10 @@ use super::boxed;
 use super::device::DeviceArgs;
 use crate::context::Context;
 
-/// Bytes over which the bandwidth of the memory is measured: beyond the caches of today's processors.
+/// Size of the buffer for the measurement of memory bandwidth: larger than CPU caches.
 pub const BANDWIDTH_BYTES: usize = 512 << 20;
 
-/// A model, and the threads that compute it.
+/// A model, and the threads that run it.
 pub struct Native<'g> {
     model: Model<'g>,
     threads: Threads,
@@ -27,7 +27,7 @@ pub struct Native<'g> {
 }
 
 impl<'g> Native<'g> {
-    /// Loads the model of a file whose data is whole.
+    /// Loads a model whose file is complete.
     pub fn load(
         gguf: &'g Gguf,
         n_threads: usize,
@@ -48,15 +48,15 @@ impl<'g> Native<'g> {
     }
 }
 
-/// Prints what a user should know about the model's file although it can be run.
+/// Prints warnings about the model's file.
 pub fn print_warnings(model: &Model, ctx: &Context) {
     for warning in model.warnings() {
         let file = model.gguf().files()[0].path.display();
-        ctx.remark(format_args!("warning: {file}: {warning}"));
+        ctx.note(format_args!("warning: {file}: {warning}"));
     }
 }
 
-/// What the executor says of itself and of a model.
+/// Describes the executor and a model.
 pub fn info(model: &Model) -> EngineInfo {
     let hp = model.hparams();
     EngineInfo {
@@ -108,7 +108,7 @@ impl Engine for Native<'_> {
     }
 }
 
-/// The GPUs as the manifest describes them while the run goes on: what is counted is known at its end.
+/// Returns the manifest's description of the GPUs at the start of a run. Counters are known only at the end.
 pub fn gpus_at_start(devices: &Devices) -> Vec<manifest::Gpu> {
     let mut gpus = devices.describe();
     for gpu in &mut gpus {
@@ -117,17 +117,17 @@ pub fn gpus_at_start(devices: &Devices) -> Vec<manifest::Gpu> {
     gpus
 }
 
-/// A bandwidth that was measured. A failure is printed: the GPU may have no room for the copy.
+/// Returns a measured bandwidth. Prints a failure, for example if GPU memory is exhausted.
 pub fn gpu_bandwidth<E: Display>(measured: Result<f64, E>, ctx: &Context) -> Option<f64> {
     let failed = |error: &E| {
-        ctx.remark(format_args!(
+        ctx.note(format_args!(
             "warning: the memory bandwidth of the GPU cannot be measured: {error}"
         ));
     };
     measured.inspect_err(failed).ok()
 }
 
-/// What each GPU could not do and the CPU did; empty if there was nothing.
+/// Describes the operations of each GPU that the CPU ran instead. Returns an empty list without such operations.
 pub fn fallbacks(gpus: &[manifest::Gpu]) -> Vec<String> {
     let all = gpus.iter().filter_map(|gpu| {
         let fallbacks = gpu.fallbacks.as_ref()?;
@@ -135,15 +135,15 @@ pub fn fallbacks(gpus: &[manifest::Gpu]) -> Vec<String> {
         let advice = match fallbacks.tensors {
             0 => "",
             _ => {
-                "; --n-gpu-layers, --n-cpu-moe and --override-tensor say what stays with the processor"
+                "; use --n-gpu-layers, --n-cpu-moe or --override-tensor to keep tensors in CPU memory"
             }
         };
-        let place = match (&gpu.device, gpus.len()) {
-            (Some(device), 2..) => format!("the place of {device}"),
-            _ => "the GPU's place".to_owned(),
+        let device = match (&gpu.device, gpus.len()) {
+            (Some(device), 2..) => device.as_str(),
+            _ => "the GPU",
         };
         Some(format!(
-            "the processor did {} in {place}, and {} found no room there; the first reason: {first}{advice}",
+            "warning: the CPU ran {} instead of {device}, and {} did not fit into GPU memory; first error: {first}{advice}",
             counted(fallbacks.operations, "operation"),
             counted(fallbacks.tensors, "tensor")
         ))

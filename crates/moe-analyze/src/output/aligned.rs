@@ -3,23 +3,23 @@
 use std::borrow::Cow;
 use std::io::{self, Write};
 
-use super::{Cell, RowWriter};
+use super::{Alignment, Cell, RowWriter};
 
 pub struct Aligned<'a> {
     out: &'a mut dyn Write,
     columns: Vec<Column>,
 }
 
-/// What must be known of a column before its first line is written.
+/// The layout of a column, computed before its first line is written.
 struct Column {
-    /// Characters.
+    /// Width in characters.
     width: usize,
-    /// Whether it holds some text; the others are aligned to the right.
-    has_text: bool,
+    /// Right, unless the column contains text.
+    alignment: Alignment,
 }
 
 impl<'a> Aligned<'a> {
-    /// A table whose columns are as wide as `rows` need.
+    /// Creates a writer with columns as wide as `rows` need.
     pub fn measured<'c>(
         out: &'a mut dyn Write,
         names: &[&str],
@@ -27,13 +27,15 @@ impl<'a> Aligned<'a> {
     ) -> Self {
         let column = |name: &&str| Column {
             width: name.chars().count(),
-            has_text: false,
+            alignment: Alignment::Right,
         };
         let mut columns: Vec<Column> = names.iter().map(column).collect();
         for row in rows {
             for (column, cell) in columns.iter_mut().zip(&row) {
-                column.width = column.width.max(cell.for_reading().chars().count());
-                column.has_text |= !cell.is_number() && *cell != Cell::Null;
+                column.width = column.width.max(cell.to_text().chars().count());
+                if cell.alignment() == Some(Alignment::Left) {
+                    column.alignment = Alignment::Left;
+                }
             }
         }
         Aligned { out, columns }
@@ -46,12 +48,9 @@ impl<'a> Aligned<'a> {
                 line.push_str("  ");
             }
             let padding = " ".repeat(column.width.saturating_sub(text.chars().count()));
-            if column.has_text {
-                line.push_str(&text);
-                line.push_str(&padding);
-            } else {
-                line.push_str(&padding);
-                line.push_str(&text);
+            match column.alignment {
+                Alignment::Left => line.extend([&*text, padding.as_str()]),
+                Alignment::Right => line.extend([padding.as_str(), &*text]),
             }
         }
         writeln!(self.out, "{}", line.trim_end())
@@ -64,7 +63,7 @@ impl RowWriter for Aligned<'_> {
     }
 
     fn row(&mut self, cells: &[Cell]) -> io::Result<()> {
-        self.line(cells.iter().map(Cell::for_reading))
+        self.line(cells.iter().map(Cell::to_text))
     }
 
     fn end(&mut self) -> io::Result<()> {

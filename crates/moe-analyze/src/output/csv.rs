@@ -1,4 +1,4 @@
-//! Comma-separated values as in RFC 4180, with line feeds alone.
+//! Comma-separated values as in RFC 4180, with LF line ends.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -18,7 +18,7 @@ impl<'a> Csv<'a> {
     }
 }
 
-/// What a cell is in a file; nothing for what is missing or not finite.
+/// Returns the field of a cell, which is empty for missing values and numbers that are not finite.
 fn field<'c>(cell: &'c Cell<'_>) -> Cow<'c, [u8]> {
     match cell {
         Cell::Int(value) => value.to_string().into_bytes().into(),

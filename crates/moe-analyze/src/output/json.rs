@@ -1,4 +1,4 @@
-//! JSON objects, in one array or one a line.
+//! JSON objects, in one array or one per line.
 
 use std::io::{self, Write};
 
@@ -12,7 +12,7 @@ pub struct Json<'a> {
 }
 
 impl<'a> Json<'a> {
-    /// One array that holds an object for each row.
+    /// Creates a writer of one array with an object per row.
     pub fn array(out: &'a mut dyn Write) -> Self {
         Json {
             out,
@@ -22,7 +22,7 @@ impl<'a> Json<'a> {
         }
     }
 
-    /// An object a line.
+    /// Creates a writer of one object per line.
     pub fn lines(out: &'a mut dyn Write) -> Self {
         Json {
             out,
@@ -59,7 +59,7 @@ impl RowWriter for Json<'_> {
             match cell {
                 Cell::Null => self.out.write_all(b"null")?,
                 Cell::Int(value) => write!(self.out, "{value}")?,
-                // serde_json writes a number that is not finite as null.
+                // serde_json writes numbers that are not finite as null.
                 Cell::Float(value) | Cell::Fixed(value, _) => {
                     serde_json::to_writer(&mut *self.out, value)?
                 }

@@ -1,8 +1,8 @@
-//! A Markdown table; columns whose first value is a number are aligned to the right.
+//! A Markdown table. Columns whose first value is a number are aligned to the right.
 
 use std::io::{self, Write};
 
-use super::{Cell, RowWriter};
+use super::{Alignment, Cell, RowWriter};
 
 pub struct Markdown<'a> {
     out: &'a mut dyn Write,
@@ -36,11 +36,13 @@ impl RowWriter for Markdown<'_> {
     fn row(&mut self, cells: &[Cell]) -> io::Result<()> {
         if !self.has_rows {
             self.has_rows = true;
-            self.rule(|column| cells.get(column).is_some_and(Cell::is_number))?;
+            self.rule(|column| {
+                cells.get(column).and_then(Cell::alignment) == Some(Alignment::Right)
+            })?;
         }
         let texts: Vec<String> = cells
             .iter()
-            .map(|cell| cell.for_reading().replace('|', "\\|"))
+            .map(|cell| cell.to_text().replace('|', "\\|"))
             .collect();
         writeln!(self.out, "| {} |", texts.join(" | "))
     }

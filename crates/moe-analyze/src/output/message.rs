@@ -1,8 +1,7 @@
-//! Text of files on its way to a terminal: every character that could control the terminal is escaped, and long values are
-//! shortened.
+//! Makes text safe for a terminal: escapes control characters and shortens long values.
 //!
-//! All text for people passes here: messages on stderr through [`print()`], text on stdout through [`Visible`], cells of
-//! tables and text in plots through [`visible`]. CSV and JSON are for programs and hold the text as it is.
+//! Messages on stderr use [`print()`], text on stdout uses [`Visible`], cells of tables and text in plots use [`visible`]. CSV and JSON
+//! contain the original text.
 
 use std::borrow::Cow;
 use std::fmt::Display;
@@ -12,14 +11,14 @@ use moe_files::text::{escape_hidden, is_hidden};
 
 use crate::progress;
 
-/// Longest value between double quotes in a message, in characters.
+/// Maximum length of a value between double quotes in a message, in characters.
 const MAX_QUOTED: usize = 100;
-/// Longest message, in characters.
+/// Maximum length of a message, in characters.
 const MAX_MESSAGE: usize = 1200;
-/// Longest text of a table's cell, in characters.
+/// Maximum length of a cell of a table, in characters.
 const MAX_CELL: usize = 400;
 
-/// Prints a message as one line on stderr. A closed stderr is ignored: the exit code still reports the outcome.
+/// Prints a message as one line on stderr. Write errors are ignored, because the exit code reports the outcome.
 pub fn print(message: impl Display) {
     let line = line(&message.to_string());
     progress::without_bar(|| {
@@ -27,14 +26,14 @@ pub fn print(message: impl Display) {
     });
 }
 
-/// A message as [`print()`] prints it: on one line, without control characters, its long values shortened.
+/// Returns a message on one line, with control characters escaped and long values shortened.
 pub fn line(message: &str) -> String {
     let message = shorten_quoted(message);
     let message = message.replace(['\n', '\r', '\t'], " ");
     shorten(&visible(&message), MAX_MESSAGE).into_owned()
 }
 
-/// A cell of a table as a person reads it.
+/// Returns the text of a table's cell on one line, escaped and shortened.
 pub fn cell(text: &str) -> Cow<'_, str> {
     if text.len() <= MAX_CELL && !text.contains(is_hidden) {
         return Cow::Borrowed(text);
@@ -43,7 +42,7 @@ pub fn cell(text: &str) -> Cow<'_, str> {
     shorten(&visible(&text), MAX_CELL).into_owned().into()
 }
 
-/// Text with its control characters and its bidirectional and invisible formatting characters escaped as `\u{1b}`.
+/// Escapes control characters, bidirectional characters and invisible formatting characters as `\u{1b}`.
 pub fn visible(text: &str) -> Cow<'_, str> {
     if !text.contains(is_hidden) {
         return Cow::Borrowed(text);
@@ -53,9 +52,9 @@ pub fn visible(text: &str) -> Cow<'_, str> {
     escaped.into()
 }
 
-/// The text, or its beginning and its end with the number of characters between them.
+/// Returns the text, or its start and end with the number of omitted characters.
 fn shorten(text: &str, most: usize) -> Cow<'_, str> {
-    // No text has more characters than bytes.
+    // A text has at most as many characters as bytes.
     let n = if text.len() <= most {
         return Cow::Borrowed(text);
     } else {
@@ -70,7 +69,7 @@ fn shorten(text: &str, most: usize) -> Cow<'_, str> {
     format!("{head}… ({} characters) …{tail}", n - most).into()
 }
 
-/// A message whose values between double quotes are shortened. A quote that is not closed is no value.
+/// Shortens the values between double quotes in a message. A quote without a closing quote starts no value.
 fn shorten_quoted(message: &str) -> Cow<'_, str> {
     if message.len() <= MAX_QUOTED {
         return Cow::Borrowed(message);
@@ -91,7 +90,7 @@ fn shorten_quoted(message: &str) -> Cow<'_, str> {
     shortened.into()
 }
 
-/// Where the quote is that closes a value, which may hold escaped ones.
+/// Returns the position of the closing quote of a value that can contain escaped quotes.
 fn closing_quote(value: &str) -> Option<usize> {
     let mut is_escaped = false;
     value.bytes().position(|byte| {
@@ -101,11 +100,11 @@ fn closing_quote(value: &str) -> Option<usize> {
     })
 }
 
-/// A writer of text for people, which escapes what [`visible`] escapes, except for the ends of lines and tabs.
+/// A writer that escapes what [`visible`] escapes, except for line ends and tabs.
 pub struct Visible<W>(pub W);
 
 impl<W: Write> Write for Visible<W> {
-    /// Takes all of `bytes`; what is not UTF-8 is written as U+FFFD.
+    /// Writes all of `bytes`. Invalid UTF-8 is replaced by U+FFFD.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let text = String::from_utf8_lossy(bytes);
         for part in text.split_inclusive(['\n', '\t']) {
@@ -150,7 +149,7 @@ mod tests {
         assert!(message.ends_with(r#"" is not "y\"z"; b"#), "{message}");
         assert!(message.contains("… (69900 characters) …"), "{message}");
         assert!(message.len() < 250, "{}", message.len());
-        // An apostrophe and a lone quote are no values.
+        // An apostrophe and an unclosed quote start no value.
         let plain = format!("it's 3\" wide, {}", "word ".repeat(50));
         assert_eq!(line(&plain), plain);
     }

@@ -1,12 +1,14 @@
-//! What commands print: rows of named columns, in the format that `-o` names.
+//! Output of commands: rows of named columns in the format of `-o`, and text.
 
 mod aligned;
 mod csv;
 mod json;
 mod markdown;
 pub mod message;
+mod row_output;
 mod table;
 
+pub use row_output::RowOutputArgs;
 pub use table::Table;
 
 use std::borrow::Cow;
@@ -17,16 +19,16 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use moe_trace::{ExpertId, LayerId, TokenId};
 
-/// How rows are printed.
+/// Format of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
-    /// Aligned columns for reading
+    /// Aligned columns
     Table,
     /// Comma-separated values with a header line
     Csv,
     /// One JSON array of objects
     Json,
-    /// One JSON object a line
+    /// One JSON object per line
     Jsonl,
     /// A Markdown table
     Md,
@@ -35,19 +37,20 @@ pub enum Format {
 /// One value of a row.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub enum Cell<'a> {
-    /// Nothing: empty in text, `null` in JSON.
+    /// A missing value: empty in text, `null` in JSON.
     #[default]
     Null,
-    /// A number without a fraction.
+    /// An integer.
     Int(u64),
-    /// A number; tables show four decimal places, other formats all digits.
+    /// A number. Tables contain four decimal places, other formats all digits.
     Float(f64),
-    /// A number of which tables show the given number of decimal places, other formats all digits.
+    /// A number. Tables contain the given number of decimal places, other formats all digits.
     Fixed(f64, usize),
     /// Text.
     Text(Cow<'a, str>),
-    /// Any other value: in JSON as it is, elsewhere as JSON text.
-    #[cfg_attr(not(feature = "sql"), allow(dead_code))] // only queries have such values
+    /// Any other value: a JSON value in JSON, JSON text in other formats.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
+    // only results of queries have such values
     Json(serde_json::Value),
 }
 
@@ -110,7 +113,7 @@ impl<'a, T: Into<Cell<'a>>> From<Option<T>> for Cell<'a> {
     }
 }
 
-/// A value of one part, such as a layer, or of all parts together: then `all` for people, and null for programs.
+/// Returns the cell of a part, such as a layer. `None` means all parts: `all` in tables and Markdown, null in other formats.
 pub fn or_all<'a>(part: Option<impl Into<Cell<'a>>>, format: Format) -> Cell<'a> {
     match (part, format) {
         (None, Format::Table | Format::Md) => "all".into(),
@@ -118,23 +121,32 @@ pub fn or_all<'a>(part: Option<impl Into<Cell<'a>>>, format: Format) -> Cell<'a>
     }
 }
 
-/// A number, if there is one, of which tables show `digits` decimal places.
+/// Returns the cell of a number with `digits` decimal places in tables.
 pub fn fixed(value: impl Into<Option<f64>>, digits: usize) -> Cell<'static> {
     let value = value.into();
     value.map_or(Cell::Null, |value| Cell::Fixed(value, digits))
 }
 
+/// Alignment of a column in tables and Markdown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Alignment {
+    Left,
+    Right,
+}
+
 impl Cell<'_> {
-    fn is_number(&self) -> bool {
+    /// Returns the alignment of the value in its column, or `None` for a missing value.
+    fn alignment(&self) -> Option<Alignment> {
         match self {
-            Cell::Int(_) | Cell::Float(_) | Cell::Fixed(..) => true,
-            Cell::Json(value) => value.is_number(),
-            Cell::Null | Cell::Text(_) => false,
+            Cell::Null => None,
+            Cell::Int(_) | Cell::Float(_) | Cell::Fixed(..) => Some(Alignment::Right),
+            Cell::Json(value) if value.is_number() => Some(Alignment::Right),
+            Cell::Json(_) | Cell::Text(_) => Some(Alignment::Left),
         }
     }
 
-    /// The value as a person reads it in a table, on one line whatever the text holds.
-    fn for_reading(&self) -> Cow<'_, str> {
+    /// Returns the value in tables and Markdown, on one line.
+    fn to_text(&self) -> Cow<'_, str> {
         match self {
             Cell::Null => "".into(),
             Cell::Int(value) => value.to_string().into(),
@@ -146,7 +158,7 @@ impl Cell<'_> {
     }
 }
 
-/// A format of rows. Calls come as one `begin`, a `row` for each row, one `end`.
+/// A writer of rows. The calls are `begin`, then `row` for each row, then `end`.
 trait RowWriter {
     fn begin(&mut self, columns: &[&str]) -> io::Result<()>;
     fn row(&mut self, cells: &[Cell]) -> io::Result<()>;
@@ -154,10 +166,10 @@ trait RowWriter {
 }
 
 impl Format {
-    /// The format of a file of rows, by its extension.
+    /// Returns the format of a file from its extension.
     ///
     /// # Errors
-    /// There is none with that extension.
+    /// The extension selects no format.
     pub fn of_path(path: &Path) -> anyhow::Result<Format> {
         let extension = path.extension().and_then(|extension| extension.to_str());
         Ok(match extension {
@@ -166,15 +178,14 @@ impl Format {
             Some("jsonl") => Format::Jsonl,
             Some("md") => Format::Md,
             _ => bail!(
-                "{}: no format of rows has that extension; name a .csv, .json, .jsonl or .md file",
+                "{}: the extension must be .csv, .json, .jsonl or .md",
                 path.display()
             ),
         })
     }
 }
 
-/// Writes rows in a format. Every row has one cell for each column. Holds one row at a time; a table goes through them
-/// twice.
+/// Writes rows in a format. Every row has one cell per column. Keeps one row in memory; a table iterates twice.
 pub fn write_rows<'a>(
     out: &mut dyn Write,
     format: Format,
@@ -189,8 +200,8 @@ pub fn write_rows<'a>(
     write_streamed(out, format, columns, &mut rows)
 }
 
-/// As [`write_rows`], of rows that are computed once. Of a table, which needs all of them before its first line, they are held in
-/// memory.
+/// Like [`write_rows`], for rows that are computed once. A table keeps all rows in memory, because it needs the width of each column
+/// before its first line.
 pub fn write_streamed<'a>(
     out: &mut dyn Write,
     format: Format,
@@ -221,11 +232,9 @@ fn write_all<'a>(
     writer.end()
 }
 
-/// Prints what a command has to say on stdout: text for a person where `format` is a table, Markdown or absent, with
-/// control characters escaped; otherwise data for a program, as it is.
+/// Prints on stdout. Control characters are escaped if `format` is a table, Markdown or absent. Other formats are printed unchanged.
 ///
-/// A reader who goes away, as `head` does, ends the printing alone: files are still written, and the exit code is what it
-/// would have been.
+/// A closed pipe, for example of `head`, is not an error and does not change the exit code.
 pub fn to_stdout(
     format: impl Into<Option<Format>>,
     print: impl FnOnce(&mut dyn Write) -> io::Result<()>,
@@ -236,7 +245,7 @@ pub fn to_stdout(
     }
 }
 
-/// Prints data for a program on stdout, as it is; otherwise like [`to_stdout`].
+/// Prints data on stdout unchanged; otherwise like [`to_stdout`].
 pub fn data_to_stdout(print: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow::Result<()> {
     print_with(print, |out| out)
 }
@@ -252,7 +261,7 @@ fn print_with<W: Write>(
     }
 }
 
-/// A number of bytes as a person reads it.
+/// Formats a number of bytes with a binary unit.
 pub fn human_bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if bytes < 1024 {
@@ -267,7 +276,7 @@ pub fn human_bytes(bytes: u64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
-/// An error with its causes on one line; a cause that the text before it tells already is not told again.
+/// Returns an error with its causes on one line. A cause that the text already contains is omitted.
 pub fn one_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain() {
@@ -288,7 +297,7 @@ pub fn one_line(error: &anyhow::Error) -> String {
     line
 }
 
-/// Whether a cause is an error of serde_json, which the error before it has put into plain words.
+/// Returns whether a cause is an error of serde_json. The error that wraps it describes it.
 fn is_json(cause: &(dyn std::error::Error + 'static)) -> bool {
     cause.is::<serde_json::Error>() || cause.is::<Arc<serde_json::Error>>()
 }
@@ -298,7 +307,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn does_not_print_serde_json_after_plain_words() {
+    fn omits_errors_of_serde_json() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("buffers.jsonl");
         std::fs::write(&path, "x\n").unwrap();
@@ -328,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn csv_quotes_what_needs_it() {
+    fn csv_quotes_special_characters() {
         assert_eq!(
             print(Format::Csv),
             "name,count,share\nplain,7,0.25\n\"a,\"\"b\"\"|c\n\",,\n"
@@ -371,7 +380,15 @@ mod tests {
     }
 
     #[test]
-    fn bytes_for_reading() {
+    fn missing_values_do_not_align_a_table_column_to_the_left() {
+        let rows = [vec![Cell::Null], vec![7u64.into()]];
+        let mut out = Vec::new();
+        write_rows(&mut out, Format::Table, &["count"], rows).unwrap();
+        assert_eq!(String::from_utf8(out).unwrap(), "count\n\n    7\n");
+    }
+
+    #[test]
+    fn formats_bytes_with_binary_units() {
         assert_eq!(human_bytes(1023), "1023 B");
         assert_eq!(human_bytes(1536), "1.5 KiB");
         assert_eq!(human_bytes(1 << 20), "1.0 MiB");

@@ -1,10 +1,10 @@
-//! Tables whose columns are declared once: name, header with the unit, value.
+//! Tables with columns that are declared once: name, header with the unit, value.
 
 use std::io::{self, Write};
 
 use super::{Cell, Format, write_rows};
 
-/// Rows, and the columns in which they are written.
+/// Rows and their columns.
 ///
 /// ```ignore
 /// Table::of(&layers)
@@ -18,15 +18,15 @@ pub struct Table<'a, I: Iterator> {
 }
 
 struct Column<'a, R> {
-    /// In CSV and JSON.
+    /// Name in CSV and JSON.
     name: &'a str,
-    /// In tables for people.
+    /// Header in tables and Markdown, with the unit.
     header: &'a str,
     value: Box<dyn Fn(&R) -> Cell<'a> + 'a>,
 }
 
 impl<'a, I: Iterator + Clone> Table<'a, I> {
-    /// A table without columns. Its rows are computed while they are written, for aligned columns twice.
+    /// Creates a table without columns. Rows are computed while they are written, twice for aligned columns.
     pub fn of(rows: impl IntoIterator<IntoIter = I, Item = I::Item>) -> Self {
         Table {
             rows: rows.into_iter(),
@@ -34,7 +34,7 @@ impl<'a, I: Iterator + Clone> Table<'a, I> {
         }
     }
 
-    /// Adds a column: its name in CSV and JSON, its header with the unit in tables for people, and the value of a row.
+    /// Adds a column: its name in CSV and JSON, its header in tables and Markdown, and the value of a row.
     pub fn column<C: Into<Cell<'a>>>(
         mut self,
         name: &'a str,
@@ -49,7 +49,7 @@ impl<'a, I: Iterator + Clone> Table<'a, I> {
         self
     }
 
-    /// Adds a column to a table that only people read: its header is its name.
+    /// Adds a column to a table without a machine-readable format. The header is also the name.
     pub fn shown<C: Into<Cell<'a>>>(
         self,
         header: &'a str,
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_read_names_and_people_read_headers_with_units() {
+    fn csv_and_json_use_names_and_tables_use_headers() {
         assert_eq!(print(Format::Csv), "layer_id,stall_us\n0,1.25\n1,\n");
         assert_eq!(
             print(Format::Jsonl),

@@ -1,16 +1,16 @@
-//! Lines over two axes.
+//! Line charts.
 
 use super::colour::{self, LINES, REFERENCE};
 use super::{Axis, Figure, Key, LineStyle, Mark, Marker, Panel, Sample};
 
 const SIZE: (u32, u32) = (700, 420);
-/// A line's name in the legend.
+/// Height of a row of the legend in pixels.
 const LEGEND_ROW: u32 = 18;
-/// Lines of more points have no markers.
+/// Maximum number of points of a line with markers.
 const MAX_MARKED: usize = 100;
 const MARKERS: [Marker; 3] = [Marker::Square, Marker::Diamond, Marker::Triangle];
 
-/// A plot of lines.
+/// A line chart.
 pub struct Chart {
     /// First line.
     pub title: String,
@@ -44,7 +44,7 @@ impl Line {
         }
     }
 
-    /// What the others are compared with.
+    /// Creates a line that the other lines are compared with.
     pub fn reference(name: impl Into<String>, points: Vec<(f64, f64)>) -> Line {
         Line {
             kind: Kind::Reference,
@@ -52,7 +52,7 @@ impl Line {
         }
     }
 
-    /// The line that matters.
+    /// Creates the most important line.
     pub fn strong(name: impl Into<String>, points: Vec<(f64, f64)>) -> Line {
         Line {
             kind: Kind::Strong,
@@ -60,7 +60,7 @@ impl Line {
         }
     }
 
-    /// How the `n`th line looks: no two of the first 24 have both the colour and the markers.
+    /// Returns the style of the `n`th line. No two of the first 24 lines have the same colour and marker.
     fn style(&self, n: usize) -> LineStyle {
         let marker = MARKERS[n % MARKERS.len()];
         LineStyle {
@@ -85,7 +85,7 @@ impl Line {
 }
 
 impl Chart {
-    /// The figure, with the names of the lines in the order in which the lines end.
+    /// Returns the figure. The legend lists the lines by their last values, the highest first.
     pub fn figure(self) -> Figure {
         let styles: Vec<LineStyle> = (0..).zip(&self.lines).map(|(n, l)| l.style(n)).collect();
         let mut order: Vec<usize> = (0..self.lines.len()).collect();
@@ -95,7 +95,7 @@ impl Chart {
             (name, Sample::Line(styles[n]))
         });
         let names = names.collect();
-        // A legend of many lines may need more height than the axes.
+        // A legend of many lines can be higher than the axes.
         let legend = LEGEND_ROW.saturating_mul(self.lines.len() as u32);
         let lines = self.lines.into_iter().zip(styles);
         let marks = lines.map(|(line, style)| Mark::Line {
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_in_the_order_of_the_ends_and_have_room() {
+    fn legend_is_sorted_by_last_value_and_fits() {
         for n_lines in [3, 40] {
             let figure = figure(n_lines);
             let Key::Legend(names) = &figure.key else {

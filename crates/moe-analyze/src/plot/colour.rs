@@ -1,4 +1,4 @@
-//! Colours: of lines and areas, and the scale of heat maps.
+//! Colours of lines, areas and heat maps.
 
 /// Red, green and blue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,17 +16,17 @@ pub const LINES: [Colour; 8] = [
     Colour(216, 108, 162),
 ];
 
-/// What others are compared with.
+/// Colour of reference lines.
 pub const REFERENCE: Colour = Colour(150, 150, 158);
 
-/// Colours of areas, which differ in lightness so that they are distinct in grey.
+/// Colours of areas, with different lightness, so that they are distinct in greyscale.
 pub const SLATE: Colour = Colour(166, 178, 196);
 pub const ORANGE: Colour = Colour(250, 178, 106);
 pub const RED: Colour = Colour(196, 66, 92);
 pub const PURPLE: Colour = Colour(74, 16, 92);
 
-/// Evenly spaced stops of the scale, from pale (never) to dark (often): its lightness falls all the way, so that it reads in grey
-/// and in print.
+/// Evenly spaced stops of the scale, from light (0) to dark (1). The lightness decreases monotonically, so that the scale is readable in
+/// greyscale.
 const STOPS: [Colour; 7] = [
     Colour(252, 250, 236),
     Colour(252, 222, 156),
@@ -37,7 +37,7 @@ const STOPS: [Colour; 7] = [
     Colour(38, 12, 66),
 ];
 
-/// The colour of a value between 0 and 1; values outside have that of the nearer end.
+/// Returns the colour of a value from 0 to 1. Values outside of the range are clamped.
 pub fn scale(value: f64) -> Colour {
     let position = value.clamp(0.0, 1.0) * (STOPS.len() - 1) as f64;
     let left = (position as usize).min(STOPS.len() - 2);
@@ -54,8 +54,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lightness_falls_from_end_to_end() {
-        // Luma of ITU-R BT.709 on the encoded values is enough to order them.
+    fn lightness_decreases_monotonically() {
+        // Luma of ITU-R BT.709 on the encoded values.
         let luma =
             |c: Colour| 0.2126 * f64::from(c.0) + 0.7152 * f64::from(c.1) + 0.0722 * f64::from(c.2);
         let lumas: Vec<f64> = (0..=100)

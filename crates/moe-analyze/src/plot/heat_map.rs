@@ -1,10 +1,10 @@
-//! Values of layers × experts as colours.
+//! Heat maps of layers × experts.
 
 use moe_trace::LayerId;
 
 use super::{Axis, Figure, Key, Mark, Panel, Ticks, colour};
 
-/// What a heat map shows: a value for each layer and expert, relative to a uniform share.
+/// A heat map: a value for each layer and expert, relative to a uniform share.
 pub struct HeatMap {
     /// First line.
     pub title: String,
@@ -12,7 +12,7 @@ pub struct HeatMap {
     pub subtitle: String,
     /// Block numbers of the rows, top to bottom.
     pub layers: Vec<LayerId>,
-    /// What a column is.
+    /// Quantity of the columns.
     pub x_label: &'static str,
     /// `[n_layer][n_expert]`; 1 is a uniform share.
     pub values: Vec<Vec<f64>>,
@@ -21,7 +21,7 @@ pub struct HeatMap {
 /// Width and height of the colour scale, in pixels.
 const SCALE_WIDTH: u32 = 18;
 const SCALE_HEIGHT: std::ops::RangeInclusive<u32> = 160..=360;
-/// Colours of the scale.
+/// Number of colours in the scale.
 const N_SHADES: u32 = 120;
 
 impl HeatMap {
@@ -29,7 +29,7 @@ impl HeatMap {
         self.values.iter().flatten().copied().fold(1.0, f64::max)
     }
 
-    /// Cells are as large as fits a screen, never so small that a layer or an expert vanishes.
+    /// Returns width and height of a cell in pixels. Cells are as large as fits a screen, with a minimum so that all are visible.
     fn cell(&self, n_expert: u32) -> (u32, u32) {
         let n_layer = (self.layers.len() as u32).max(1);
         (
@@ -42,12 +42,12 @@ impl HeatMap {
         let highest = self.highest();
         let n_expert = self.values.iter().map(Vec::len).max().unwrap_or(0) as u32;
         let (width, height) = self.cell(n_expert);
-        // One more pixel, as the last one is that of the last value.
+        // One more pixel, because the last pixel belongs to the last value.
         let size = (
             n_expert.max(1) * width + 1,
             (self.layers.len() as u32).max(1) * height + 1,
         );
-        // Large cells get a gap between them; small ones would drown in it.
+        // Only large cells have a gap between them.
         let gap = u32::from(width >= 10 && height >= 10);
         let x = Axis::numbered(self.x_label, (0..n_expert).collect());
         let y = Axis::numbered(
@@ -62,7 +62,7 @@ impl HeatMap {
         }
         for (row, values) in self.values.iter().enumerate() {
             for (column, &value) in values.iter().enumerate() {
-                // Without gaps the background is the cells without a value.
+                // Without gaps, the background shows cells with the value 0.
                 if value == 0.0 && gap == 0 {
                     continue;
                 }
@@ -89,7 +89,7 @@ impl HeatMap {
     }
 }
 
-/// The colour scale of a map whose highest value is `highest`.
+/// Returns the colour scale of a map with maximum `highest`.
 fn scale(highest: f64, height: u32) -> Panel {
     let edge = |shade: u32| f64::from(shade) / f64::from(N_SHADES);
     let shades = (0..N_SHADES).map(|shade| {
@@ -124,14 +124,14 @@ fn scale(highest: f64, height: u32) -> Panel {
                     .map(|value| (scale_fraction(value, highest), name(value)))
                     .collect(),
             ),
-            ..Axis::numbers("relative to a uniform share (×)", 0.0, 1.0)
+            ..Axis::numbers("relative to a uniform router (×)", 0.0, 1.0)
         },
         marks: shades.collect(),
     }
 }
 
-/// Place of a value on the scale. The root spreads the many small values, which a few very hot experts would otherwise press
-/// together.
+/// Returns the position of a value on the scale, from 0 to 1. The square root spreads the many small values next to a few very large
+/// ones.
 fn scale_fraction(value: f64, highest: f64) -> f64 {
     (value / highest).sqrt()
 }
@@ -140,7 +140,7 @@ fn scale_fraction(value: f64, highest: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// A map with a few hot experts and a long tail.
+    /// Returns a map with a few hot experts and a long tail.
     fn example(n_layer: u32, n_expert: u32) -> HeatMap {
         let weight = |layer: u32, expert: u32| {
             let place = (expert * 37 + layer * 101) % n_expert;
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn every_expert_of_small_and_large_models_has_a_cell() {
+    fn every_expert_has_a_cell() {
         for (n_layer, n_expert) in [(1, 1), (2, 8), (48, 128), (94, 512)] {
             let map = example(n_layer, n_expert);
             let (width, height) = map.cell(n_expert);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_scale_names_its_foot_and_the_uniform_share_first() {
+    fn scale_labels_zero_and_the_uniform_share_first() {
         for highest in [1.0, 1.06, 2.1, 500.0] {
             let Ticks::Names(names) = scale(highest, 200).y.ticks else {
                 panic!("names");

@@ -1,6 +1,6 @@
-//! Plots as PNG or SVG: heat maps of layers × experts, memory and a pass over time, and curves.
+//! Plots as PNG or SVG: heat maps, line charts, memory over time, and the timeline of a forward pass.
 //!
-//! A plot is data, a [`Figure`] of panels with marks in the units of their axes. [`render`] draws every figure in one frame: title,
+//! A [`Figure`] describes a plot: panels with marks in the units of their axes. [`render`] draws all figures with the same layout: title,
 //! panels one below the other, and a legend or a colour scale on the right.
 
 mod chart;
@@ -10,6 +10,8 @@ mod occupancy;
 mod pass_timeline;
 #[cfg(feature = "plot")]
 mod render;
+#[cfg(feature = "plot")]
+mod scale;
 
 use std::path::Path;
 
@@ -22,7 +24,7 @@ pub use heat_map::HeatMap;
 pub use occupancy::occupancy;
 pub use pass_timeline::pass_timeline;
 
-/// A place in the units of a panel's axes.
+/// A position in the units of a panel's axes.
 pub type Point = (f64, f64);
 
 /// A plot.
@@ -31,63 +33,63 @@ pub struct Figure {
     pub title: String,
     /// Second line, smaller.
     pub subtitle: String,
-    /// From top to bottom.
+    /// Panels from top to bottom.
     pub panels: Vec<Panel>,
-    /// Right of the panels.
+    /// Legend or colour scale on the right.
     pub key: Key,
 }
 
-/// What explains the colours of a figure.
+/// The explanation of a figure's colours.
 pub enum Key {
-    /// Names, from top to bottom.
+    /// Names from top to bottom.
     Legend(Vec<(String, Sample)>),
-    /// A bar of colours, whose values are at its y axis.
+    /// A colour bar with values on its y axis.
     Scale(Panel),
 }
 
-/// How a name of the legend looks in the plot.
+/// The sample next to a name in the legend.
 #[derive(Clone, Copy)]
 pub enum Sample {
     Area(Colour),
     Line(LineStyle),
 }
 
-/// Marks over two axes.
+/// Marks on two axes.
 pub struct Panel {
-    /// Above the panel; may be empty.
+    /// Text above the panel; can be empty.
     pub title: String,
-    /// Width and height between the axes, in pixels.
+    /// Width and height of the plot area in pixels.
     pub size: (u32, u32),
     pub x: Axis,
     pub y: Axis,
-    /// In the order in which they are drawn.
+    /// Marks in drawing order.
     pub marks: Vec<Mark>,
 }
 
 /// An axis.
 pub struct Axis {
-    /// Quantity and unit; may be empty where the ticks are names.
+    /// Quantity and unit; empty if the ticks are names.
     pub label: String,
-    /// First and last value; the first is greater where an axis is reversed.
+    /// First and last value. The first value of a reversed axis is greater.
     pub range: (f64, f64),
     pub ticks: Ticks,
 }
 
-/// The values that are named on an axis, as far as there is room.
+/// The labelled values of an axis. Labels that would overlap are omitted.
 pub enum Ticks {
     /// Round numbers.
     Numbers,
     /// Round integers.
     Integers,
-    /// The value `i` is called `numbers[i]`; round numbers are named.
+    /// The label of the value `i` is `numbers[i]`. Round numbers are labelled.
     Numbered(Vec<u32>),
-    /// Values and their names, the most important ones first.
+    /// Values and their labels, the most important first.
     Names(Vec<(f64, String)>),
 }
 
-/// What is drawn in a panel.
+/// A shape in a panel.
 pub enum Mark {
-    /// A rectangle between two corners, at least a pixel wide; `gap` pixels are left free at its right and its foot.
+    /// A rectangle between two corners, at least one pixel wide. `gap` pixels stay free at its right and bottom edges.
     Area {
         corners: [Point; 2],
         colour: Colour,
@@ -98,21 +100,21 @@ pub enum Mark {
         points: Vec<Point>,
         style: LineStyle,
     },
-    /// Text centred at a place.
+    /// Text centred at a position.
     Text { at: Point, text: String },
 }
 
-/// How a line looks.
+/// Style of a line.
 #[derive(Clone, Copy)]
 pub struct LineStyle {
     pub colour: Colour,
-    /// Pixels.
+    /// Width in pixels.
     pub width: u32,
-    /// At each point.
+    /// Marker at each point.
     pub marker: Option<Marker>,
 }
 
-/// The shape at the points of a line.
+/// Shape of a marker.
 #[derive(Clone, Copy)]
 pub enum Marker {
     Square,
@@ -121,7 +123,7 @@ pub enum Marker {
 }
 
 impl Axis {
-    /// An axis of numbers. A range that is empty, or not finite, becomes one of length 1.
+    /// Creates an axis of numbers. An empty or infinite range is replaced by a finite range.
     pub fn numbers(label: impl Into<String>, from: f64, to: f64) -> Axis {
         let range = if from < to && (to - from).is_finite() {
             (from, to)
@@ -137,7 +139,7 @@ impl Axis {
         }
     }
 
-    /// An axis of numbers that names integers alone.
+    /// Creates an axis of numbers with labels only at integers.
     pub fn integers(label: impl Into<String>, from: f64, to: f64) -> Axis {
         Axis {
             ticks: Ticks::Integers,
@@ -145,7 +147,7 @@ impl Axis {
         }
     }
 
-    /// An axis with a place of width 1 for each number, centred at 0, 1, 2 and so on.
+    /// Creates an axis with an interval of width 1 for each number, centred at 0, 1, 2 and so on.
     pub fn numbered(label: impl Into<String>, numbers: Vec<u32>) -> Axis {
         let n = numbers.len().max(1) as f64;
         Axis {
@@ -155,7 +157,7 @@ impl Axis {
         }
     }
 
-    /// The axis from its last value to its first.
+    /// Reverses the direction of the axis.
     pub fn reversed(self) -> Axis {
         Axis {
             range: (self.range.1, self.range.0),
@@ -165,7 +167,7 @@ impl Axis {
 }
 
 impl Mark {
-    /// A rectangle without a gap.
+    /// Creates a rectangle without a gap.
     pub fn area(corners: [Point; 2], colour: Colour) -> Mark {
         let gap = 0;
         Mark::Area {
@@ -191,14 +193,11 @@ fn format_of(path: &Path) -> anyhow::Result<ImageFormat> {
     {
         Some("png") => Ok(ImageFormat::Png),
         Some("svg") => Ok(ImageFormat::Svg),
-        _ => bail!(
-            "{}: no plot format has that extension; name a .png or .svg file",
-            path.display()
-        ),
+        _ => bail!("{}: the extension must be .png or .svg", path.display()),
     }
 }
 
-/// Refuses a file that is not drawn: by its extension, or because this build has no plots.
+/// Rejects a path with another extension than .png and .svg, and every path in a build without plots.
 pub fn check_extension(path: &Path) -> anyhow::Result<()> {
     if !cfg!(feature = "plot") {
         bail!(
@@ -210,7 +209,7 @@ pub fn check_extension(path: &Path) -> anyhow::Result<()> {
 }
 
 impl Figure {
-    /// Draws the figure for a file, PNG or SVG by its extension, which is in its place once it is committed.
+    /// Draws the figure to a file, which appears at its path on commit. The extension selects PNG or SVG.
     #[cfg(feature = "plot")]
     pub fn prepare(&self, path: &Path, force: bool) -> anyhow::Result<AtomicFile> {
         crate::files::prepare(path, force, |out| match format_of(path)? {
@@ -219,7 +218,7 @@ impl Figure {
         })
     }
 
-    /// The error of every plot in a build without them.
+    /// Returns an error in a build without plots.
     #[cfg(not(feature = "plot"))]
     pub fn prepare(&self, path: &Path, _force: bool) -> anyhow::Result<AtomicFile> {
         match check_extension(path) {
@@ -234,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_axis_has_a_length_whatever_its_values_are() {
+    fn axis_has_a_finite_length_for_any_values() {
         for (from, to) in [
             (0.0, 0.0),
             (3.0, 1.0),

@@ -1,4 +1,4 @@
-//! Memory over time: stacked steps, one colour a usage.
+//! Memory over time as stacked steps, one colour per usage.
 
 use moe_trace::buffers::{Timeline, usage};
 
@@ -8,18 +8,18 @@ use crate::output::human_bytes;
 const SIZE: (u32, u32) = (760, 190);
 const N_BANDS: usize = 3;
 
-/// The bands from below, with what they are called and how they look.
+/// Usage, name and colour of the bands, from bottom to top.
 const BANDS: [(u8, &str, Colour); N_BANDS] = [
     (usage::WEIGHTS, "weights", colour::SLATE),
     (usage::ANY, "key-value cache, other", colour::RED),
     (usage::COMPUTE, "results of operations", colour::ORANGE),
 ];
 
-/// (milliseconds, bytes of each band) after an event.
+/// Milliseconds of an event, and bytes of each band after it.
 type Step = (f64, [u64; N_BANDS]);
 
-/// Memory that the buffers of a run take over time; `run` names the run. Above, all of it; below, without the weights, which
-/// dwarf the rest. The time axis ends with the run (`end_ms`, milliseconds) or with the last event, whichever is later.
+/// Returns the plot of the memory of a run's buffers over time. The upper panel shows all buffers, the lower panel those without weights,
+/// which are much larger than the rest. The time axis ends at `end_ms`, the end of the run, or at the last event if that is later.
 pub fn occupancy(run: &str, timeline: &Timeline, end_ms: Option<f64>) -> Figure {
     let steps = steps(timeline);
     let last = steps.last().map_or(0.0, |step| step.0);
@@ -65,8 +65,8 @@ pub fn occupancy(run: &str, timeline: &Timeline, end_ms: Option<f64>) -> Figure 
     let names = names.map(|&(_, name, colour)| (name.to_owned(), Sample::Area(colour)));
     let peak = human_bytes(timeline.metadata.peak_occupancy_bytes);
     Figure {
-        title: "Memory taken by buffers".into(),
-        subtitle: format!("{run}: {peak} at most"),
+        title: "Memory of buffers over time".into(),
+        subtitle: format!("{run}: peak {peak}"),
         panels: vec![panel(0, "all buffers"), panel(1, "without the weights")],
         key: Key::Legend(names.collect()),
     }
@@ -82,7 +82,7 @@ fn steps(timeline: &Timeline) -> Vec<Step> {
         .iter()
         .filter_map(|b| Some((b.dealloc_time_ms?, false, b)));
     let mut changes: Vec<_> = begins.chain(ends).collect();
-    // At one time deallocations come first: a buffer that grows is given back before it is allocated again.
+    // Deallocations precede allocations at the same time: a buffer that grows is freed and allocated again.
     changes.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     for (time, is_begin, buffer) in changes {
         let bytes = &mut taken[band(buffer.usage)];
@@ -103,7 +103,7 @@ fn sum(bands: &[u64]) -> u64 {
     bands.iter().copied().fold(0, u64::saturating_add)
 }
 
-/// The unit in which a number of bytes has at most four digits, and its size in bytes.
+/// Returns the size in bytes and the name of the unit in which a number of bytes has at most four digits.
 fn byte_unit(bytes: u64) -> (f64, &'static str) {
     let units = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let mut size = 1.0;
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_axis_ends_with_the_run_or_a_later_event() {
+    fn time_axis_ends_at_the_end_of_the_run_or_a_later_event() {
         let event = BufferEvent {
             timestamp_ms: 2.0,
             timestamp_ns: Some(9),
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn the_unit_fits_the_number() {
+    fn selects_a_unit_for_the_number() {
         assert_eq!(byte_unit(0), (1.0, "bytes"));
         assert_eq!(byte_unit(1023), (1.0, "bytes"));
         assert_eq!(byte_unit(9 << 20), (1024.0 * 1024.0, "MiB"));

@@ -1,4 +1,4 @@
-//! A pass under Post-Fetch over time: what the CPU, the interconnect and the GPU did, and how much of each layer's transfers hid.
+//! The timeline of a forward pass under Post-Fetch: CPU, PCIe and GPU, and the hidden fraction of each layer's transfers.
 
 use moe_analysis::overlap::{self, OverlapReport};
 use moe_trace::transfers::{Span, Transfer};
@@ -8,13 +8,13 @@ use super::{Axis, Colour, Figure, Key, LineStyle, Mark, Panel, Sample, Ticks, co
 const WIDTH: u32 = 940;
 const LANES_HEIGHT: u32 = 124;
 const BARS_HEIGHT: u32 = 130;
-/// Layers of the magnified panel; a pass of fewer than twice as many has none.
+/// Number of layers in the magnified panel. A pass with fewer than twice as many layers has no such panel.
 const N_MAGNIFIED: usize = 4;
 
-/// What the lanes show and how it looks.
+/// Names and colours of the bars.
 const GATE_UP: (&str, Colour) = ("gate and up on the CPU", colour::SLATE);
-const HIDDEN: (&str, Colour) = ("transfer, hidden under them", colour::ORANGE);
-const EXPOSED: (&str, Colour) = ("transfer, exposed", colour::RED);
+const HIDDEN: (&str, Colour) = ("H2D copy, hidden", colour::ORANGE);
+const EXPOSED: (&str, Colour) = ("H2D copy, exposed", colour::RED);
 const DOWN: (&str, Colour) = ("down on the GPU", colour::PURPLE);
 const HIDEABLE: LineStyle = LineStyle {
     colour: Colour(40, 40, 48),
@@ -22,26 +22,26 @@ const HIDEABLE: LineStyle = LineStyle {
     marker: None,
 };
 
-/// The lanes from below, and the strip of layer numbers above them.
+/// The lanes from bottom to top, and the layer numbers above them.
 const LANES: [&str; 3] = ["GPU", "PCIe", "CPU"];
 const GPU: f64 = 0.0;
-const LINK: f64 = 1.0;
+const PCIE: f64 = 1.0;
 const CPU: f64 = 2.0;
 const LAYER_NUMBERS: f64 = 3.3;
 const TOP: f64 = 3.6;
 
-/// The plot of `pass`, which `name` names, with the layers' shares of `report`.
+/// Returns the plot of `pass`, with the hidden fractions of all layers in `report`. `name` is the start of the subtitle.
 pub fn pass_timeline(name: &str, pass: &[Transfer], report: &OverlapReport) -> Figure {
-    let mut panels = vec![lanes("the pass, by layer", pass)];
+    let mut panels = vec![lanes("entire pass, with layer numbers", pass)];
     if let Some(layers) = magnified(pass) {
-        panels.push(lanes("some of its layers, magnified", layers));
+        panels.push(lanes("four layers in the middle, magnified", layers));
     }
     panels.push(bars(report));
     let areas = [GATE_UP, HIDDEN, EXPOSED, DOWN];
     let names = areas.map(|(name, colour)| (name.to_owned(), Sample::Area(colour)));
-    let hideable = ("bound of what can hide".to_owned(), Sample::Line(HIDEABLE));
+    let hideable = ("hideable (upper bound)".to_owned(), Sample::Line(HIDEABLE));
     Figure {
-        title: "A pass under Post-Fetch".into(),
+        title: "Timeline of a forward pass with Post-Fetch".into(),
         subtitle: format!("{name}{}", describe(pass)),
         panels,
         key: Key::Legend(names.into_iter().chain([hideable]).collect()),
@@ -54,7 +54,7 @@ fn describe(pass: &[Transfer]) -> String {
         format!(
             ": {} of sequence {} at position {} in {:.3} ms",
             match first.n_tokens {
-                1 => "one token".into(),
+                1 => "1 token".into(),
                 n => format!("{n} tokens"),
             },
             first.sequence_id,
@@ -64,25 +64,25 @@ fn describe(pass: &[Transfer]) -> String {
     })
 }
 
-/// The layers in the middle of the pass, if it has too many to be seen well.
+/// Returns the layers in the middle of the pass, if it has many layers.
 fn magnified(pass: &[Transfer]) -> Option<&[Transfer]> {
     let first = (pass.len() / 2).checked_sub(N_MAGNIFIED / 2)?;
     let is_long = pass.len() >= 2 * N_MAGNIFIED;
     pass.get(first..first + N_MAGNIFIED).filter(|_| is_long)
 }
 
-/// The three lanes of some layers of a pass.
+/// Returns the panel with the three lanes of some layers of a pass.
 fn lanes(title: &str, layers: &[Transfer]) -> Panel {
     let bounds = overlap::bounds(layers);
     let start_ns = bounds.map_or(0, |bounds| bounds.start_ns);
-    let whole_us = bounds.map_or(0, Span::ns).max(1) as f64 * 1e-3;
-    let (unit_us, unit) = if whole_us >= 10_000.0 {
+    let length_us = bounds.map_or(0, Span::ns).max(1) as f64 * 1e-3;
+    let (unit_us, unit) = if length_us >= 10_000.0 {
         (1000.0, "ms")
     } else {
         (1.0, "µs")
     };
     let time = |ns: u64| ns.saturating_sub(start_ns) as f64 * 1e-3 / unit_us;
-    let end = whole_us / unit_us;
+    let end = length_us / unit_us;
     let mut marks = Vec::new();
     for layer in layers {
         let mut bar = |lane: f64, span: Span, (_, colour): (&str, Colour)| {
@@ -92,20 +92,20 @@ fn lanes(title: &str, layers: &[Transfer]) -> Panel {
         let window = layer.window;
         bar(CPU, window, GATE_UP);
         if let Some(transfer) = layer.transfer {
-            bar(LINK, transfer, EXPOSED);
+            bar(PCIE, transfer, EXPOSED);
             let hidden = Span {
                 start_ns: transfer.start_ns.max(window.start_ns),
                 end_ns: transfer.end_ns.min(window.end_ns),
             };
             if hidden.start_ns < hidden.end_ns {
-                bar(LINK, hidden, HIDDEN);
+                bar(PCIE, hidden, HIDDEN);
             }
         }
         if let Some(product) = layer.product {
             bar(GPU, product, DOWN);
         }
     }
-    // Numbers above where the layers' windows start, as far as there is room.
+    // Layer numbers above the start of gate and up. Numbers that would overlap are omitted.
     let pixel = end / f64::from(WIDTH);
     let mut free = 0.0;
     for layer in layers {
@@ -122,7 +122,7 @@ fn lanes(title: &str, layers: &[Transfer]) -> Panel {
             });
         }
     }
-    let names = [GPU, LINK, CPU].map(|lane| lane + 0.5).into_iter();
+    let names = [GPU, PCIE, CPU].map(|lane| lane + 0.5).into_iter();
     let names = names.zip(LANES.map(str::to_owned)).collect();
     Panel {
         title: title.into(),
@@ -136,7 +136,7 @@ fn lanes(title: &str, layers: &[Transfer]) -> Panel {
     }
 }
 
-/// Hidden share of each layer as a bar; what could have hidden as a line above it.
+/// Returns the panel with the hidden fraction of each layer as a bar, and the hideable fraction as a line.
 fn bars(report: &OverlapReport) -> Panel {
     let mut marks = Vec::new();
     for (place, figures) in report.layers.values().enumerate() {
@@ -155,10 +155,10 @@ fn bars(report: &OverlapReport) -> Panel {
     }
     let layers = report.layers.keys().map(|layer| layer.0.into());
     Panel {
-        title: "hidden share of each layer's transfers, all passes of the phase".into(),
+        title: "hidden fraction of transfer time by layer, over all passes of the phase".into(),
         size: (WIDTH, BARS_HEIGHT),
         x: Axis::numbered("layer", layers.collect()),
-        y: Axis::numbers("hidden (%)", 0.0, 100.0),
+        y: Axis::numbers("transfer time (%)", 0.0, 100.0),
         marks,
     }
 }
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn passes_of_any_length_have_all_their_bars() {
+    fn draws_all_bars_of_passes_of_any_length() {
         let mut longest = pass(1, 5_000);
         longest[0].window.end_ns = u64::MAX;
         let mut empty = pass(1, 5_000);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_where_they_should_be() {
+    fn times_are_relative_to_the_first_span() {
         let panel = lanes("", &pass(2, 1_800_000_000_000_000_000));
         let Mark::Area { corners, .. } = &panel.marks[0] else {
             panic!("an area");

@@ -1,4 +1,4 @@
-//! Draws figures with plotters, all in one frame.
+//! Draws figures with plotters.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -7,19 +7,17 @@ use std::sync::Once;
 use anyhow::anyhow;
 use plotters::coord::Shift;
 use plotters::coord::cartesian::Cartesian2d;
-use plotters::coord::ranged1d::{BoldPoints, DefaultFormatting, KeyPointHint, Ranged};
-use plotters::coord::types::{RangedCoordf64, RangedCoordi64};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{FontStyle, register_font};
 
+use super::scale::Scale;
 use super::{Axis, Colour, Figure, Key, LineStyle, Mark, Marker, Panel, Point, Sample, Ticks};
 use crate::output::message;
 
-/// DejaVu Sans is part of the binary, and measures texts in both formats; in an SVG the viewer falls back to its own font where it
-/// is missing.
+/// DejaVu Sans is embedded in the binary, and used to measure texts for both formats. A viewer of an SVG without the font uses another.
 const FONT: &str = "DejaVu Sans, sans-serif";
-/// Bytes of a pixel of the bitmap backend.
+/// Bytes per pixel of the bitmap backend.
 const RGB_BYTES: usize = 3;
 
 const TEXT: RGBColor = RGBColor(40, 40, 48);
@@ -29,24 +27,19 @@ const TITLE_SIZE: u32 = 20;
 const TEXT_SIZE: u32 = 13;
 const TICK_SIZE: u32 = 12;
 
-/// Pixels around the figure, of its title with the subtitle, and between the panels and the key.
+/// Pixels of the margin, of the title with the subtitle, and between the panels and the legend.
 const MARGIN: u32 = 16;
 const HEAD: u32 = 70;
 const GAP: u32 = 20;
-/// Pixels of a panel's title, and of the ticks with the label of its axes.
+/// Pixels of a panel's title, and of the labels of its axes.
 const PANEL_TITLE: u32 = 24;
 const X_LABELS: u32 = 52;
 const Y_LABELS: u32 = 68;
-/// The sample of a line in the legend, and a row of names.
+/// Pixels of a sample in the legend, and of a row of the legend.
 const SAMPLE: u32 = 36;
 const LEGEND_ROW: u32 = 18;
-/// The widest figure that is made for the sake of its title.
+/// Maximum width to which a title extends a figure.
 const MAX_TITLE: u32 = 1200;
-/// Pixels from one name on an axis to the next, at least: across, of the length of the names and beside it.
-const TICK_HEIGHT: f64 = 18.0;
-const TICK_GAP: f64 = 10.0;
-const CHARACTER: f64 = 7.0;
-
 /// Draws a figure as PNG.
 pub fn png(figure: &Figure, out: &mut dyn Write) -> anyhow::Result<()> {
     let size @ (width, height) = size(figure);
@@ -72,7 +65,7 @@ fn write_png(out: &mut dyn Write, (width, height): (u32, u32), pixels: &[u8]) ->
     Ok(writer.finish()?)
 }
 
-/// Width and height of a figure in pixels.
+/// Returns width and height of a figure in pixels.
 fn size(figure: &Figure) -> (u32, u32) {
     register_fonts();
     let panels = figure.panels.iter().map(outer_size);
@@ -87,7 +80,7 @@ fn size(figure: &Figure) -> (u32, u32) {
     )
 }
 
-/// Width and height of a panel with its title and labels.
+/// Returns width and height of a panel with its title and labels in pixels.
 fn outer_size(panel: &Panel) -> (u32, u32) {
     let (width, height) = panel.size;
     (Y_LABELS + width, title_height(panel) + height + X_LABELS)
@@ -112,7 +105,7 @@ fn key_size(key: &Key) -> (u32, u32) {
     }
 }
 
-/// Pixels that a text takes in the font of the binary.
+/// Returns the width of a text in pixels.
 fn text_width(text: &str, size: u32) -> u32 {
     let font = FontDesc::from((FONT, size));
     font.box_size(text).map_or(0, |(width, _)| width)
@@ -121,7 +114,7 @@ fn text_width(text: &str, size: u32) -> u32 {
 fn register_fonts() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // The bytes are part of the binary; a font that did not parse would show as an error of the first text.
+        // An invalid font would be an error of the first text.
         let _ = register_font(FONT, FontStyle::Normal, dejavu::sans::regular());
     });
 }
@@ -169,7 +162,7 @@ fn draw<B: DrawingBackend>(figure: &Figure, backend: B) -> anyhow::Result<()> {
     root.present().map_err(drawing)
 }
 
-/// The text, or as much of its start as has room.
+/// Returns the text, truncated to `room` pixels.
 fn shortened(text: &str, size: u32, room: u32) -> String {
     if text_width(text, size) <= room {
         return text.to_owned();
@@ -179,7 +172,7 @@ fn shortened(text: &str, size: u32, room: u32) -> String {
     text + "…"
 }
 
-/// Where the values of the y axis are.
+/// Side of the labels of the y axis.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
     Left,
@@ -194,10 +187,10 @@ fn draw_panel<B: DrawingBackend>(panel: &Panel, side: Side, area: &Area<B>) -> a
             .map_err(drawing)?;
     }
     let (x, y) = (
-        Scale::across(&panel.x, panel.size.0),
-        Scale::upright(&panel.y, panel.size.1),
+        Scale::horizontal(&panel.x, panel.size.0),
+        Scale::vertical(&panel.y, panel.size.1),
     );
-    let (x_name, y_name) = (x.namer(), y.namer());
+    let (x_labels, y_labels) = (x.labels(), y.labels());
     let mut builder = ChartBuilder::on(area);
     builder
         .margin_top(title_height(panel))
@@ -214,15 +207,15 @@ fn draw_panel<B: DrawingBackend>(panel: &Panel, side: Side, area: &Area<B>) -> a
         .label_style(font(TICK_SIZE))
         .axis_desc_style(font(TEXT_SIZE))
         .set_all_tick_mark_size(4)
-        .x_label_formatter(&x_name)
-        .y_label_formatter(&y_name)
+        .x_label_formatter(&x_labels)
+        .y_label_formatter(&y_labels)
         .x_desc(&panel.x.label)
         .y_desc(&panel.y.label);
     if !matches!(panel.y.ticks, Ticks::Numbers | Ticks::Integers) {
         mesh.disable_y_mesh();
     }
     mesh.draw().map_err(drawing)?;
-    // The least width that is seen.
+    // The width of a pixel is the minimum width of an area.
     let pixel = (panel.x.range.1 - panel.x.range.0) / f64::from(panel.size.0.max(1));
     for mark in &panel.marks {
         draw_mark(mark, pixel, &mut chart)?;
@@ -275,7 +268,7 @@ fn stroke(style: &LineStyle) -> ShapeStyle {
     rgb(style.colour).stroke_width(style.width)
 }
 
-/// The corners of a marker, `right` pixels to the right of its point.
+/// Returns the corners of a marker, `right` pixels to the right of its point.
 fn outline(marker: Marker, right: i32) -> Vec<(i32, i32)> {
     let corners: &[(i32, i32)] = match marker {
         Marker::Square => &[(-3, -3), (3, -3), (3, 3), (-3, 3)],
@@ -289,7 +282,7 @@ fn draw_legend<B: DrawingBackend>(
     names: &[(String, Sample)],
     area: &Area<B>,
 ) -> anyhow::Result<()> {
-    let unit = || Scale::across(&Axis::numbers("", 0.0, 1.0), 1);
+    let unit = || Scale::horizontal(&Axis::numbers("", 0.0, 1.0), 1);
     let mut chart = ChartBuilder::on(area)
         .build_cartesian_2d(unit(), unit())
         .map_err(drawing)?;
@@ -313,16 +306,16 @@ fn draw_legend<B: DrawingBackend>(
         .map_err(drawing)
 }
 
-/// The line before a name, in pixels from the left end of the sample's middle.
+/// Returns the line of a sample, in pixels from the middle of its left edge.
 fn sample_line(sample: Sample) -> (Vec<(i32, i32)>, ShapeStyle) {
     match sample {
         Sample::Line(style) => (vec![(0, 0), (28, 0)], stroke(&style)),
-        // Within the shape.
+        // Covered by the shape.
         Sample::Area(colour) => (vec![(14, 0), (24, 0)], rgb(colour).into()),
     }
 }
 
-/// The shape before a name.
+/// Returns the shape of a sample.
 fn sample_shape(sample: Sample) -> (Vec<(i32, i32)>, RGBColor) {
     match sample {
         Sample::Area(colour) => {
@@ -330,7 +323,7 @@ fn sample_shape(sample: Sample) -> (Vec<(i32, i32)>, RGBColor) {
             (corners, rgb(colour))
         }
         Sample::Line(style) => {
-            // Without a marker, a point on the line.
+            // Without a marker, a point on the line, which is invisible.
             let corners = style.marker.map(|marker| outline(marker, 14));
             let corners = corners.unwrap_or_else(|| vec![(14, 0), (15, 0), (15, 0)]);
             (corners, rgb(style.colour))
@@ -338,174 +331,13 @@ fn sample_shape(sample: Sample) -> (Vec<(i32, i32)>, RGBColor) {
     }
 }
 
-/// An axis in pixels, with the values that are named on it.
-struct Scale {
-    range: (f64, f64),
-    ticks: Vec<(f64, String)>,
-}
-
-impl Scale {
-    fn across(axis: &Axis, pixels: u32) -> Scale {
-        Scale::new(axis, pixels, |text| {
-            CHARACTER * text.chars().count() as f64 + TICK_GAP
-        })
-    }
-
-    fn upright(axis: &Axis, pixels: u32) -> Scale {
-        Scale::new(axis, pixels, |_| TICK_HEIGHT)
-    }
-
-    /// The scale of an axis on which `room` tells how many pixels a name needs.
-    fn new(axis: &Axis, pixels: u32, room: impl Fn(&str) -> f64) -> Scale {
-        let (first, last) = axis.range;
-        let place = |value: f64| (value - first) / (last - first) * f64::from(pixels);
-        let longest = candidates(axis, 11)
-            .into_iter()
-            .map(|(_, name)| room(&name));
-        let most = f64::from(pixels) / longest.fold(1.0, f64::max);
-        let mut ticks: Vec<(f64, String)> = Vec::new();
-        for (value, name) in candidates(axis, (most as usize).clamp(2, 11)) {
-            let is_free = |(other, other_name): &(f64, String)| {
-                let needed = (room(&name) + room(other_name)) / 2.0;
-                (place(*other) - place(value)).abs() >= needed
-            };
-            if ticks.iter().all(is_free) {
-                ticks.push((value, name));
-            }
-        }
-        Scale {
-            range: axis.range,
-            ticks,
-        }
-    }
-
-    fn coordinate(&self) -> RangedCoordf64 {
-        RangedCoordf64::from(self.range.0..self.range.1)
-    }
-
-    /// A function from values to their names.
-    fn namer(&self) -> impl Fn(&f64) -> String + use<> {
-        let ticks = self.ticks.clone();
-        move |value| {
-            let named = ticks.iter().find(|(tick, _)| tick == value);
-            named.map_or(String::new(), |(_, name)| name.clone())
-        }
-    }
-}
-
-/// The values that may be named on an axis: at most `n` round numbers, or all names.
-fn candidates(axis: &Axis, n: usize) -> Vec<(f64, String)> {
-    let (first, last) = axis.range;
-    let numbers = || {
-        let range = RangedCoordf64::from(first.min(last)..first.max(last));
-        // Steps are 1, 2 or 5 times a power of ten: more digits come of rounding alone.
-        let name = |value: f64| (value, format!("{}", (value * 1e3).round() / 1e3));
-        range.key_points(BoldPoints(n)).into_iter().map(name)
-    };
-    match &axis.ticks {
-        Ticks::Numbers => numbers().collect(),
-        Ticks::Integers => numbers()
-            .filter(|(value, _)| value.fract() == 0.0)
-            .collect(),
-        Ticks::Names(names) => names.clone(),
-        Ticks::Numbered(all) => {
-            let (least, most) = (all.iter().min(), all.iter().max());
-            let (Some(&least), Some(&most)) = (least, most) else {
-                return Vec::new();
-            };
-            let range = RangedCoordi64::from(least.into()..most.into());
-            let round = range.key_points(BoldPoints(n));
-            let named = all.iter().enumerate();
-            let named = named.filter(|&(_, &number)| round.contains(&number.into()));
-            named
-                .map(|(place, number)| (place as f64, number.to_string()))
-                .collect()
-        }
-    }
-}
-
-impl Ranged for Scale {
-    type FormatOption = DefaultFormatting;
-    type ValueType = f64;
-
-    fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
-        self.coordinate().map(value, limit)
-    }
-
-    fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
-        if hint.weight().allow_light_points() {
-            return Vec::new();
-        }
-        self.ticks.iter().map(|(value, _)| *value).collect()
-    }
-
-    fn range(&self) -> std::ops::Range<f64> {
-        self.range.0..self.range.1
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn names(scale: &Scale) -> Vec<&str> {
-        scale.ticks.iter().map(|(_, name)| name.as_str()).collect()
-    }
-
+    /// Values of a trace can be arbitrary; drawing must neither panic nor loop forever.
     #[test]
-    fn ticks_are_round_numbers_with_room_for_their_names() {
-        let percent = Axis::numbers("", 0.0, 100.0);
-        assert_eq!(Scale::upright(&percent, 420).ticks.len(), 11);
-        assert_eq!(names(&Scale::upright(&percent, 60)), ["0", "50", "100"]);
-        let share = Axis::numbers("", 0.0, 1.0);
-        assert_eq!(names(&Scale::upright(&share, 400))[3], "0.3");
-        let layers = Axis::integers("", 3.0, 5.0);
-        assert_eq!(names(&Scale::across(&layers, 700)), ["3", "4", "5"]);
-        let large = Axis::numbers("", 0.0, 5e9);
-        for pixels in [0, 1, 40, 200, 5000] {
-            let scale = Scale::across(&large, pixels);
-            let places: Vec<f64> = scale
-                .ticks
-                .iter()
-                .map(|(v, _)| v / 5e9 * f64::from(pixels))
-                .collect();
-            assert!(
-                places.windows(2).all(|pair| pair[1] - pair[0] >= 70.0),
-                "{pixels}"
-            );
-        }
-    }
-
-    #[test]
-    fn numbers_are_named_at_their_places() {
-        let layers = Axis::numbered("", vec![1, 3, 5, 10, 20, 23]);
-        let scale = Scale::upright(&layers, 200);
-        assert!(scale.ticks.contains(&(3.0, "10".into())));
-        assert!(scale.ticks.contains(&(4.0, "20".into())));
-        assert!(
-            Scale::upright(&Axis::numbered("", Vec::new()), 200)
-                .ticks
-                .is_empty()
-        );
-    }
-
-    /// Of names without room, the more important one is kept.
-    #[test]
-    fn names_do_not_overlap() {
-        let axis = Axis {
-            ticks: Ticks::Names(vec![
-                (0.0, "0".into()),
-                (0.97, "1".into()),
-                (1.0, "1.1".into()),
-            ]),
-            ..Axis::numbers("", 0.0, 1.0)
-        };
-        assert_eq!(names(&Scale::upright(&axis, 160)), ["0", "1"]);
-    }
-
-    /// No panic and no endless loop, whatever a trace claims.
-    #[test]
-    fn extreme_values_are_drawn() {
+    fn draws_extreme_values() {
         for (from, to) in [
             (0.0, 1e-300),
             (0.0, 1.8e19),

@@ -12,70 +12,60 @@ use moe_trace::{Facts, Run};
 
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
-use crate::files::{self, OutputPath};
 use crate::option_values::at_least;
-use crate::output::{self, Format};
+use crate::output::{self, Format, RowOutputArgs};
 use crate::progress::Progress;
 use crate::traces::{self, OpsArgs};
 
-/// Report how a run reads the model's files: in which order, how much, how far apart, how soon again
+/// Analyze how a run reads the model files: order, bytes, seeks, working sets and reuse distances
 ///
-/// Without -o and --table a summary is printed. Look-ups of embeddings name a whole tensor and read a few rows: they are told
-/// by themselves and are in no other figure.
+/// Reads a run directory and prints a summary; with -o, --table or --out, the rows of a table. Lookups of token embeddings read a
+/// few rows of a large tensor. They are reported separately and are not part of the other figures.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  moe-analyze accesses runs/first --table layers -o csv")]
 pub struct Args {
-    /// A run directory, or a trace
+    /// Run directory, or a trace.bin
     run: PathBuf,
-    /// The model, for a trace without a map of it
+    /// Model of the trace, a GGUF file; needed for a run without gguf-map.parquet
     #[arg(long, value_name = "FILE.gguf")]
     model: Option<PathBuf>,
-    /// Rows to print or write [default: figures]
+    /// Table to print or write [default: figures]
     #[arg(long, value_enum)]
     table: Option<TableChoice>,
-    /// Lengths of the working sets in generated tokens
+    /// Window lengths for the working sets, in generated tokens
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16, 32, 64, 128],
           value_parser = at_least(1u64))]
     windows: Vec<u64>,
-    /// Format on stdout [default: table]
-    #[arg(short, long = "output", value_name = "FORMAT")]
-    output: Option<Format>,
-    /// Write the rows to a file; its extension chooses: csv, json, jsonl, md
-    #[arg(long, value_name = "FILE")]
-    out: Option<OutputPath>,
-    /// Replace the file of --out if it exists
-    #[arg(long)]
-    force: bool,
+    #[command(flatten)]
+    rows: RowOutputArgs,
     #[command(flatten)]
     ops: OpsArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 enum TableChoice {
-    /// Every figure that is one number
+    /// One row per figure of the summary
     #[default]
     Figures,
-    /// A row a layer and phase: bytes, and time from its first to its last access
+    /// One row per layer and phase: bytes, and the time from the layer's first to its last access
     Layers,
-    /// Histogram of the distance from one access to the next
+    /// Histogram of the distance between consecutive accesses
     Seeks,
-    /// Distinct bytes of windows of generated tokens
+    /// One row per window length: distinct bytes read in a window of generated tokens
     WorkingSets,
-    /// A row an expert that was used: how soon it was used again
+    /// One row per used expert: its reuse distances
     Experts,
-    /// Histograms of the reuse distance of experts, in tokens and in bytes
+    /// Histograms of the reuse distances of experts, in tokens and in bytes
     Reuse,
-    /// What the run reads that the model's map does not have
+    /// Accesses of the run that the model's map does not contain
     Unresolved,
 }
 
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
-    let format_out = args.out.as_deref().map(Format::of_path).transpose()?;
-    if let Some(out) = &args.out {
-        files::check_output(out, args.force)?;
-    }
+    args.rows.check()?;
     let run = open(&args, ctx)?;
-    if let Some(remark) = run.unresolved_remark() {
-        ctx.remark(remark);
+    if let Some(warning) = run.unresolved_remark() {
+        ctx.note(warning);
     }
     let mut windows = args.windows.clone();
     windows.sort_unstable();
@@ -84,17 +74,12 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let report = report(&run, &windows)?;
     drop(progress);
     let table = args.table.unwrap_or_default();
-    if let (Some(out), Some(format)) = (&args.out, format_out) {
-        files::write_whole(out, args.force, |file| {
-            Ok(rows::write(file, &report, table, format)?)
-        })?;
-        ctx.remark(format_args!("wrote {}", out.display()));
-    }
-    match (args.output, args.table) {
-        (None, None) if args.out.is_none() => {
-            output::to_stdout(None, |stdout| summary::print(stdout, &report))?;
-        }
-        (None, _) if args.out.is_some() => {}
+    args.rows.write_file(ctx, |file, format| {
+        Ok(rows::write(file, &report, table, format)?)
+    })?;
+    match (args.rows.format(), args.table) {
+        _ if !args.rows.prints() => {}
+        (None, None) => output::to_stdout(None, |stdout| summary::print(stdout, &report))?,
         (format, _) => output::to_stdout(format, |stdout| {
             rows::write(stdout, &report, table, format.unwrap_or(Format::Table))
         })?,

@@ -1,4 +1,4 @@
-//! The report as rows, a table for each choice of `--table`.
+//! The tables of `--table`.
 
 use std::io::{self, Write};
 
@@ -28,7 +28,7 @@ pub fn write(
     }
 }
 
-/// A figure that is one number.
+/// A row of the table `figures`.
 #[derive(Clone)]
 struct Figure {
     name: &'static str,
@@ -36,7 +36,7 @@ struct Figure {
     value: Cell<'static>,
 }
 
-/// Every figure that is one number. [`AccessReport`] defines what each means.
+/// Returns the figures that are single numbers. [`AccessReport`] defines them.
 fn figures(report: &AccessReport) -> Table<'_, impl Iterator + Clone> {
     let mut figures = Vec::new();
     let mut add = |name: &'static str, phase: Option<&'static str>, value: Cell<'static>| {
@@ -61,8 +61,8 @@ fn figures(report: &AccessReport) -> Table<'_, impl Iterator + Clone> {
             ("bytes", volume.bytes.into()),
             ("expert_bytes", volume.expert_bytes.into()),
             ("bytes_per_token", volume.bytes_per_token().into()),
-            ("min_bytes_of_a_pass", pass_bytes.map(|(min, _)| min).into()),
-            ("max_bytes_of_a_pass", pass_bytes.map(|(_, max)| max).into()),
+            ("min_pass_bytes", pass_bytes.map(|(min, _)| min).into()),
+            ("max_pass_bytes", pass_bytes.map(|(_, max)| max).into()),
         ] {
             add(figure, Some(phase), value);
         }
@@ -100,17 +100,17 @@ fn figures(report: &AccessReport) -> Table<'_, impl Iterator + Clone> {
         .column("value", "value", |figure| figure.value.clone())
 }
 
-/// What a layer reads in a phase.
+/// Reads of a layer in a phase.
 #[derive(Clone, Copy)]
 struct Layer<'a> {
     volume: &'a LayerVolume,
-    /// Of the phase.
+    /// Tokens of the phase.
     tokens: u64,
     coverage: Option<&'a LayerCoverage>,
     span: Option<&'a LayerSpan>,
 }
 
-/// A row for each layer and phase; the layer is null for tensors of no layer.
+/// Returns one row per layer and phase. The layer is null for tensors outside of layers.
 fn layers(report: &AccessReport) -> Table<'_, impl Iterator + Clone> {
     let layers = report.layers.iter().map(|volume| {
         let is_it = |layer: LayerId| Some(layer) == volume.layer;
@@ -179,7 +179,7 @@ fn working_sets(report: &AccessReport) -> Table<'_, impl Iterator + Clone> {
         .column("max_bytes", "max (bytes)", |set| {
             (set.windows > 0).then_some(set.max_bytes)
         })
-        .column("share_of_model", "share of the model", move |set| {
+        .column("share_of_model", "fraction of the model", move |set| {
             set.mean_bytes().map(|bytes| bytes / model_bytes)
         })
         .column("mean_experts", "experts, mean", |set| set.mean_experts())
@@ -209,7 +209,7 @@ fn experts(report: &AccessReport) -> Table<'_, impl Iterator + Clone> {
         .column("max_bytes", "max (bytes)", move |expert| max(&expert.bytes))
 }
 
-/// Both histograms of reuse distances; `below` is null in the last possible bucket.
+/// Returns both histograms of reuse distances. `below` is null in the last bucket.
 fn reuse(report: &AccessReport) -> Table<'_, impl Iterator + Clone> {
     let histograms = [
         ("tokens", &report.reuse.tokens),
@@ -230,7 +230,7 @@ fn reuse(report: &AccessReport) -> Table<'_, impl Iterator + Clone> {
 fn unresolved(report: &AccessReport) -> Table<'_, impl Iterator + Clone> {
     Table::of(&report.unresolved)
         .column("name", "name", |source| source.name.as_str())
-        .column("file_offset", "offset in the file (bytes)", |source| {
+        .column("file_offset", "file offset (bytes)", |source| {
             source.file_offset
         })
         .column("size_bytes", "size (bytes)", |source| source.size_bytes)

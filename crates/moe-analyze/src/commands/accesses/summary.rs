@@ -1,4 +1,4 @@
-//! The report for reading.
+//! The summary of the report.
 
 use std::io::{self, Write};
 
@@ -12,7 +12,7 @@ pub fn print(out: &mut dyn Write, report: &AccessReport) -> io::Result<()> {
     let order = &report.order;
     writeln!(
         out,
-        "layers: in order in {} of {}; {} % of steps go to the next layer, {} back",
+        "layers: accessed in order in {} of {}; {} % of steps go to the next layer, {} go back",
         order.passes_in_order,
         counted(order.passes, "pass"),
         percent(order.steps_to_next, order.steps),
@@ -21,7 +21,7 @@ pub fn print(out: &mut dyn Write, report: &AccessReport) -> io::Result<()> {
     let seeks = &report.seeks;
     writeln!(
         out,
-        "file: {} % of accesses read on where the one before ended ({} % of bytes); seeks over {} in all",
+        "file: {} % of accesses are sequential ({} % of bytes); total seek distance {}",
         percent(seeks.sequential, seeks.accesses),
         percent(seeks.sequential_bytes, seeks.bytes),
         human_bytes(seeks.distance)
@@ -30,14 +30,14 @@ pub fn print(out: &mut dyn Write, report: &AccessReport) -> io::Result<()> {
     let touched = report.coverage.iter().map(|layer| layer.either).sum();
     writeln!(
         out,
-        "experts: {touched} of {experts} touched ({} %), {} uses, {} % of them of an expert used before",
+        "experts: {touched} of {experts} touched ({} %); {} uses, of which {} % are reuses",
         percent(touched, experts),
         report.reuse.uses,
         percent(report.reuse.reuses, report.reuse.uses)
     )?;
     writeln!(
         out,
-        "reuse distance: half are within {}, nine of ten within {}; in bytes read between: {} and {}",
+        "reuse distance: median {}, 90th percentile {}; bytes read in between: median {}, 90th percentile {}",
         tokens(quantile(&report.reuse.tokens, 0.5)),
         tokens(quantile(&report.reuse.tokens, 0.9)),
         bytes_below(quantile(&report.reuse.bytes, 0.5)),
@@ -45,7 +45,7 @@ pub fn print(out: &mut dyn Write, report: &AccessReport) -> io::Result<()> {
     )?;
     writeln!(
         out,
-        "look-ups: {} of {}, {}\n",
+        "embedding lookups: {} of {}, {}\n",
         counted(report.lookups.operations, "operation"),
         counted(report.lookups.rows, "row"),
         human_bytes(report.lookups.bytes)
@@ -63,17 +63,17 @@ fn print_phases(out: &mut dyn Write, phases: &[PhaseVolume; 2]) -> io::Result<()
         .shown("passes", |(_, phase)| phase.passes)
         .shown("tokens", |(_, phase)| phase.tokens)
         .shown("read", |(_, phase)| human_bytes(phase.bytes))
-        .shown("of experts (%)", |(_, phase)| {
+        .shown("experts (% of read)", |(_, phase)| {
             fixed(share(phase.expert_bytes, phase.bytes), 1)
         })
         .shown("read/token", |(_, phase)| {
             let per_token = phase.bytes_per_token();
             per_token.map(|bytes| human_bytes(bytes as u64))
         })
-        .shown("min/pass", |(_, phase)| {
+        .shown("read/pass, min", |(_, phase)| {
             phase.pass_bytes.map(|(min, _)| human_bytes(min))
         })
-        .shown("max/pass", |(_, phase)| {
+        .shown("read/pass, max", |(_, phase)| {
             phase.pass_bytes.map(|(_, max)| human_bytes(max))
         })
         .write(out, Format::Table)
@@ -85,19 +85,19 @@ fn print_working_sets(out: &mut dyn Write, report: &AccessReport) -> io::Result<
     Table::of(sets)
         .shown("window (tokens)", |set| set.tokens)
         .shown("windows", |set| set.windows)
-        .shown("working set", |set| {
+        .shown("working set, mean", |set| {
             human_bytes(set.mean_bytes().unwrap_or(0.0) as u64)
         })
         .shown("min", |set| human_bytes(set.min_bytes))
         .shown("max", |set| human_bytes(set.max_bytes))
-        .shown("of the model (%)", move |set| {
+        .shown("mean (% of model)", move |set| {
             fixed(set.mean_bytes().map(|mean| 100.0 * mean / model_bytes), 1)
         })
-        .shown("experts", |set| fixed(set.mean_experts(), 1))
+        .shown("experts, mean", |set| fixed(set.mean_experts(), 1))
         .write(out, Format::Table)
 }
 
-/// Of generated tokens.
+/// Prints the layers' reads in the decode phase.
 fn print_layers(out: &mut dyn Write, report: &AccessReport) -> io::Result<()> {
     let tokens = report.phases[1].tokens;
     let layers = report
@@ -112,7 +112,7 @@ fn print_layers(out: &mut dyn Write, report: &AccessReport) -> io::Result<()> {
         .shown("read/generated token", move |layer| {
             human_bytes(layer.bytes.checked_div(tokens).unwrap_or(0))
         })
-        .shown("of experts (%)", |layer| {
+        .shown("experts (% of read)", |layer| {
             fixed(share(layer.expert_bytes, layer.bytes), 1)
         })
         .shown("experts touched", |layer| {
@@ -120,7 +120,7 @@ fn print_layers(out: &mut dyn Write, report: &AccessReport) -> io::Result<()> {
             let coverage = coverage.find(|coverage| Some(coverage.layer) == layer.layer)?;
             Some(format!("{} of {}", coverage.generate, coverage.n_expert))
         })
-        .shown("first to last access (µs)", |layer| {
+        .shown("first to last access, mean (µs)", |layer| {
             let mut spans = report.spans.iter();
             let span =
                 spans.find(|span| Some(span.layer) == layer.layer && span.phase == Phase::Generate);
@@ -130,7 +130,7 @@ fn print_layers(out: &mut dyn Write, report: &AccessReport) -> io::Result<()> {
         .write(out, Format::Table)
 }
 
-/// In percent.
+/// Returns `part` in percent of `whole`.
 fn share(part: u64, whole: u64) -> f64 {
     100.0 * part as f64 / whole.max(1) as f64
 }
@@ -139,8 +139,8 @@ fn percent(part: u64, whole: u64) -> String {
     format!("{:.1}", share(part, whole))
 }
 
-/// The upper bound of the bucket that contains the quantile `share` (0.5: the median) of the values; `None` without values, or if
-/// the bucket has no bound.
+/// Returns the upper bound of the bucket that contains the quantile `share` (0.5: the median). Returns `None` without values, or if
+/// the bucket has no upper bound.
 fn quantile(histogram: &Histogram, share: f64) -> Option<u64> {
     let total: u64 = histogram.buckets().map(|(.., n)| n).sum();
     let mut seen = 0;

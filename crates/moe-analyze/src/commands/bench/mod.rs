@@ -1,4 +1,4 @@
-//! `bench`: speed of prompt processing and decoding, in llama-bench's manner.
+//! `bench`: speed of prompt processing and decoding, like llama-bench.
 
 mod numbers;
 mod report;
@@ -26,22 +26,24 @@ use crate::engine::device::DeviceArgs;
 use crate::engine::{self, native, native::BANDWIDTH_BYTES};
 use crate::exit_status::ExitStatus;
 use crate::model;
+use crate::option_values::at_least;
 use crate::output::{self, Format};
 use crate::progress::Progress;
 
-/// Measure tokens per second of prompt processing and of decoding, and the share of the machine's bandwidth
+/// Measure tokens/s of prompt processing and decoding, and the fraction of memory bandwidth used
 ///
-/// Nothing is recorded. Each test runs twice to warm up and then -r times; tokens are pseudo-random, as in llama-bench.
-/// -p, -n and -t take numbers and ranges, FIRST-LAST, FIRST-LAST+STEP or FIRST-LAST*FACTOR, with commas between.
+/// Prints one row per test. Records no trace. Each test runs twice to warm up and then -r times, on pseudo-random tokens, like
+/// llama-bench. -p, -n and -t take comma-separated numbers and ranges: FIRST-LAST, FIRST-LAST+STEP or FIRST-LAST*FACTOR.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  moe-analyze bench -m model.gguf -p 512 -n 128 -t 4-16*2")]
 pub struct Args {
     /// Model, a GGUF file [default: the embedded model]
     #[arg(short, long, value_name = "FILE")]
     model: Option<PathBuf>,
-    /// What runs the model
+    /// Engine that runs the model
     #[arg(long, value_enum, default_value_t)]
     engine: engine::Kind,
-    /// Prompt lengths to test; 0 = none
+    /// Prompt lengths in tokens; 0 skips the test
     #[arg(
         short = 'p',
         long,
@@ -50,7 +52,7 @@ pub struct Args {
         default_value = "512"
     )]
     n_prompt: Vec<Numbers>,
-    /// Numbers of tokens to decode; 0 = none
+    /// Numbers of tokens to decode; 0 skips the test
     #[arg(
         short = 'n',
         long,
@@ -59,10 +61,10 @@ pub struct Args {
         default_value = "128"
     )]
     n_gen: Vec<Numbers>,
-    /// Repetitions of each test
-    #[arg(short, long, value_name = "N", default_value_t = 5)]
+    /// Measured repetitions of each test, at least 1
+    #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = at_least(1usize))]
     repetitions: usize,
-    /// Threads that compute, 1 to 1024 [default: one a core]
+    /// Number of CPU threads, 1 to 1024 [default: number of cores]
     #[arg(
         short,
         long,
@@ -71,17 +73,18 @@ pub struct Args {
         value_parser = |text: &str| Numbers::within(text, 1..=1024)
     )]
     threads: Vec<Numbers>,
-    /// Prompt tokens evaluated at once
-    #[arg(short = 'b', long, value_name = "N", default_value_t = 512)]
+    /// Prompt tokens per forward pass (llama.cpp's ubatch), at least 1
+    #[arg(short = 'b', long, value_name = "N", default_value_t = 512, value_parser = at_least(1usize))]
     batch_size: usize,
-    #[command(flatten)]
-    device: DeviceArgs,
-    /// Format on stdout
+    /// Format of the rows on stdout
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     output: Format,
+    // Last, because its headings apply to all options after it.
+    #[command(flatten)]
+    device: DeviceArgs,
 }
 
-/// One test: a prompt or a run of decoded tokens.
+/// A test: prompt processing or decoding.
 #[derive(Clone, Copy)]
 struct Test {
     n_prompt: usize,
@@ -95,9 +98,6 @@ impl Test {
 }
 
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
-    if args.repetitions == 0 || args.batch_size == 0 {
-        bail!("--repetitions and --batch-size must be at least 1");
-    }
     let prompts = Numbers::of(&args.n_prompt).map(|n| Test {
         n_prompt: n,
         n_gen: 0,
@@ -126,7 +126,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         let n_ctx = engine.info().n_ctx_train;
         if let Some(test) = tests.iter().find(|t| t.n_tokens() > n_ctx) {
             bail!(
-                "a test of {} tokens does not fit the model's context of {n_ctx}",
+                "a test has {} tokens, but the model's training context has {n_ctx}; reduce -p or -n",
                 test.n_tokens()
             );
         }
@@ -140,7 +140,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             bandwidth,
         };
         for &test in &tests {
-            ctx.remark(format_args!(
+            ctx.note(format_args!(
                 "{}, prompt {}, decode {} ...",
                 counted(n, "thread"),
                 test.n_prompt,
@@ -153,10 +153,10 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     Ok(ExitStatus::Done)
 }
 
-/// Experts that each layer chose, each once in a batch.
-type Chosen = Arc<Mutex<BTreeMap<LayerId, u64>>>;
+/// Number of distinct experts selected per batch, summed over batches, by layer.
+type SelectedCounts = Arc<Mutex<BTreeMap<LayerId, u64>>>;
 
-/// What tests have in common.
+/// What all tests of a thread count share.
 struct Bench<'a> {
     args: &'a Args,
     ctx: &'a Context,
@@ -164,23 +164,26 @@ struct Bench<'a> {
     weights: &'a Weights,
     engine: &'a dyn Engine,
     n_threads: usize,
-    /// Bytes that the machine reads in a second.
+    /// Measured memory bandwidth of the CPU, bytes/s.
     bandwidth: f64,
 }
 
 impl Bench<'_> {
     fn measure(&self, test: Test) -> anyhow::Result<Measured> {
-        let chosen: Chosen = Arc::default();
-        let mut session = self.session(test, chosen.clone())?;
+        let selected: SelectedCounts = Arc::default();
+        let mut session = self.session(test, selected.clone())?;
         let progress = Progress::items(self.ctx, "runs", 2 + self.args.repetitions as u64);
-        // The first run counts, so that the router's choices are waited for; the second is as those that are measured.
+        // The first run counts selected experts, which waits for the router. The second run is like the measured runs.
         self.time(session.as_mut(), test)?;
         progress.inc(1);
         session.stop_observing();
         session.begin_sequence(0);
         self.time(session.as_mut(), test)?;
         progress.inc(1);
-        let bytes = self.weight_bytes(test, &chosen.lock().unwrap_or_else(PoisonError::into_inner));
+        let bytes = self.weight_bytes(
+            test,
+            &selected.lock().unwrap_or_else(PoisonError::into_inner),
+        );
         let mut times = Vec::new();
         for i in 0..self.args.repetitions {
             session.begin_sequence(i as u32);
@@ -189,7 +192,7 @@ impl Bench<'_> {
         }
         drop(progress);
         let gpus = session.gpus();
-        // Where processor and GPU share the work there is no one bandwidth to hold it against.
+        // With weights in CPU and GPU memory, no single bandwidth applies.
         let policy = if gpus.is_empty() {
             "cpu"
         } else {
@@ -197,7 +200,7 @@ impl Bench<'_> {
         };
         let bandwidth = match (!gpus.is_empty(), policy) {
             (false, _) => Some(self.bandwidth),
-            (true, "gpu") if !self.args.device.says_where_experts_live() => session
+            (true, "gpu") if !self.args.device.places_experts() => session
                 .gpu_bandwidth()
                 .and_then(|measured| native::gpu_bandwidth(measured, self.ctx)),
             _ => None,
@@ -222,18 +225,22 @@ impl Bench<'_> {
         })
     }
 
-    /// As `--engine` calls it.
+    /// Returns the engine's name in `--engine`.
     fn engine_name(&self) -> String {
         let kind = self.args.engine.to_possible_value();
         kind.map_or(String::new(), |kind| kind.get_name().to_owned())
     }
 
-    /// A session that records nothing, and adds to `chosen` how many experts each layer of a batch chose.
-    fn session<'s>(&'s self, test: Test, chosen: Chosen) -> anyhow::Result<Box<dyn Session + 's>> {
+    /// Creates a session without a trace, which adds the number of distinct experts of each batch to `selected`.
+    fn session<'s>(
+        &'s self,
+        test: Test,
+        selected: SelectedCounts,
+    ) -> anyhow::Result<Box<dyn Session + 's>> {
         let observer: Observer = Box::new(move |routed| {
             let distinct: BTreeSet<i32> = routed.ids.iter().copied().collect();
-            let mut chosen = chosen.lock().unwrap_or_else(PoisonError::into_inner);
-            *chosen.entry(routed.layer).or_default() += distinct.len() as u64;
+            let mut selected = selected.lock().unwrap_or_else(PoisonError::into_inner);
+            *selected.entry(routed.layer).or_default() += distinct.len() as u64;
         });
         let session = self.engine.session(Setup {
             begin: None,
@@ -269,18 +276,18 @@ impl Bench<'_> {
         Ok(start.elapsed())
     }
 
-    /// Bytes of weights that a test touches, of the experts those `chosen` ones that its batches chose.
-    fn weight_bytes(&self, test: Test, chosen: &BTreeMap<LayerId, u64>) -> u64 {
+    /// Returns the bytes of weights that a test reads, with the given numbers of selected experts.
+    fn weight_bytes(&self, test: Test, selected: &BTreeMap<LayerId, u64>) -> u64 {
         let passes = if test.n_prompt > 0 {
             test.n_prompt.div_ceil(self.args.batch_size)
         } else {
             test.n_gen
         };
-        self.weights.read(passes as u64, chosen)
+        self.weights.read(passes as u64, selected)
     }
 }
 
-/// Token ids that look like text to a router: spread over the vocabulary, the same in every run.
+/// Returns pseudo-random token ids, the same in every run.
 fn tokens(n_vocab: usize, n: usize) -> Vec<u32> {
     let n_vocab = (n_vocab as u64).max(1);
     let mut state = 1u64;

@@ -1,36 +1,36 @@
-//! Numbers and ranges of them, as llama-bench takes them.
+//! Numbers and ranges of numbers in the syntax of llama-bench.
 
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use crate::option_values::{ValueError, at_least};
 
-/// Numbers that a range may stand for: each is a test that somebody waits for.
+/// Maximum length of a range. Each number is a test.
 const MAX_NUMBERS: usize = 1024;
 
 /// Why a text is not a range of numbers.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NumbersError {
-    /// A part of it is not a number.
+    /// A part of the text is not a number.
     #[error("{text:?} is not a number; {source}")]
     NotANumber {
         /// The part.
         text: String,
-        /// What to give.
+        /// The expected text.
         source: ValueError,
     },
-    /// A number that is not allowed.
+    /// A number is out of range.
     #[error("{n} is out of range ({least}..={most})")]
     OutOfRange {
         /// The number.
         n: usize,
-        /// Least number.
+        /// Smallest valid number.
         least: usize,
-        /// Greatest number.
+        /// Largest valid number.
         most: usize,
     },
-    /// Its end is below its start.
-    #[error("the range ends at {last}, before it starts")]
+    /// The end is below the start.
+    #[error("the end of the range, {last}, is below its start")]
     Descending {
         /// The end.
         last: usize,
@@ -39,24 +39,24 @@ pub enum NumbersError {
     #[error("the range has more than {MAX_NUMBERS} numbers")]
     TooMany,
     /// A step of 0, or a factor that does not increase the number.
-    #[error("the range does not grow from {n}")]
+    #[error("the range does not advance from {n}; use a step above 0 or a factor above 1")]
     DoesNotGrow {
         /// The number.
         n: usize,
     },
 }
 
-/// `N`, `FIRST-LAST`, `FIRST-LAST+STEP` or `FIRST-LAST*FACTOR`, written out.
+/// The numbers of `N`, `FIRST-LAST`, `FIRST-LAST+STEP` or `FIRST-LAST*FACTOR`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Numbers(pub Vec<usize>);
 
 impl Numbers {
-    /// All numbers of several ranges.
+    /// Returns the numbers of several ranges.
     pub fn of(ranges: &[Numbers]) -> impl Iterator<Item = usize> {
         ranges.iter().flat_map(|range| range.0.iter().copied())
     }
 
-    /// Reads numbers that lie within bounds.
+    /// Parses numbers within bounds.
     pub fn within(text: &str, bounds: RangeInclusive<usize>) -> Result<Numbers, NumbersError> {
         let numbers: Numbers = text.parse()?;
         match numbers.0.iter().find(|n| !bounds.contains(n)) {
@@ -116,7 +116,7 @@ mod tests {
     use super::Numbers;
 
     #[test]
-    fn ranges_are_those_of_llama_bench() {
+    fn parses_the_ranges_of_llama_bench() {
         for (text, expected) in [
             ("512", &[512][..]),
             ("0", &[0]),
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_range_is_refused() {
+    fn rejects_invalid_ranges() {
         for (text, reason) in [
             ("", "is not a number"),
             ("x", "is not a number"),
@@ -143,10 +143,10 @@ mod tests {
             ("1-", "is not a number"),
             ("1-2-3", "is not a number"),
             ("1-8+", "is not a number"),
-            ("4-1", "the range ends at 1, before it starts"),
-            ("0-8*2", "the range does not grow from 0"),
-            ("1-8*1", "the range does not grow from 1"),
-            ("1-8+0", "the range does not grow from 1"),
+            ("4-1", "the end of the range, 1, is below its start"),
+            ("0-8*2", "the range does not advance from 0"),
+            ("1-8*1", "the range does not advance from 1"),
+            ("1-8+0", "the range does not advance from 1"),
             ("1-9999999", "more than 1024 numbers"),
         ] {
             let error = text.parse::<Numbers>().unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! What was measured, as rows.
+//! The table of measurements.
 
 use std::io::{self, Write};
 
@@ -7,22 +7,22 @@ use moe_trace::manifest::Gpu;
 use super::Test;
 use crate::output::{Format, Table};
 
-/// What a test measured.
+/// Measurements of a test.
 pub struct Measured {
     /// File name of the model.
     pub model: String,
-    /// Of its tensors.
+    /// Size of the model's tensors in bytes.
     pub model_bytes: u64,
     pub n_batch: usize,
     pub n_threads: usize,
     pub test: Test,
-    /// Mean and deviation of a run's time, nanoseconds.
+    /// Mean and standard deviation of the time of a repetition, nanoseconds.
     pub ns: (f64, f64),
-    /// Mean and deviation.
+    /// Mean and standard deviation.
     pub tokens_per_s: (f64, f64),
-    /// Of weights.
+    /// Bytes of weights read per token.
     pub bytes_per_token: f64,
-    /// Bytes that the memory with the weights reads in a second; `None` if they are in several memories.
+    /// Bandwidth of the memory that contains the weights, bytes/s; `None` if they are in several memories.
     pub bandwidth: Option<f64>,
     pub engine: String,
     pub policy: &'static str,
@@ -30,18 +30,18 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// Bytes of weights read in a second.
+    /// Returns the bytes of weights read per second.
     fn bytes_per_s(&self) -> f64 {
         self.bytes_per_token * self.tokens_per_s.0
     }
 
-    /// Names of the GPUs, separated by commas.
+    /// Returns the names of the GPUs, separated by commas.
     fn gpu_names(&self) -> String {
         let names: Vec<&str> = self.gpus.iter().map(|gpu| gpu.name.as_str()).collect();
         names.join(", ")
     }
 
-    /// Operations that the CPU did in the place of GPUs, in all runs of the test; `None` without a GPU.
+    /// Returns the number of operations that the CPU ran because a GPU could not, in all repetitions; `None` without a GPU.
     fn fallbacks(&self) -> Option<u64> {
         let counts = self.gpus.iter().filter_map(|gpu| gpu.fallbacks.as_ref());
         counts
@@ -50,7 +50,7 @@ impl Measured {
     }
 }
 
-/// Prints a row for each test, with llama-bench's names where it has one.
+/// Prints one row per test. Columns have llama-bench's names where they exist.
 pub fn print(out: &mut dyn Write, format: Format, rows: &[Measured]) -> io::Result<()> {
     let round = |value: f64, digits: i32| (value * 10f64.powi(digits)).round() / 10f64.powi(digits);
     Table::of(rows)
@@ -60,12 +60,12 @@ pub fn print(out: &mut dyn Write, format: Format, rows: &[Measured]) -> io::Resu
         .column("n_threads", "threads", |row| row.n_threads)
         .column("n_prompt", "prompt (tokens)", |row| row.test.n_prompt)
         .column("n_gen", "generated (tokens)", |row| row.test.n_gen)
-        .column("avg_ns", "time (ns)", |row| row.ns.0 as u64)
-        .column("stddev_ns", "± (ns)", |row| row.ns.1 as u64)
-        .column("avg_ts", "tokens/s", move |row| {
+        .column("avg_ns", "time, mean (ns)", |row| row.ns.0 as u64)
+        .column("stddev_ns", "time, std. dev. (ns)", |row| row.ns.1 as u64)
+        .column("avg_ts", "tokens/s, mean", move |row| {
             round(row.tokens_per_s.0, 2)
         })
-        .column("stddev_ts", "± (tokens/s)", move |row| {
+        .column("stddev_ts", "tokens/s, std. dev.", move |row| {
             round(row.tokens_per_s.1, 2)
         })
         .column("weight_bytes_per_token", "weights (bytes/token)", |row| {
@@ -79,18 +79,18 @@ pub fn print(out: &mut dyn Write, format: Format, rows: &[Measured]) -> io::Resu
             "memory bandwidth (GB/s)",
             move |row| row.bandwidth.map(|bandwidth| round(bandwidth / 1e9, 3)),
         )
-        .column("bandwidth_share", "share of the bandwidth", move |row| {
+        .column("bandwidth_share", "bandwidth used (fraction)", move |row| {
             let share = row.bandwidth.map(|bandwidth| row.bytes_per_s() / bandwidth);
             share.map(|share| round(share, 4))
         })
         .column("engine", "engine", |row| row.engine.as_str())
         .column("gpu_info", "GPU", |row| row.gpu_names())
         .column("policy", "policy", |row| row.policy)
-        .column("fallbacks", "fallbacks", |row| row.fallbacks())
+        .column("fallbacks", "CPU fallbacks", |row| row.fallbacks())
         .write(out, format)
 }
 
-/// Mean and sample standard deviation.
+/// Returns the mean and the sample standard deviation.
 pub fn mean(values: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
     let n = values.clone().count() as f64;
     let mean = values.clone().sum::<f64>() / n;
@@ -110,7 +110,7 @@ mod tests {
     use super::mean;
 
     #[test]
-    fn mean_and_deviation() {
+    fn returns_mean_and_sample_deviation() {
         let (m, s) = mean([2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0].into_iter());
         assert_eq!(m, 5.0);
         assert!((s - 2.138).abs() < 1e-3);

@@ -7,11 +7,11 @@ use moe_gguf::experts::{ExpertParts, expert_bytes};
 use moe_gguf::map::{Category, OffsetMap};
 use moe_trace::{Facts, LayerId};
 
-/// What a pass reads of a model.
+/// Sizes of the weights that a forward pass reads.
 pub struct Weights {
-    /// Bytes of what every pass reads: all tensors but the embeddings, the experts and the MTP head.
+    /// Bytes that every pass reads: all tensors except embeddings, experts and the MTP head.
     dense: u64,
-    /// Bytes of an expert of each layer; the mean where experts differ.
+    /// Mean size of an expert of each layer in bytes.
     expert: BTreeMap<LayerId, f64>,
 }
 
@@ -26,7 +26,7 @@ impl Weights {
         let has_output = gguf.tensor("output.weight").is_some();
         let dense = map.rows.iter().filter(|row| match row.category {
             Category::Embedding if has_output => false,
-            // Tensors next to those that count as an expert: a twin of a fused projection, or chunk experts.
+            // Expert tensors that are not parts of an expert: a duplicate of a fused projection, or chunk experts.
             Category::Expert => false,
             _ => is_read(row.layer_id) && !parts.contains(row),
         });
@@ -44,7 +44,8 @@ impl Weights {
         })
     }
 
-    /// Bytes that `n_passes` read, in which each layer selected so many experts, each once in a pass.
+    /// Returns the bytes that `n_passes` forward passes read. `selected` is the number of distinct experts per pass, summed over
+    /// passes, by layer.
     pub fn read(&self, n_passes: u64, selected: &BTreeMap<LayerId, u64>) -> u64 {
         let experts = selected.iter().filter_map(|(layer, &n)| {
             let bytes = self.expert.get(layer)?;
@@ -61,9 +62,9 @@ mod tests {
 
     use super::*;
 
-    /// A dense layer, then two of which a token selects 4 experts: three matrices of 32 × 24 F16 numbers each.
+    /// A dense layer, then two MoE layers in which a token selects 4 experts of three 32 × 24 F16 matrices.
     #[test]
-    fn experts_are_those_of_layers_that_have_some() {
+    fn counts_experts_of_moe_layers() {
         let gguf = Gguf::open(fixture("random-dots1-F16.gguf")).unwrap();
         let selected = [(LayerId(1), 4), (LayerId(2), 4)].into();
         let weights = Weights::of(&gguf).unwrap();
@@ -72,10 +73,9 @@ mod tests {
         assert_eq!(weights.read(3, &selected), 3 * 198_016 + 8 * 4_608);
     }
 
-    /// Biases of experts are read with them, an expert of one layer may be larger than that of another, and the block of the MTP
-    /// head is not read.
+    /// Experts include their biases. Expert sizes differ between layers. The block of the MTP head is not read.
     #[test]
-    fn parts_of_experts_are_counted_with_them() {
+    fn counts_biases_and_skips_the_mtp_head() {
         let layer = |raw: Raw, layer: u32, n_ff: u64| {
             raw.tensor(
                 &format!("blk.{layer}.ffn_up_exps.weight"),

@@ -1,4 +1,4 @@
-//! `diff`: where two runs differ.
+//! `diff`: the differences between two runs.
 
 mod rows;
 mod text_report;
@@ -14,18 +14,19 @@ use crate::output::{self, Format};
 use crate::progress::Progress;
 use crate::traces::OpsArgs;
 
-/// Tell where two recorded runs differ: routing, operations, bytes
+/// Compare the routing, operations and bytes read of two runs
 ///
-/// The runs may be of two engines, two quantizations of a model or two settings. Tokens are matched by sequence, phase,
-/// position and layer, operations by their names. What the manifests tell differently is shown, and counts for nothing.
-/// Exit 1 if the runs differ.
+/// Compare, for example, two engines, two quantizations of a model or two settings. Tokens are matched by sequence, phase, position
+/// and layer, operations by name. Differences between the manifests are printed, but do not make the runs different. Exits with 1 if
+/// the runs differ.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  moe-analyze diff runs/native runs/llama-cpp --only routing")]
 pub struct Args {
-    /// A run directory, or a trace
+    /// First run (A): a run directory, or a trace.bin
     run_a: PathBuf,
-    /// The run to compare it with
+    /// Second run (B): a run directory, or a trace.bin
     run_b: PathBuf,
-    /// What to compare
+    /// Parts to compare
     #[arg(
         long,
         value_enum,
@@ -34,27 +35,27 @@ pub struct Args {
         default_values_t = [Part::Routing, Part::Operations, Part::Bytes]
     )]
     only: Vec<Part>,
-    /// Differing tokens to list, and kinds of operations and ranges of bytes of each way to differ
+    /// Maximum number of examples to list for each kind of difference
     #[arg(long, value_name = "N", default_value_t = 10)]
     limit: usize,
-    /// Router weights this close count as equal
+    /// Largest absolute difference of router weights that are treated as equal, at least 0
     #[arg(long, value_name = "W", default_value_t = 0.0, allow_negative_numbers = true, value_parser = tolerance)]
     weight_tolerance: f64,
-    /// Format on stdout; all but table are rows for programs
+    /// Format on stdout: table is a report to read, the others are rows
     #[arg(short, long = "output", value_name = "FORMAT", default_value = "table")]
     output: Format,
     #[command(flatten)]
     ops: OpsArgs,
 }
 
-/// What is compared.
+/// A part of the runs that is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
-    /// The experts of each token in each layer
+    /// Selected experts of each token in each layer
     Routing,
-    /// The operations and what they read from
+    /// Operations and their sources
     Operations,
-    /// The ranges of the model's file that were read
+    /// Byte ranges of the model file that were read
     Bytes,
 }
 
@@ -80,7 +81,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             text_report::report(out, &report, [&args.run_a, &args.run_b], args.limit)
         })?,
         format => {
-            ctx.remark(text_report::verdict(&report));
+            ctx.note(text_report::verdict(&report));
             let rows = rows::rows(&report, args.limit);
             output::to_stdout(format, |out| rows::table(&rows).write(out, format))?;
         }

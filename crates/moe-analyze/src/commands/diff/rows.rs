@@ -1,4 +1,4 @@
-//! What was found, for a program: one table of all parts.
+//! The differences as rows: one table for all parts.
 
 use std::slice;
 
@@ -11,7 +11,7 @@ use moe_trace::LayerId;
 use super::text_report::{experts, phase};
 use crate::output::{Cell, Table};
 
-/// One row. `part` and `what` name it; columns that do not apply to it are empty. `value` is of both runs together.
+/// A row, identified by `part` and `what`. Columns that do not apply are empty. `value` belongs to both runs, `a` and `b` to one.
 #[derive(Default)]
 pub struct Row<'a> {
     part: &'static str,
@@ -60,7 +60,7 @@ impl<'a> Row<'a> {
     }
 }
 
-/// A table of all rows.
+/// Returns the table of the rows.
 pub fn table<'a>(rows: &'a [Row<'a>]) -> Table<'a, slice::Iter<'a, Row<'a>>> {
     Table::of(rows)
         .column("part", "part", |row| row.part)
@@ -77,7 +77,7 @@ pub fn table<'a>(rows: &'a [Row<'a>]) -> Table<'a, slice::Iter<'a, Row<'a>>> {
         .column("b", "B", |row| row.b.clone())
 }
 
-/// All that was found.
+/// Returns the rows of a report, with at most `limit` examples of each kind.
 pub fn rows(report: &DiffReport, limit: usize) -> Vec<Row<'_>> {
     let mut rows = Vec::new();
     for fact in &report.manifest {
@@ -108,7 +108,7 @@ fn push_routing<'a>(rows: &mut Vec<Row<'a>>, routing: &'a RoutingDiff) {
             phase: phase(row.phase).into(),
             token_id: row.token_id.into(),
             layer_id: row.layer.into(),
-            ..Row::new("routing_row", key(row_kind(row.kind)))
+            ..Row::new("routed_token", key(row_kind(row.kind)))
                 .pair([&row.experts[0], &row.experts[1]].map(|side| experts(side, false)))
         });
     }
@@ -121,7 +121,7 @@ fn push_routing_counts(
     counts: &LayerRouting,
 ) {
     let row = |what| Row::new(part, what).layer(layer);
-    rows.push(row("rows").pair(counts.rows));
+    rows.push(row("tokens").pair(counts.rows));
     rows.push(row("only").pair(counts.only));
     rows.push(row("other_experts").value(counts.other_experts));
     rows.push(row("other_order").value(counts.other_order));
@@ -196,16 +196,16 @@ fn push_byte_counts(
     rows.push(row("ranges").pair(counts.ranges));
     rows.push(row("only").pair(counts.only));
     rows.push(row("other_size").value(counts.other_size));
-    rows.push(row("other_place").value(counts.other_place));
+    rows.push(row("other_offset").value(counts.other_place));
     rows.push(row("other_reads").value(counts.other_reads));
 }
 
-/// A text for people as a key for programs.
+/// Returns a text as a machine-readable key.
 fn key(text: &str) -> String {
     text.replace(' ', "_")
 }
 
-/// How a row of routing differs.
+/// Describes how a routed token differs.
 pub fn row_kind(kind: RowKind) -> &'static str {
     match kind {
         RowKind::Experts => "other experts",
@@ -216,13 +216,13 @@ pub fn row_kind(kind: RowKind) -> &'static str {
     }
 }
 
-/// How a range of bytes differs.
+/// Describes how a byte range differs.
 pub fn range_kind(kind: RangeKind) -> &'static str {
     match kind {
         RangeKind::OnlyA => "only in A",
         RangeKind::OnlyB => "only in B",
         RangeKind::Size => "other size",
-        RangeKind::Place => "other place",
+        RangeKind::Place => "other offset",
         RangeKind::Reads => "other reads",
     }
 }

@@ -1,4 +1,4 @@
-//! What was found, for a person: a verdict, then a table for each thing that was compared.
+//! The report to read: a verdict, then a table for each compared part.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -14,7 +14,7 @@ use moe_trace::Phase;
 use super::rows::{range_kind, row_kind};
 use crate::output::{Format, Table, fixed, human_bytes};
 
-/// What was found, in one sentence.
+/// Returns the result in one sentence.
 pub fn verdict(report: &DiffReport) -> String {
     let mut same = Vec::new();
     let mut other = Vec::new();
@@ -29,7 +29,7 @@ pub fn verdict(report: &DiffReport) -> String {
         let total = routing.total();
         add(
             routing.is_equal(),
-            format!("routing ({})", counted(total.rows[0], "row")),
+            format!("routing ({})", counted(total.rows[0], "routed token")),
             format!("routing ({})", differing_rows(&total)),
         );
     }
@@ -63,7 +63,7 @@ pub fn verdict(report: &DiffReport) -> String {
     }
 }
 
-/// The numbers that are not zero, each with its name.
+/// Lists the nonzero numbers with their names.
 fn list<const N: usize>(counts: [(u64, &str); N]) -> String {
     let counts = counts.iter().filter(|(n, _)| *n > 0);
     let texts: Vec<String> = counts.map(|(n, what)| format!("{n} {what}")).collect();
@@ -80,7 +80,7 @@ fn differing_rows(total: &LayerRouting) -> String {
     ]);
     format!(
         "of {} in both: {differing}",
-        counted(total.in_both(), "row")
+        counted(total.in_both(), "routed token")
     )
 }
 
@@ -89,7 +89,7 @@ fn differing_operations(operations: &OperationsDiff) -> String {
         (operations.only[0].n, "only in A"),
         (operations.only[1].n, "only in B"),
         (operations.n_other_sources, "with other sources"),
-        (operations.other_order, "times in another order"),
+        (operations.other_order, "in another order"),
     ])
 }
 
@@ -98,13 +98,13 @@ fn differing_ranges(total: &LayerBytes) -> String {
         (total.only[0], "only in A"),
         (total.only[1], "only in B"),
         (total.other_size, "of another size"),
-        (total.other_place, "in another place"),
+        (total.other_place, "at another offset"),
         (total.other_reads, "read another number of times"),
     ]);
     format!("ranges: {differing}")
 }
 
-/// The verdict and the tables.
+/// Writes the verdict and the tables.
 pub fn report(
     out: &mut dyn Write,
     report: &DiffReport,
@@ -145,10 +145,10 @@ fn write_routing(out: &mut dyn Write, routing: &RoutingDiff) -> io::Result<()> {
     writeln!(out)?;
     Table::of(layers.chain([("all".to_owned(), &total)]))
         .shown("routing of layer", |(layer, _)| layer.clone())
-        .shown("rows A", |(_, counts)| counts.rows[0])
-        .shown("rows B", |(_, counts)| counts.rows[1])
-        .shown("only A", |(_, counts)| counts.only[0])
-        .shown("only B", |(_, counts)| counts.only[1])
+        .shown("tokens A", |(_, counts)| counts.rows[0])
+        .shown("tokens B", |(_, counts)| counts.rows[1])
+        .shown("only in A", |(_, counts)| counts.only[0])
+        .shown("only in B", |(_, counts)| counts.only[1])
         .shown("other experts", |(_, counts)| counts.other_experts)
         .shown("other order", |(_, counts)| counts.other_order)
         .shown("same experts (%)", |(_, counts)| {
@@ -172,13 +172,13 @@ fn write_routing(out: &mut dyn Write, routing: &RoutingDiff) -> io::Result<()> {
     };
     writeln!(out)?;
     Table::of(&routing.first)
-        .shown("first rows", |row| row_kind(row.kind))
+        .shown("routing difference", |row| row_kind(row.kind))
         .shown("sequence", |row| row.sequence_id)
         .shown("phase", |row| phase(row.phase))
         .shown("token", |row| row.token_id)
         .shown("layer", |row| row.layer)
-        .shown("A", move |row| side(row, 0))
-        .shown("B", move |row| side(row, 1))
+        .shown("experts A", move |row| side(row, 0))
+        .shown("experts B", move |row| side(row, 1))
         .write(out, Format::Table)
 }
 
@@ -208,7 +208,7 @@ fn write_operations(
         .shown("differs in", |(source, _)| source.what.to_string())
         .shown("A", |(source, _)| source.a.as_deref())
         .shown("B", |(source, _)| source.b.as_deref())
-        .shown("times", |&(_, n)| n)
+        .shown("operations", |&(_, n)| n)
         .write(out, Format::Table)
 }
 
@@ -224,16 +224,16 @@ fn write_bytes(out: &mut dyn Write, bytes: &BytesDiff) -> io::Result<()> {
         .shown("read B (bytes)", |(_, counts)| counts.read[1])
         .shown("ranges A", |(_, counts)| counts.ranges[0])
         .shown("ranges B", |(_, counts)| counts.ranges[1])
-        .shown("only A", |(_, counts)| counts.only[0])
-        .shown("only B", |(_, counts)| counts.only[1])
+        .shown("only in A", |(_, counts)| counts.only[0])
+        .shown("only in B", |(_, counts)| counts.only[1])
         .shown("other size", |(_, counts)| counts.other_size)
-        .shown("other place", |(_, counts)| counts.other_place)
+        .shown("other offset", |(_, counts)| counts.other_place)
         .shown("other reads", |(_, counts)| counts.other_reads)
         .write(out, Format::Table)?;
     if !bytes.split_experts {
         writeln!(
             out,
-            "(a run without gguf-map.parquet does not tell where each expert is: whole tensors)"
+            "(ranges are entire expert tensors, because a run has no gguf-map.parquet)"
         )?;
     }
     if bytes.first.is_empty() {
@@ -248,20 +248,20 @@ fn write_bytes(out: &mut dyn Write, bytes: &BytesDiff) -> io::Result<()> {
     };
     writeln!(out)?;
     Table::of(&bytes.first)
-        .shown("first ranges", |range| range_kind(range.kind))
+        .shown("range difference", |range| range_kind(range.kind))
         .shown("tensor", |range| range.tensor.as_str())
         .shown("expert", |range| range.expert_id)
         .shown("A: bytes at offset × reads", move |range| side(range, 0))
-        .shown("B", move |range| side(range, 1))
+        .shown("B: bytes at offset × reads", move |range| side(range, 1))
         .write(out, Format::Table)
 }
 
-/// The phase as the tables name it.
+/// Returns the phase's name in the tables.
 pub fn phase(phase: Option<Phase>) -> String {
     phase.map_or_else(|| "unknown".to_owned(), |phase| phase.name().to_lowercase())
 }
 
-/// Experts with their weights, best first.
+/// Returns the experts with their weights, the highest first.
 pub fn experts(experts: &[Expert], rounded: bool) -> String {
     let one = |expert: &Expert| match expert.weight {
         Some(weight) if rounded => format!("{}:{weight:.4}", expert.expert_id),

@@ -1,4 +1,4 @@
-//! `--verify`: the data of every tensor read, hashed, looked into, and compared with a manifest.
+//! `--verify`: reads the data of every tensor, hashes it, checks its values, and compares it with a manifest.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -15,28 +15,28 @@ use crate::context::Context;
 use crate::files;
 use crate::progress::Progress;
 
-/// What reading the data told.
+/// Results of reading the data.
 #[derive(Debug, Serialize)]
 pub struct Data {
     pub hash: Algorithm,
     pub tensors: Vec<Verified>,
-    /// From the manifest, if there was one to compare with.
+    /// Differences from the manifest; `None` without a manifest.
     pub differences: Option<Vec<Difference>>,
 }
 
-/// A manifest to compare with; all entries are of one hash.
+/// A manifest to compare with. All entries have the same hash algorithm.
 pub struct Manifest {
     hash: Algorithm,
     entries: Vec<ManifestEntry>,
 }
 
 impl Data {
-    /// Whether no value is impossible and no tensor differs from the manifest.
+    /// Returns whether all values are finite and all tensors match the manifest.
     pub fn is_sound(&self) -> bool {
         self.n_impossible() == 0 && self.n_different() == 0
     }
 
-    /// Tensors with impossible values.
+    /// Returns the number of tensors with values that are not finite.
     pub fn n_impossible(&self) -> usize {
         self.tensors
             .iter()
@@ -44,13 +44,13 @@ impl Data {
             .count()
     }
 
-    /// Differences from the manifest.
+    /// Returns the number of differences from the manifest.
     pub fn n_different(&self) -> usize {
         self.differences.as_ref().map_or(0, Vec::len)
     }
 }
 
-/// Reads all tensors, with a bar.
+/// Reads all tensors, with a progress bar.
 pub fn read(
     gguf: &Gguf,
     hash: Option<Algorithm>,
@@ -72,13 +72,13 @@ pub fn read(
     })
 }
 
-/// Reads a manifest: the entries of `hash`, or of the strongest hash that it has.
+/// Reads the entries of a manifest for `hash`, or for the strongest hash in the manifest.
 pub fn read_manifest(
     gguf: &Gguf,
     path: &Path,
     hash: Option<Algorithm>,
 ) -> anyhow::Result<Manifest> {
-    // Every hash that gguf-hash knows takes far less than this a tensor; names are of 63 bytes at most.
+    // All hashes of gguf-hash and a tensor name of at most 63 bytes need much less than this per tensor.
     let limit = (gguf.tensors().len() as u64 + 64) * 4096;
     let mut text = String::new();
     File::open(path)
@@ -86,7 +86,7 @@ pub fn read_manifest(
         .with_context(|| format!("cannot read the manifest {}", path.display()))?;
     if text.len() as u64 == limit {
         bail!(
-            "{}: longer than a manifest of {} can be; is it one?",
+            "{} is longer than a manifest of {} can be; pass a file that --manifest-out or gguf-hash wrote",
             path.display(),
             counted(gguf.tensors().len(), "tensor")
         );
@@ -103,14 +103,14 @@ pub fn read_manifest(
         .find(|&h| has(h));
     let hash = match hash {
         Some(wanted) if !has(wanted) => bail!(
-            "{}: the manifest has no {wanted} of any tensor; {}",
+            "{}: the manifest contains no {wanted} hash; {}",
             path.display(),
-            found.map_or("make it again".to_owned(), |found| format!("pass --hash {found}")),
+            found.map_or("write it again with --manifest-out".to_owned(), |found| format!("pass --hash {found}")),
         ),
         Some(wanted) => wanted,
         None => found.with_context(|| {
             format!(
-                "{}: the manifest has neither xxh3 nor sha256 of any tensor; make one with --manifest-out",
+                "{}: the manifest contains neither xxh3 nor sha256 hashes; write one with --manifest-out",
                 path.display()
             )
         })?,
@@ -119,7 +119,7 @@ pub fn read_manifest(
     Ok(Manifest { hash, entries })
 }
 
-/// Writes the hashes that were read to a file, which is in its place once it is committed.
+/// Writes the hashes to a manifest, which appears at its path on commit.
 pub fn prepare_manifest(
     gguf: &Gguf,
     data: &Data,
@@ -129,7 +129,7 @@ pub fn prepare_manifest(
     let tensors = gguf.tensors().iter();
     if let Some(tensor) = tensors.clone().find(|t| t.name.contains(['\n', '\r'])) {
         bail!(
-            "tensor {:?} has a line break in its name, so a manifest of lines cannot hold it",
+            "the name of tensor {:?} contains a line break, so it cannot be written to a manifest",
             tensor.name
         );
     }

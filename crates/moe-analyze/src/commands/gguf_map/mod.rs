@@ -1,7 +1,7 @@
-//! `gguf-map`: which bytes of a model's files are which tensor and expert, and whether they can be.
+//! `gguf-map`: the byte ranges of tensors and experts in a model's files, and checks of them.
 
 mod data;
-mod form;
+mod map_format;
 mod report;
 mod rows;
 
@@ -19,40 +19,47 @@ use crate::files::{self, OutputPath};
 use crate::layout::prepare_map_table;
 use crate::output::{self, Format, message};
 
-use form::{FileFormat, Form};
+use map_format::{FileFormat, MapFormat};
 use report::{Survey, summary, write_findings};
 
-/// Print or write the offset map of a GGUF model, one row an expert of a stacked tensor
+/// Print the offset map of a GGUF model: the byte range of each tensor and expert
+///
+/// Reads the headers of the model files and prints one row per tensor; a stacked expert tensor has one row per expert. --check-overlaps
+/// and --verify check the files.
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  moe-analyze gguf-map model.gguf --out map.parquet\n  moe-analyze gguf-map model.gguf --verify"
+)]
 pub struct Args {
-    /// The model, a GGUF file; of a model in several files, any of them
+    /// Model, a GGUF file (any file of a split model)
     file: PathBuf,
-    /// Report overlaps, gaps and bytes past the end of the file; exit 1 if there are any
-    #[arg(long)]
+    /// Check for overlaps, gaps and tensors past the end of the file; exit with 1 if there are any
+    #[arg(long, help_heading = "Checks")]
     check_overlaps: bool,
-    /// Check overlaps, then read the data: hash every tensor, look for values that no model has; exit 1 if there are any.
-    /// --hash, --manifest-out and --check-manifest do so too
-    #[arg(long)]
+    /// Check overlaps, then hash every tensor and check for values that are not finite; exit with 1 if there are any. Implied
+    /// by the options below
+    #[arg(long, help_heading = "Checks")]
     verify: bool,
-    /// Hash of --verify [default: that of --check-manifest, or xxh3]
+    /// Hash algorithm of --verify [default: that of --check-manifest, or xxh3]
     #[arg(
         long,
+        help_heading = "Checks",
         value_parser = PossibleValuesParser::new(["xxh3", "sha256"]).try_map(|name| name.parse::<Algorithm>())
     )]
     hash: Option<Algorithm>,
-    /// Write the hashes to a manifest
-    #[arg(long, value_name = "FILE")]
+    /// Write the hashes to a manifest, one line per tensor
+    #[arg(long, value_name = "FILE", help_heading = "Checks")]
     manifest_out: Option<OutputPath>,
-    /// Compare the hashes with a manifest, one of llama.cpp's gguf-hash too; exit 1 if they differ
-    #[arg(long, value_name = "FILE")]
+    /// Compare the hashes with a manifest, also one of llama.cpp's gguf-hash; exit with 1 if they differ
+    #[arg(long, value_name = "FILE", help_heading = "Checks")]
     check_manifest: Option<PathBuf>,
-    /// What is printed or written
-    #[arg(long, value_enum, default_value_t = Form::Rows)]
-    form: Form,
-    /// Format on stdout [default: the form's first; nothing is printed with --out]
-    #[arg(short, long = "output", value_name = "FORMAT")]
+    /// Format of the map
+    #[arg(long, value_enum, default_value_t = MapFormat::Rows)]
+    format: MapFormat,
+    /// Encoding on stdout [default: table for rows, else the format's only encoding; with --out nothing is printed]
+    #[arg(short, long = "output", value_name = "ENCODING")]
     output: Option<Format>,
-    /// Write to a file; its extension chooses: csv, json, jsonl, md, parquet
+    /// Write the map to a file; the extension selects the encoding: csv, json, jsonl, md, parquet
     #[arg(long, value_name = "FILE")]
     out: Option<OutputPath>,
     /// Replace the files of --out and --manifest-out if they exist
@@ -61,7 +68,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// Whether the data is read: `--verify`, or an option that is of no use without.
+    /// Returns whether the data is read: `--verify`, or an option that implies it.
     fn verifies(&self) -> bool {
         self.verify
             || self.hash.is_some()
@@ -74,10 +81,10 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let verifies = args.verifies();
     let format = match (args.output, &args.out) {
         (None, Some(_)) => None,
-        (format, _) => Some(args.form.format(format)?),
+        (format, _) => Some(args.format.encoding(format)?),
     };
     let out = match &args.out {
-        Some(path) => Some((path, args.form.file_format(path)?)),
+        Some(path) => Some((path, args.format.file_format(path)?)),
         None => None,
     };
     for path in args.out.iter().chain(&args.manifest_out) {
@@ -102,33 +109,33 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
 
     if let Some((path, file_format)) = out {
-        let output = prepare_file(&survey, &map, args.form, path, file_format, args.force)?;
+        let output = prepare_file(&survey, &map, args.format, path, file_format, args.force)?;
         outputs.push(output);
         written.push(path);
     }
     files::commit(outputs)?;
     if let Some(format) = format {
         output::to_stdout(format, |stdout| {
-            args.form.write(stdout, format, &survey, &map)
+            args.format.write(stdout, format, &survey, &map)
         })?;
     }
     let checks = args.check_overlaps || verifies;
-    // What a check looked at goes where its findings go.
+    // The summary goes to the same stream as the findings of a check.
     let to_stdout = checks && format.is_none_or(|format| format == Format::Table);
     if !to_stdout {
         for line in summary(&survey, &map).lines() {
-            ctx.remark(line);
+            ctx.note(line);
         }
     }
-    if gguf.files().len() > 1 && !args.form.names_files() {
-        ctx.remark("this form names no files: each offset is in the tensor's own file, which --form rows tells");
+    if gguf.files().len() > 1 && !args.format.names_files() {
+        ctx.note("this format does not contain the file of each offset; --format rows does");
     }
     for path in written {
-        ctx.remark(format_args!("wrote {}", path.display()));
+        ctx.note(format_args!("wrote {}", path.display()));
     }
     if !checks {
         if !survey.check.is_sound() {
-            ctx.remark("the file is faulty; --check-overlaps tells how");
+            ctx.note("warning: the file is faulty; --check-overlaps prints the faults");
         }
         return Ok(ExitStatus::Done);
     }
@@ -155,14 +162,14 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 fn prepare_file(
     survey: &Survey,
     map: &OffsetMap,
-    form: Form,
+    map_format: MapFormat,
     path: &Path,
     format: FileFormat,
     force: bool,
 ) -> anyhow::Result<AtomicFile> {
     match format {
         FileFormat::Text(format) => files::prepare(path, force, |file| {
-            Ok(form.write(file, format, survey, map)?)
+            Ok(map_format.write(file, format, survey, map)?)
         }),
         FileFormat::Parquet => prepare_map_table(survey.gguf, map, path, force),
     }

@@ -1,4 +1,4 @@
-//! What was found, for people and as JSON.
+//! The findings of the checks, as text and as JSON.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -14,19 +14,19 @@ use super::data::Data;
 use crate::layout::{layers, verdict};
 use crate::output::{Format, Table, fixed, human_bytes};
 
-/// Everything that is told of a model beside its map.
+/// Everything that is reported about a model in addition to its map.
 #[derive(Serialize)]
 pub struct Survey<'a> {
     #[serde(rename = "files", serialize_with = "files")]
     pub gguf: &'a Gguf,
     pub check: LayoutReport,
     pub layers: LayerOrder,
-    /// With `--verify`.
+    /// Results of `--verify`.
     pub data: Option<Data>,
 }
 
 impl Survey<'_> {
-    /// Looks at the headers.
+    /// Checks the headers.
     pub fn of(gguf: &Gguf) -> Survey<'_> {
         Survey {
             gguf,
@@ -36,8 +36,8 @@ impl Survey<'_> {
         }
     }
 
-    /// Whether there is something to read for each tensor, and no byte twice. Without the second, a small file could
-    /// claim more to read than any machine can.
+    /// Returns whether the data of all tensors is in the file and does not overlap. With overlaps, a small file could declare more
+    /// data than any machine can read.
     pub fn is_readable(&self) -> bool {
         self.check.past_end.is_empty() && self.check.overlaps.is_empty()
     }
@@ -47,7 +47,7 @@ impl Survey<'_> {
     }
 }
 
-/// The names and sizes of the model's files, in the order in which the column `file` counts them.
+/// Serializes the names and sizes of the model's files, in the order of the column `file`.
 fn files<S: Serializer>(gguf: &Gguf, serializer: S) -> Result<S::Ok, S::Error> {
     #[derive(Serialize)]
     struct File<'a> {
@@ -64,11 +64,11 @@ fn files<S: Serializer>(gguf: &Gguf, serializer: S) -> Result<S::Ok, S::Error> {
     }))
 }
 
-/// What the model is made of and how it lies, for reading.
+/// Returns a summary of the model's tensors and their layout.
 pub fn summary(survey: &Survey, map: &OffsetMap) -> String {
     let (gguf, check) = (survey.gguf, &survey.check);
     let mut text = format!(
-        "{}, {}, {} of tensors behind {} of header\n",
+        "{}, {}, {} of tensor data after {} of header\n",
         counted(gguf.tensors().len(), "tensor"),
         counted(map.rows.len(), "row"),
         human_bytes(check.tensor_bytes),
@@ -77,7 +77,7 @@ pub fn summary(survey: &Survey, map: &OffsetMap) -> String {
     if gguf.files().len() > 1 {
         for (index, file) in gguf.files().iter().enumerate() {
             let size = human_bytes(file.size_bytes);
-            // Memory takes every write.
+            // Writing to a string cannot fail.
             let _ = writeln!(text, "file {index}: {:?}, {size}", file.name);
         }
     }
@@ -87,7 +87,7 @@ pub fn summary(survey: &Survey, map: &OffsetMap) -> String {
     text + shares(check).trim_end()
 }
 
-/// What part of the model each category is.
+/// Returns the table of sizes by category.
 fn shares(check: &LayoutReport) -> String {
     let total = check.tensor_bytes.max(1) as f64;
     let mut text = Vec::new();
@@ -96,15 +96,15 @@ fn shares(check: &LayoutReport) -> String {
         .shown("tensors", |share| share.n_tensors)
         .shown("size (bytes)", |share| share.size_bytes)
         .shown("size", |share| human_bytes(share.size_bytes))
-        .shown("of the tensors (%)", |share| {
+        .shown("of all tensors (%)", |share| {
             fixed(100.0 * share.size_bytes as f64 / total, 1)
         })
         .write(&mut text, Format::Table)
-        .expect("memory takes every write");
+        .expect("writing to memory cannot fail");
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// Everything that the checks found, a line each, and a verdict.
+/// Writes the findings of the checks, one per line, and a verdict.
 pub fn write_findings(out: &mut dyn Write, survey: &Survey, verify: bool) -> io::Result<()> {
     let (gguf, check) = (survey.gguf, &survey.check);
     for found in &check.overlaps {
@@ -122,7 +122,7 @@ pub fn write_findings(out: &mut dyn Write, survey: &Survey, verify: bool) -> io:
     if survey.layers.string_sorted {
         writeln!(
             out,
-            "note: the layers are sorted as strings, 10 before 2, so that a run seeks: `relayout --order numeric` mends it"
+            "note: the layers are sorted as strings (10 before 2), so a forward pass seeks; `relayout --order numeric` fixes it"
         )?;
     }
     if let Some(data) = &survey.data {
@@ -133,7 +133,7 @@ pub fn write_findings(out: &mut dyn Write, survey: &Survey, verify: bool) -> io:
         Some(data) => writeln!(out, "{}", data_verdict(data)),
         None if verify => writeln!(
             out,
-            "FAULTY data: not read, because tensors overlap or reach past the end"
+            "FAULTY data: not read, because tensors overlap or reach past the end of the file"
         ),
         None => Ok(()),
     }
@@ -146,7 +146,7 @@ fn write_data_findings(out: &mut dyn Write, gguf: &Gguf, data: &Data) -> io::Res
             let file = gguf.files().get(usize::from(tensor.file));
             writeln!(
                 out,
-                "impossible: {:?} has values or block scales that are not finite: {}, the first at byte {} of {}",
+                "not finite: {:?} has {} values or block scales that are not finite, the first at byte {} of {}",
                 tensor.name,
                 found.count,
                 found.first_offset,
@@ -160,21 +160,18 @@ fn write_data_findings(out: &mut dyn Write, gguf: &Gguf, data: &Data) -> io::Res
     Ok(())
 }
 
-/// Whether the data can be a model's, on one line.
+/// Describes on one line whether the data is sound.
 fn data_verdict(data: &Data) -> String {
     let unchecked = data.tensors.iter().filter(|t| !t.values_checked).count();
     let mut text = format!(
-        "{} data: {} read, {} of them with impossible values",
+        "{} data: {} read, {} of them with values that are not finite",
         if data.is_sound() { "sound" } else { "FAULTY" },
         counted(data.tensors.len(), "tensor"),
         data.n_impossible(),
     );
-    // Memory takes every write.
+    // Writing to a string cannot fail.
     if unchecked > 0 {
-        let _ = write!(
-            text,
-            ", {unchecked} of types whose values are not looked into"
-        );
+        let _ = write!(text, ", {unchecked} of types whose values are not checked");
     }
     if data.differences.is_some() {
         let _ = write!(

@@ -1,4 +1,4 @@
-//! The map itself, a row for each tensor or expert.
+//! The rows of the map, one per tensor or expert.
 
 use std::io::{self, Write};
 
@@ -6,7 +6,7 @@ use moe_gguf::map::{OffsetMap, Projection};
 
 use crate::output::{Format, Table};
 
-/// Writes the map with the names that its Parquet table has, too.
+/// Writes the map with the column names of its Parquet table.
 pub fn write(out: &mut dyn Write, format: Format, map: &OffsetMap) -> io::Result<()> {
     Table::of(&map.rows)
         .column("file", "file", |row| row.file)

@@ -11,44 +11,49 @@ use crate::output::Format;
 
 /// Count how often each expert of each layer is selected
 ///
-/// Without -o and --table a summary of each layer is printed. Its first line says whether hotness generalizes; `stability` has the
-/// details. With -o alone a row for each layer and expert, the hottest of a layer first.
+/// Reads runs, tables or traces of other tools and prints a summary with one row per layer. The first line states whether hotness
+/// generalizes to other tokens; `stability` prints the details. -o alone prints one row per layer and expert, the hottest first.
+/// --out writes a learn file for the hot expert cache (github.com/adrianhoehne/llama.cpp).
 #[derive(Debug, clap::Args)]
-#[command(group = clap::ArgGroup::new("of_values").args(["matrix", "plot"]).multiple(true))]
+#[command(
+    group = clap::ArgGroup::new("of_values").args(["matrix", "plot"]).multiple(true),
+    after_help = "Examples:\n  moe-analyze hotness runs/first\n  \
+        moe-analyze hotness runs/first --out learn.json --plot heat.svg"
+)]
 pub struct Args {
     #[command(flatten)]
     pub inputs: InputArgs,
-    /// Rows to print instead of the summary
+    /// Table to print instead of the summary
     #[arg(long, value_enum)]
     pub table: Option<TableChoice>,
-    /// Format on stdout; alone, of the whole matrix
+    /// Format on stdout; without --table, of the matrix
     #[arg(short, long = "output", value_name = "FORMAT")]
     pub output: Option<Format>,
-    /// Split the matrix
-    #[arg(long, value_enum)]
+    /// Split the counts of the matrix by this key
+    #[arg(long, value_enum, help_heading = "Matrix")]
     pub by: Option<ByChoice>,
-    /// Tokens in a window of --by window
-    #[arg(long, value_name = "N", value_parser = at_least(1u64))]
+    /// Tokens per window for --by window
+    #[arg(long, value_name = "N", value_parser = at_least(1u64), help_heading = "Matrix")]
     pub window: Option<u64>,
-    /// Write the matrix; the extension chooses: csv, json, jsonl, md, parquet, npy
-    #[arg(long, value_name = "FILE")]
+    /// Write the matrix of layers × experts; the extension selects the format: csv, json, jsonl, md, parquet, npy
+    #[arg(long, value_name = "FILE", help_heading = "Matrix")]
     pub matrix: Option<OutputPath>,
-    /// What an array (.npy) and a heat map hold; bytes need the run's map of its model, or --model
-    #[arg(long, value_enum, default_value_t = ValueChoice::Count, requires = "of_values")]
+    /// Values of the .npy array and the heat map; bytes need a run with gguf-map.parquet, or --model
+    #[arg(long, value_enum, default_value_t = ValueChoice::Count, requires = "of_values", help_heading = "Matrix")]
     pub value: ValueChoice,
-    /// Write a learn file for the hot-cache runtime
+    /// Write a learn file for the hot expert cache
     #[arg(long, value_name = "FILE.json")]
     pub out: Option<OutputPath>,
-    /// Draw a picture; the extension chooses: png, svg
-    #[arg(long, value_name = "FILE.png|svg")]
+    /// Write a plot; the extension selects the format: png, svg
+    #[arg(long, value_name = "FILE.png|svg", help_heading = "Plot")]
     pub plot: Option<OutputPath>,
-    /// What --plot draws
-    #[arg(long, value_enum, default_value_t = PictureChoice::HeatMap, requires = "plot")]
-    pub picture: PictureChoice,
-    /// In the heat map, put each layer's hottest experts first
-    #[arg(long, requires = "plot")]
+    /// Kind of the plot
+    #[arg(long, value_enum, default_value_t = PlotKind::HeatMap, requires = "plot", help_heading = "Plot")]
+    pub plot_kind: PlotKind,
+    /// Sort the experts of each layer in the heat map, the hottest first
+    #[arg(long, requires = "plot", help_heading = "Plot")]
     pub sorted: bool,
-    /// Print how often each expert was used, over all layers and in each, in percent, as the expert usage tracer does;
+    /// Print the report of the expert usage tracer (ernestuz-b/llama-prefetch.cpp): activations of each expert in percent;
     /// with -o json the tracer's JSON
     #[arg(long, conflicts_with = "table")]
     pub usage: bool,
@@ -59,40 +64,43 @@ pub struct Args {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum TableChoice {
-    /// A row a layer and expert
+    /// One row per layer and expert: activations
     Matrix,
-    /// A row a layer: every measure of its spread and its order; the last row is of the whole model
+    /// One row per layer and one for the model: coverage, entropy, Gini coefficient, overlap of consecutive tokens
     Measures,
-    /// A row a measure: the whole model, mean, least and most of the layers
+    /// One row per measure: value for the model; mean, minimum and maximum over layers
     Overall,
-    /// Distinct experts of batches of tokens, compared with what chance would give
+    /// Distinct experts per batch of tokens, measured and expected by chance
     Batches,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum ByChoice {
+    /// Prompt and generated tokens
     Phase,
+    /// Sequences
     Sequence,
-    /// Of --window tokens
+    /// Windows of --window tokens
     Window,
+    /// Labels of --label or --labels
     Label,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum ValueChoice {
-    /// Times chosen
+    /// Number of activations
     Count,
     /// Sum of the router weights
     Mass,
-    /// Bytes of the expert × times chosen
+    /// Size of the expert in bytes × number of activations
     Bytes,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum PictureChoice {
-    /// Layers × experts
+pub enum PlotKind {
+    /// Activations of layers × experts
     HeatMap,
-    /// How evenly each layer chooses
+    /// Entropy and Gini coefficient of each layer
     Entropy,
 }
 
@@ -123,28 +131,28 @@ impl Args {
         self.table.or(self.output.map(|_| TableChoice::Matrix))
     }
 
-    /// Whether the order of the tokens, their sequences or their labels are needed, not only sums.
+    /// Returns whether the output needs the order, sequences or labels of tokens, in addition to sums.
     pub fn needs_survey(&self) -> bool {
         let prints_sums = self.usage || self.rows() == Some(TableChoice::Matrix);
         self.by.is_some() || !prints_sums
     }
 
-    /// Refuses what does not go together, before anything is read.
+    /// Rejects incompatible options, before anything is read.
     pub fn check(&self) -> anyhow::Result<()> {
         self.inputs
             .check_labels(self.by == Some(ByChoice::Label), "--by label")?;
         match (self.by, self.window) {
             (Some(ByChoice::Window), None) => {
-                bail!("--by window needs the tokens in a window; give --window N")
+                bail!("--by window needs the number of tokens per window; add --window N")
             }
             (by, Some(_)) if by != Some(ByChoice::Window) => {
-                bail!("--window goes with --by window")
+                bail!("--window has no effect without --by window; add it, or omit --window")
             }
             _ => {}
         }
         let prints_matrix = !self.usage && self.rows() == Some(TableChoice::Matrix);
         if self.by.is_some() && self.matrix.is_none() && !prints_matrix {
-            bail!("--by splits the matrix; give --matrix FILE or -o FORMAT, or leave it out");
+            bail!("--by splits the matrix; add --matrix FILE or -o FORMAT, or omit --by");
         }
         Ok(())
     }

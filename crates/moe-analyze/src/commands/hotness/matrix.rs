@@ -1,4 +1,4 @@
-//! The matrix, on stdout and in files.
+//! The matrix of layers × experts, on stdout and in files.
 
 use std::path::Path;
 
@@ -6,20 +6,21 @@ use anyhow::bail;
 use moe_analysis::hotness::{Matrix, Phases, Value};
 use moe_files::AtomicFile;
 use moe_foreign::{npy_header_f64, npy_header_u64};
+use moe_trace::{ExpertId, LayerId};
 
 use super::args::Args;
 use crate::counting::inputs::Counted;
 use crate::files;
 use crate::output::{self, Format, Table};
 
-/// How a file of a matrix is written.
+/// Format of a file.
 enum FileFormat {
     Rows(Format),
     Parquet,
     Npy,
 }
 
-/// Refuses a file name whose extension names no format.
+/// Rejects a path whose extension selects no format.
 pub fn check_extension(path: &Path) -> anyhow::Result<()> {
     format_of(path).map(|_| ())
 }
@@ -34,30 +35,30 @@ fn format_of(path: &Path) -> anyhow::Result<FileFormat> {
         Some("parquet") => FileFormat::Parquet,
         Some("npy") => FileFormat::Npy,
         _ => bail!(
-            "{}: no format of a matrix has that extension; name a .csv, .json, .jsonl, .md, .parquet or .npy file",
+            "{}: the extension must be .csv, .json, .jsonl, .md, .parquet or .npy",
             path.display()
         ),
     })
 }
 
-/// Refuses values that the inputs do not contain.
+/// Rejects values that the inputs do not contain.
 pub fn check_value(args: &Args, counted: &Counted) -> anyhow::Result<()> {
     if args.value() == Value::Bytes && counted.bytes.is_empty() {
         bail!(
-            "the bytes of an expert are not told by {}; name the model with --model FILE.gguf",
+            "{} does not contain expert sizes; pass --model FILE.gguf",
             args.inputs.source()
         );
     }
     if args.value() == Value::Mass && !counted.hotness.has_mass() {
         bail!(
-            "the router weights of all choices are not told by {}; choose --value count",
+            "{} does not contain all router weights; use --value count",
             args.inputs.source()
         );
     }
     Ok(())
 }
 
-/// The matrix that the user asked for.
+/// Returns the matrix, split by `--by`.
 pub fn matrix<'a>(args: &Args, counted: &'a Counted) -> Matrix<'a> {
     let (hotness, bytes) = (&counted.hotness, &counted.bytes);
     match args.group_by() {
@@ -72,7 +73,7 @@ pub fn matrix<'a>(args: &Args, counted: &'a Counted) -> Matrix<'a> {
     }
 }
 
-/// Writes the matrix for a file, in the format of its extension.
+/// Writes the matrix to a file, which appears at its path on commit. The extension selects the format.
 pub fn prepare(args: &Args, counted: &Counted, path: &Path) -> anyhow::Result<AtomicFile> {
     let matrix = matrix(args, counted);
     files::prepare(path, args.force, |out| match format_of(path)? {
@@ -82,8 +83,7 @@ pub fn prepare(args: &Args, counted: &Counted, path: &Path) -> anyhow::Result<At
     })
 }
 
-/// Writes an array of NumPy of the matrix's shape: counts and bytes as `<u8`, mass as `<f8`. Bytes that are not known are 0, mass
-/// is NaN.
+/// Writes a NumPy array of the matrix's shape: counts and bytes as `<u8`, mass as `<f8`. Unknown bytes are 0, unknown mass is NaN.
 fn write_npy(
     out: &mut dyn std::io::Write,
     matrix: &Matrix<'_>,
@@ -105,7 +105,7 @@ fn write_npy(
     Ok(())
 }
 
-/// Prints a matrix that is split, layers and experts ascending.
+/// Prints a split matrix in the order of layers and experts.
 pub fn print(matrix: &Matrix<'_>, format: Format) -> anyhow::Result<()> {
     output::to_stdout(format, |stdout| write_cells(stdout, matrix, format))
 }
@@ -119,25 +119,32 @@ fn write_cells(
     if let Some(by) = matrix.group_by() {
         table = table.column(by, by, |row| row.group);
     }
-    table
-        .column("layer_id", "layer", |row| row.layer)
-        .column("expert_id", "expert", |row| row.expert)
-        .column("count", "activations", |row| row.count)
-        .column("mass", "router weight", |row| row.mass)
+    with_expert_columns(table, |row| (row.layer, row.expert, row.count))
+        .column("mass", "router weight (sum)", |row| row.mass)
         .column("bytes", "read (bytes)", |row| row.bytes)
         .write(out, format)
 }
 
-/// Prints the whole matrix, the hottest of a layer first.
+/// Adds the columns that identify an expert, and its activations.
+fn with_expert_columns<'a, I: Iterator + Clone>(
+    table: Table<'a, I>,
+    of: impl Fn(&I::Item) -> (LayerId, ExpertId, u64) + Copy + 'a,
+) -> Table<'a, I> {
+    table
+        .column("layer_id", "layer", move |row| of(row).0)
+        .column("expert_id", "expert", move |row| of(row).1)
+        .column("count", "activations", move |row| of(row).2)
+}
+
+/// Prints the unsplit matrix, the hottest expert of a layer first.
 pub fn print_ranked(counted: &Counted, phases: Phases, format: Format) -> anyhow::Result<()> {
     let ranked = counted.hotness.ranked(phases);
     output::to_stdout(format, |stdout| {
-        Table::of(&ranked)
-            .column("layer_id", "layer", |expert| expert.layer)
-            .column("expert_id", "expert", |expert| expert.expert)
-            .column("count", "activations", |expert| expert.count)
-            .column("share", "share of the layer", |expert| expert.share)
-            .column("mass", "router weight", |expert| expert.mass)
-            .write(stdout, format)
+        with_expert_columns(Table::of(&ranked), |expert| {
+            (expert.layer, expert.expert, expert.count)
+        })
+        .column("share", "fraction of layer", |expert| expert.share)
+        .column("mass", "router weight (sum)", |expert| expert.mass)
+        .write(stdout, format)
     })
 }

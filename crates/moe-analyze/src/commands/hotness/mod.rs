@@ -1,4 +1,4 @@
-//! `hotness`: which experts are hot, as a summary, tables, matrices, plots, and a learn file for the hot-cache runtime.
+//! `hotness`: activations of experts as a summary, tables, matrices, plots, and a learn file for the hot-cache runtime.
 
 mod args;
 mod matrix;
@@ -50,7 +50,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let hotness = &counted.hotness;
     if args.table == Some(TableChoice::Batches) && !counted.survey.is_ordered() {
         bail!(
-            "--table batches needs the order of the tokens, and {} contains only counts; give a trace",
+            "--table batches needs the order of tokens, but {} contains only counts; pass a trace",
             args.inputs.source()
         );
     }
@@ -70,37 +70,37 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
     files::commit(outputs)?;
     if let Some(out) = &args.out {
-        ctx.remark(format_args!("wrote {}", out.display()));
-        remark_on_learn_file(hotness, ctx);
+        ctx.note(format_args!("wrote {}", out.display()));
+        note_learn_file_assumptions(hotness, ctx);
     }
     if let Some(path) = &args.matrix {
-        ctx.remark(format_args!("wrote {}", path.display()));
+        ctx.note(format_args!("wrote {}", path.display()));
     }
     if let Some(plot) = &args.plot {
-        ctx.remark(format_args!("drew {}", plot.display()));
+        ctx.note(format_args!("wrote {}", plot.display()));
     }
     print(&args, &counted)?;
     Ok(ExitStatus::Done)
 }
 
-/// What the learn file contains in place of what the inputs do not record.
-fn remark_on_learn_file(hotness: &Hotness, ctx: &Context) {
+/// Prints the assumptions in the learn file that replace information missing from the inputs.
+fn note_learn_file_assumptions(hotness: &Hotness, ctx: &Context) {
     if hotness.n_expert_used() == 0 {
-        ctx.remark(
-            "  the number of experts of a token is not known: each selection is a call with n_expert_used 1; pass --top-k or --model",
+        ctx.note(
+            "  the number of experts per token is unknown: each activation counts as one call with n_expert_used 1; pass --top-k or --model",
         );
     } else if hotness.has_assumed_calls() {
-        ctx.remark("  passes are not recorded: each token counts as one call");
+        ctx.note("  passes are not recorded: each token counts as one call");
     }
     if !hotness.n_expert_is_known() {
-        ctx.remark(format_args!(
-            "  the number of experts of a layer is not known: {} were written, up to the last one that was used; pass --model",
+        ctx.note(format_args!(
+            "  the number of experts per layer is unknown: the file contains {}, up to the last one that was used; pass --model",
             hotness.n_expert()
         ));
     }
 }
 
-/// Prints what was asked for on stdout.
+/// Prints the selected output on stdout.
 fn print(args: &Args, counted: &Counted) -> anyhow::Result<()> {
     let format = args.output.unwrap_or(Format::Table);
     match args.rows() {

@@ -1,4 +1,4 @@
-//! The summary that a person reads: whether it generalizes, how much was counted, a row for each layer.
+//! The summary: whether hotness generalizes, how much was counted, and one row per layer.
 
 use std::io::Write;
 
@@ -10,7 +10,7 @@ use crate::counting::inputs::Counted;
 use crate::counting::sentences;
 use crate::output::{Format, Table, fixed};
 
-/// Experts that the summary names in each layer.
+/// Hottest experts of each layer in the summary.
 const N_TOP: usize = 4;
 
 /// Prints the summary.
@@ -25,14 +25,14 @@ pub fn print(out: &mut dyn Write, args: &Args, counted: &Counted) -> std::io::Re
     print_layers(out, args, hotness)
 }
 
-/// What consecutive tokens have in common.
+/// Describes the overlap of consecutive tokens.
 fn order_line(survey: &Survey) -> Option<String> {
     let mut all = TokenPairs::default();
     for layer in survey.layers() {
         all.merge(survey.order(layer)?);
     }
     Some(format!(
-        "consecutive tokens share {:.1} % of their experts; the first choice repeats in {:.1} %",
+        "consecutive tokens share {:.1} % of their experts; the expert with the highest weight is the same in {:.1} % of pairs",
         100.0 * all.overlap()?,
         100.0 * all.repeat_first()?,
     ))
@@ -44,20 +44,22 @@ fn print_layers(out: &mut dyn Write, args: &Args, hotness: &Hotness) -> std::io:
     Table::of(&hotness.summary(args.phases(), N_TOP))
         .shown("layer", |layer| layer.layer)
         .shown("tokens", |layer| (layer.rows > 0).then_some(layer.rows))
-        .shown("active", |layer| layer.spread.n_active)
-        .shown("hottest experts (share, %)", move |layer| {
+        .shown("active experts", |layer| layer.spread.n_active)
+        .shown("hottest experts (% of activations)", move |layer| {
             let top = layer.top.iter();
             let top =
                 top.map(|&(expert, share)| format!("{expert:>width$} ({:4.1})", 100.0 * share));
             top.collect::<Vec<_>>().join("  ")
         })
-        .shown("top 10 % cover (%)", move |layer| {
+        .shown("coverage of top 10 % (%)", move |layer| {
             percent(layer.spread.share_top[2])
         })
-        .shown("top 25 % cover (%)", move |layer| {
+        .shown("coverage of top 25 % (%)", move |layer| {
             percent(layer.spread.share_top[3])
         })
-        .shown("entropy", |layer| fixed(layer.spread.entropy, 3))
-        .shown("max/mean", |layer| fixed(layer.spread.max_over_mean, 2))
+        .shown("entropy (0..1)", |layer| fixed(layer.spread.entropy, 3))
+        .shown("max/mean (×)", |layer| {
+            fixed(layer.spread.max_over_mean, 2)
+        })
         .write(out, Format::Table)
 }

@@ -1,4 +1,4 @@
-//! The rows of `--table`. None has more than a few rows for each layer, whatever the length of the trace.
+//! The tables of `--table`. Each has at most a few rows per layer, independent of the length of the trace.
 
 use std::io::{self, Write};
 
@@ -27,22 +27,22 @@ pub fn write(
 
 /// A layer, or all layers together.
 struct Layer {
-    /// `None`: all.
+    /// `None`: all layers.
     layer: Option<LayerId>,
     rows: u64,
     spread: Spread,
-    /// `None`: counts alone are known.
+    /// `None` if only counts are known.
     order: Option<TokenPairs>,
 }
 
-/// What is measured of a layer: name, header, value.
+/// A measure of a layer: name, header, value.
 type Measure = (&'static str, &'static str, fn(&Layer) -> Option<f64>);
 
 const MEASURES: [Measure; 14] = [
-    ("active", "active", |layer| {
+    ("active", "active experts", |layer| {
         Some(layer.spread.n_active as f64)
     }),
-    ("active_fraction", "active fraction", |layer| {
+    ("active_fraction", "active experts (fraction)", |layer| {
         Some(layer.spread.active_fraction())
     }),
     ("top_1", "coverage of top 1 %", |layer| {
@@ -60,26 +60,28 @@ const MEASURES: [Measure; 14] = [
     ("top_50", "coverage of top 50 %", |layer| {
         Some(layer.spread.share_top[4])
     }),
-    ("gini", "Gini", |layer| Some(layer.spread.gini)),
-    ("entropy", "entropy", |layer| Some(layer.spread.entropy)),
-    ("max_over_mean", "max/mean", |layer| {
+    ("gini", "Gini coefficient", |layer| Some(layer.spread.gini)),
+    ("entropy", "entropy (0..1)", |layer| {
+        Some(layer.spread.entropy)
+    }),
+    ("max_over_mean", "max/mean (×)", |layer| {
         Some(layer.spread.max_over_mean)
     }),
     ("effective", "effective experts", |layer| {
         Some(layer.spread.effective)
     }),
-    ("overlap", "overlap", |layer| {
+    ("overlap", "overlap of consecutive tokens", |layer| {
         layer.order.as_ref()?.overlap()
     }),
-    ("repeat_first", "first repeats", |layer| {
+    ("repeat_first", "same first expert", |layer| {
         layer.order.as_ref()?.repeat_first()
     }),
-    ("repeat_first_two", "first two repeat", |layer| {
+    ("repeat_first_two", "same first two experts", |layer| {
         layer.order.as_ref()?.repeat_first_two()
     }),
 ];
 
-/// Every layer, then all together.
+/// Returns every layer, and all layers together.
 fn measured(args: &Args, counted: &Counted) -> (Vec<Layer>, Layer) {
     let (hotness, survey) = (&counted.hotness, &counted.survey);
     let layers = hotness.summary(args.phases(), 0).into_iter();
@@ -98,7 +100,7 @@ fn measured(args: &Args, counted: &Counted) -> (Vec<Layer>, Layer) {
     (layers.collect(), all)
 }
 
-/// Consecutive tokens of all layers together.
+/// Returns the pairs of consecutive tokens of all layers.
 fn order_of_all(survey: &Survey) -> TokenPairs {
     let mut all = TokenPairs::default();
     let orders = survey
@@ -113,17 +115,17 @@ fn measures(out: &mut dyn Write, format: Format, args: &Args, counted: &Counted)
     let (layers, all) = measured(args, counted);
     let mut table = Table::of(layers.iter().chain([&all]))
         .column("layer_id", "layer", move |row| or_all(row.layer, format))
-        .column("rows", "tokens", |row| (row.rows > 0).then_some(row.rows))
-        .column("choices", "activations", |row| row.spread.choices)
-        .column("active", "active", |row| row.spread.n_active);
-    // The number of active experts is an integer here.
+        .column("tokens", "tokens", |row| (row.rows > 0).then_some(row.rows))
+        .column("activations", "activations", |row| row.spread.choices)
+        .column("active", "active experts", |row| row.spread.n_active);
+    // The number of active experts is printed as an integer, above.
     for (name, header, value) in MEASURES.into_iter().skip(1) {
         table = table.column(name, header, move |row| value(row));
     }
     table.write(out, format)
 }
 
-/// A measure over all layers.
+/// Statistics of a measure over all layers.
 struct Overall {
     measure: &'static str,
     model: Option<f64>,
@@ -144,7 +146,7 @@ impl Overall {
             measure,
             model: value(all),
             layer_mean: (!known.is_empty()).then(|| sum / known.len() as f64),
-            // Of equal ones the lower layer.
+            // The first of equal layers.
             least: values.clone().reduce(|a, b| if b.1 < a.1 { b } else { a }),
             most: values.reduce(|a, b| if b.1 > a.1 { b } else { a }),
         }
@@ -156,24 +158,29 @@ fn overall(out: &mut dyn Write, format: Format, args: &Args, counted: &Counted) 
     let rows = MEASURES.map(|measure| Overall::of(measure, &layers, &all));
     Table::of(&rows)
         .column("measure", "measure", |row| row.measure)
-        .column("model", "model", |row| row.model)
+        .column("model", "entire model", |row| row.model)
         .column("layer_mean", "mean of layers", |row| row.layer_mean)
-        .column("least", "min", |row| row.least.map(|(_, value)| value))
-        .column("least_layer", "min, layer", |row| {
+        .column("min", "min of layers", |row| {
+            row.least.map(|(_, value)| value)
+        })
+        .column("min_layer", "layer of min", |row| {
             row.least.map(|(layer, _)| layer)
         })
-        .column("most", "max", |row| row.most.map(|(_, value)| value))
-        .column("most_layer", "max, layer", |row| {
+        .column("max", "max of layers", |row| {
+            row.most.map(|(_, value)| value)
+        })
+        .column("max_layer", "layer of max", |row| {
             row.most.map(|(layer, _)| layer)
         })
         .write(out, format)
 }
 
-/// Distinct experts of a batch: measured, if tokens were independent, and of a uniform router.
+/// Mean number of distinct experts in batches of one size.
 #[derive(Clone, Copy)]
 struct Batch {
     layer: Option<LayerId>,
     n_tokens: u64,
+    /// Measured, expected for independent tokens, expected for a uniform router.
     distinct: [f64; 3],
 }
 
@@ -213,8 +220,10 @@ fn batches(out: &mut dyn Write, format: Format, args: &Args, counted: &Counted) 
     Table::of(rows.iter().chain(&means))
         .column("layer_id", "layer", move |row| or_all(row.layer, format))
         .column("batch", "batch (tokens)", |row| row.n_tokens)
-        .column("distinct", "distinct experts", |row| row.distinct[0])
-        .column("if_independent", "if independent", |row| row.distinct[1])
-        .column("if_even", "uniform router", |row| row.distinct[2])
+        .column("distinct", "distinct experts, mean", |row| row.distinct[0])
+        .column("if_independent", "for independent tokens", |row| {
+            row.distinct[1]
+        })
+        .column("if_uniform", "for a uniform router", |row| row.distinct[2])
         .write(out, format)
 }

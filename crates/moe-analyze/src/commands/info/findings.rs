@@ -1,4 +1,4 @@
-//! What was learnt about a path: words for a person, values for a program.
+//! Facts, notes and faults of an input, as text and as machine-readable values.
 
 use std::io::{self, Write};
 
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::output::{Cell, Format, Table, human_bytes};
 
-/// Facts first, then what is wrong.
+/// Facts, notes and faults of an input.
 #[derive(Debug, Default)]
 pub struct Findings {
     facts: Vec<Fact>,
@@ -16,14 +16,14 @@ pub struct Findings {
 
 #[derive(Debug)]
 struct Fact {
-    /// `tensor types`; the key of a program is `tensor_types`.
+    /// Name to print, such as `tensor types`. The machine-readable key is `tensor_types`.
     name: String,
     shown: Cell<'static>,
     value: Value,
 }
 
 impl Findings {
-    /// A fact that is told alike to a person and to a program.
+    /// Adds a fact with the same value in text and JSON.
     pub fn fact(&mut self, name: &str, value: impl Into<Cell<'static>>) {
         let shown = value.into();
         let value = match &shown {
@@ -36,23 +36,23 @@ impl Findings {
         self.push(name, shown, value);
     }
 
-    /// A size: rounded for a person, exact under `<name>_bytes` for a program.
+    /// Adds a size in bytes: rounded in text, exact as `<name>_bytes` in JSON and CSV.
     pub fn size(&mut self, name: &str, bytes: u64) {
         let key = format!("{name} bytes");
         self.push(&key, human_bytes(bytes).into(), bytes.into());
     }
 
-    /// A fact of several parts: a sentence for a person, an array or object for a program.
+    /// Adds a fact with several parts: text to print, and an array or object for JSON.
     pub fn parts(&mut self, name: &str, shown: impl Into<Cell<'static>>, value: Value) {
         self.push(name, shown.into(), value);
     }
 
-    /// Something to know that is no fault.
+    /// Adds a note, which is not a fault.
     pub fn note(&mut self, what: String) {
         self.notes.push(what);
     }
 
-    /// Something that is wrong.
+    /// Adds a fault.
     pub fn fault(&mut self, what: impl Into<String>) {
         self.faults.push(what.into());
     }
@@ -61,13 +61,13 @@ impl Findings {
         self.faults.is_empty()
     }
 
-    /// One object in JSON, else a row for each fact, note and fault.
+    /// Writes one JSON object, or one row per fact, note and fault.
     pub fn write(&self, out: &mut dyn Write, format: Format) -> io::Result<()> {
         match format {
             Format::Json => serde_json::to_writer_pretty(&mut *out, &self.object())?,
             Format::Jsonl => serde_json::to_writer(&mut *out, &self.object())?,
-            Format::Table | Format::Md => return self.write_rows(out, format, Fact::for_reading),
-            Format::Csv => return self.write_rows(out, format, Fact::for_programs),
+            Format::Table | Format::Md => return self.write_rows(out, format, Fact::text_row),
+            Format::Csv => return self.write_rows(out, format, Fact::csv_row),
         }
         writeln!(out)
     }
@@ -111,7 +111,7 @@ impl Findings {
     }
 }
 
-/// A line of the table.
+/// A row of the table.
 #[derive(Clone)]
 struct Row {
     property: String,
@@ -132,13 +132,13 @@ impl Fact {
         self.name.replace([' ', '-'], "_").to_lowercase()
     }
 
-    fn for_reading(&self) -> Row {
+    fn text_row(&self) -> Row {
         let name = self.name.strip_suffix(" bytes").unwrap_or(&self.name);
         Row::new(name, self.shown.clone())
     }
 
-    /// Keys and exact numbers; what has parts is a sentence here too.
-    fn for_programs(&self) -> Row {
+    /// Returns the key and the exact number; a fact with several parts is text in CSV, too.
+    fn csv_row(&self) -> Row {
         let value = self.value.as_u64().map_or(self.shown.clone(), Cell::Int);
         Row::new(&self.key(), value)
     }

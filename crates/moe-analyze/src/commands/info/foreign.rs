@@ -7,7 +7,7 @@ use crate::advice;
 use crate::context::Context;
 use crate::progress::Progress;
 
-/// Reads all of it: what cannot be read is no trace.
+/// Reads the entire trace and adds its facts.
 pub(super) fn describe(
     trace: &Detected,
     findings: &mut Findings,
@@ -35,7 +35,7 @@ pub(super) fn describe(
         findings.fact("architecture", arch.clone());
     }
     if summary.is_ordered() {
-        findings.fact("rows", summary.rows);
+        findings.fact("routing rows", summary.rows);
     } else {
         findings.fact("counts", summary.counts);
     }
@@ -43,8 +43,8 @@ pub(super) fn describe(
     findings.fact("layers", layers.len() as u64);
     let n_expert = facts.n_expert.unwrap_or_else(|| counts.n_expert_seen());
     findings.fact("experts", n_expert);
-    let choices = layers.values().map(|layer| layer.total());
-    findings.fact("choices", choices.fold(0u64, u64::saturating_add));
+    let activations = layers.values().map(|layer| layer.total());
+    findings.fact("activations", activations.fold(0u64, u64::saturating_add));
     for note in &summary.notes {
         findings.note(note.clone());
     }
@@ -56,5 +56,5 @@ pub(super) fn describe(
 
 fn not_recorded(missing: Missing) -> String {
     let advice = advice::for_missing(missing);
-    format!("{missing} is not recorded; to commands that read the trace, {advice}")
+    format!("{missing} is not recorded; {advice} to commands that read the trace")
 }

@@ -1,4 +1,4 @@
-//! `info`: what a path is, and whether it is sound.
+//! `info`: describes and checks an input.
 
 mod findings;
 mod foreign;
@@ -21,14 +21,15 @@ use crate::traces;
 
 use findings::Findings;
 
-/// Tell what a run, a trace, a table, a dataset or a model is, and whether it is sound
+/// Describe a run, trace, table, model or learn file, and check that it is sound
 ///
-/// Exit 1 if it is not.
+/// Detects the format from the content and prints its properties, notes and faults. Exits with 1 if there is a fault.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  moe-analyze info runs/first")]
 pub struct Args {
-    /// A run directory, a trace, a Parquet table, a directory of tables, a GGUF model, a learn file or a trace of another tool
+    /// Run directory, trace.bin, Parquet table, directory of tables, GGUF model, learn file, or trace of another tool
     path: PathBuf,
-    /// Format of the facts on stdout
+    /// Format of the properties on stdout
     #[arg(short, long = "output", value_name = "FORMAT", default_value = "table")]
     output: Format,
 }
@@ -37,13 +38,13 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let path = &args.path;
     let mut findings = Findings::default();
     match (Kind::of(path), traces::detect(path)?) {
-        // What a learn file and a trace of records say of themselves is more than an import tells.
+        // Learn files and traces of records are described without an import, in more detail.
         (Ok(Kind::Json) | Err(_), Some(trace))
             if trace.importer.contents() != Contents::LearnFile =>
         {
             foreign::describe(&trace, &mut findings, ctx)?;
         }
-        // Other files may look like records.
+        // Files in other formats can resemble records.
         (Ok(Kind::Trace), Some(trace)) if trace.importer.contents() != Contents::Records => {
             foreign::describe(&trace, &mut findings, ctx)?;
         }
@@ -69,8 +70,7 @@ fn describe(path: &Path, kind: Kind, findings: &mut Findings, ctx: &Context) -> 
 
 fn describe_learn_file(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
     let text = bounded::read_json(path)?;
-    let layers =
-        learn::parse_observations(&text).with_context(|| format!("{} is JSON", path.display()))?;
+    let layers = learn::parse_observations(&text).with_context(|| path.display().to_string())?;
     findings.fact("kind", "learn file of the hot-cache runtime");
     findings.fact("layers", layers.len() as u64);
     findings.fact(
@@ -80,17 +80,17 @@ fn describe_learn_file(path: &Path, findings: &mut Findings) -> anyhow::Result<(
             .map(|layer| layer.experts.len() as u64)
             .sum::<u64>(),
     );
-    let choices = layers.iter().flat_map(|layer| &layer.experts);
-    let choices = choices.map(|expert| {
+    let activations = layers.iter().flat_map(|layer| &layer.experts);
+    let activations = activations.map(|expert| {
         expert
             .raw
             .saturating_add(expert.hot)
             .saturating_add(expert.cold)
     });
-    findings.fact("choices", choices.fold(0u64, u64::saturating_add));
+    findings.fact("activations", activations.fold(0u64, u64::saturating_add));
     if !learn::is_usable(&layers) {
         findings.fault(
-            "it counts nothing, so the runtime cannot plan a cache with it; record a longer run",
+            "the learn file contains no counts, so the runtime cannot plan a cache; record a longer run",
         );
     }
     Ok(())

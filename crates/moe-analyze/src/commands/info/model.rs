@@ -1,4 +1,4 @@
-//! What a GGUF model is.
+//! `info` of a GGUF model.
 
 use std::path::Path;
 
@@ -31,21 +31,21 @@ pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
             && n_nextn >= n_block
         {
             findings.note(format!(
-                "{arch}.{NEXTN} is {n_nextn}, and the model has {}: no layer is left besides those of the MTP head",
+                "{arch}.{NEXTN} is {n_nextn}, but the model has {}: all blocks would belong to the MTP head",
                 counted(n_block, "block")
             ));
         }
     }
     for (key, name) in [
-        ("expert_count", "experts in a layer"),
-        ("expert_used_count", "experts for a token"),
+        ("expert_count", "experts per layer"),
+        ("expert_used_count", "experts per token"),
     ] {
         let values = hyper_parameter(metadata, arch, key, name, findings);
         if let (Some(PerLayer::Each(list)), Some(n_block)) = (values, &n_block)
             && n_block.uniform() != Some(list.len() as u64)
         {
             findings.note(format!(
-                "{arch}.{key} has {}, and the model {n_block} blocks: llama.cpp refuses it",
+                "{arch}.{key} has {}, but the model has {n_block} blocks: llama.cpp rejects the model",
                 counted(list.len(), "value")
             ));
         }
@@ -60,7 +60,7 @@ pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
     findings.fact("map rows", OffsetMap::new(&gguf).rows.len() as u64);
     let types = tensor_types(&gguf);
     findings.parts("tensor types", list(&types), counts(&types));
-    findings.fact("layers lie", layers(&layer_order(&gguf)));
+    findings.fact("layer order", layers(&layer_order(&gguf)));
     findings.fact("header hash", format!("{:016x}", gguf.header_xxh3()));
 
     let report = check(&gguf);
@@ -82,7 +82,7 @@ pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A key that should be a string; anything else is noted.
+/// Returns the string value of a key. A value of another type adds a note.
 fn text<'g>(metadata: &'g Metadata, key: &str, findings: &mut Findings) -> Option<&'g str> {
     metadata.str(key).unwrap_or_else(|error| {
         findings.note(error.to_string());
@@ -90,8 +90,8 @@ fn text<'g>(metadata: &'g Metadata, key: &str, findings: &mut Findings) -> Optio
     })
 }
 
-/// Adds a hyper-parameter: a number where all layers share it, else a list with one number per layer. A value of another
-/// type is noted.
+/// Adds a hyperparameter: a number if all layers share it, else a list with one number per layer. A value of another type adds a
+/// note.
 fn hyper_parameter(
     metadata: &Metadata,
     arch: &str,
@@ -113,7 +113,7 @@ fn hyper_parameter(
     values
 }
 
-/// Types with the number of tensors of each, in order of appearance.
+/// Returns the tensor types with their numbers of tensors, in order of appearance.
 fn tensor_types(gguf: &Gguf) -> Vec<(&'static str, u32)> {
     let mut types: Vec<(&str, u32)> = Vec::new();
     for tensor in gguf.tensors() {

@@ -1,4 +1,4 @@
-//! What a run directory or a bare trace is.
+//! `info` of a run directory or a trace.bin.
 
 use std::path::Path;
 
@@ -32,7 +32,7 @@ pub fn describe(path: &Path, findings: &mut Findings, ctx: &Context) -> anyhow::
             let missing = Manifest::missing_keys(&path.join(manifest::FILE_NAME))?;
             if !missing.is_empty() {
                 findings.fault(format!(
-                    "manifest.json lacks {} of those that its schema requires: {}",
+                    "manifest.json lacks {} that the schema requires: {}",
                     counted(missing.len(), "key"),
                     missing.join(", ")
                 ));
@@ -43,7 +43,7 @@ pub fn describe(path: &Path, findings: &mut Findings, ctx: &Context) -> anyhow::
         None => {}
     }
     if is_directory && run.map.is_none() {
-        findings.fault("gguf-map.parquet is missing: expert ranges cannot be told; write it with `moe-analyze gguf-map`");
+        findings.fault("gguf-map.parquet is missing: byte ranges of experts are unknown; write the file with `moe-analyze gguf-map`");
     }
 
     let survey = survey(&run);
@@ -54,7 +54,7 @@ pub fn describe(path: &Path, findings: &mut Findings, ctx: &Context) -> anyhow::
     let cut = run.trace.cut_bytes();
     if cut > 0 {
         findings.fault(format!(
-            "trace.bin ends in a cut record of {}; the whole ones before it are read",
+            "trace.bin is truncated: {} of an incomplete record at the end are ignored",
             counted(cut, "byte")
         ));
     }
@@ -63,11 +63,11 @@ pub fn describe(path: &Path, findings: &mut Findings, ctx: &Context) -> anyhow::
         .size_bytes()
         .saturating_sub(cut + n_records * 1024);
     if zeros > 0 {
-        findings.size("behind the last record", zeros);
+        findings.size("after last record", zeros);
     }
     match run.manifest.as_ref().map(|manifest| manifest.records) {
         Some(Some(promised)) if promised != n_records => findings.fault(format!(
-            "manifest.json promises {}, trace.bin holds {n_records}; the others are lost",
+            "manifest.json declares {} but trace.bin contains {n_records}; the others are lost",
             counted(promised, "record")
         )),
         Some(None) => findings.fact("state", unfinished_state(&run)),
@@ -82,13 +82,13 @@ pub fn describe(path: &Path, findings: &mut Findings, ctx: &Context) -> anyhow::
     for fault in truncated_files(&run) {
         findings.fault(fault);
     }
-    for remark in survey.traps.into_iter().chain(stale_tables(&run)) {
-        findings.note(remark);
+    for warning in survey.traps.into_iter().chain(stale_tables(&run)) {
+        findings.note(warning);
     }
     Ok(())
 }
 
-/// Which layout the records have, by their own word.
+/// Describes the layout that the records declare.
 fn record_format(survey: &Survey) -> &'static str {
     match survey.n_extended {
         0 if survey.n_records == 0 => "no records",
@@ -110,14 +110,14 @@ fn describe_manifest(manifest: &Manifest, findings: &mut Findings) {
     if model.n_nextn_layer > 0 {
         findings.fact("nextn layers", model.n_nextn_layer);
     }
-    findings.fact("experts in a layer", model.n_expert);
-    findings.fact("experts for a token", model.n_expert_used);
+    findings.fact("experts per layer", model.n_expert);
+    findings.fact("experts per token", model.n_expert_used);
     if let Some(reason) = Facts::of_manifest(model).impossible() {
         findings.fault(format!("manifest.json: {reason}"));
     }
     findings.fact("policy", manifest.policy.clone());
     findings.fact("started", manifest.started.clone());
-    // Counts are written at the end: a recorder that was killed, or whose disk was full, left them at zero.
+    // Counts are written at the end. After a kill or on a full disk they are zero.
     if manifest.tokens != Tokens::default() {
         findings.fact("prompt tokens", manifest.tokens.prompt);
         findings.fact("generated tokens", manifest.tokens.generated);

@@ -1,4 +1,4 @@
-//! What a Parquet table or a directory of tables is.
+//! `info` of a Parquet table or a directory of tables.
 
 use std::path::{Path, PathBuf};
 
@@ -47,7 +47,7 @@ pub fn describe_directory(path: &Path, findings: &mut Findings) -> anyhow::Resul
         if !parts.iter().any(|part| part.is_file()) {
             if !has_only_routing {
                 findings.fault(format!(
-                    "there is no table {table}; write it with `moe-analyze parquet`"
+                    "the table {table} is missing; write it with `moe-analyze parquet`"
                 ));
             }
             continue;
@@ -63,7 +63,7 @@ pub fn describe_directory(path: &Path, findings: &mut Findings) -> anyhow::Resul
     Ok(())
 }
 
-/// Whether all parts of `routing` were written from traces of other tools, which contain no operations.
+/// Returns whether all parts of `routing` were written from traces of other tools, which contain no operations.
 fn is_of_another_tool(parts: &[PathBuf]) -> bool {
     let names_format = |path: &PathBuf| {
         TableMetadata::read(path).is_ok_and(|metadata| metadata.value(FORMAT_KEY).is_some())
@@ -71,7 +71,7 @@ fn is_of_another_tool(parts: &[PathBuf]) -> bool {
     !parts.is_empty() && parts.iter().all(names_format)
 }
 
-/// Decodes every row; a fault if some cannot be. Gives the number of rows that could.
+/// Decodes all rows and returns their number. Rows that cannot be decoded are a fault.
 fn check_rows(path: &Path, findings: &mut Findings) -> u64 {
     let read = || -> Result<(u64, u64), moe_trace::Error> {
         let metadata = TableMetadata::read(path)?;
@@ -81,7 +81,7 @@ fn check_rows(path: &Path, findings: &mut Findings) -> u64 {
         Ok((promised, rows)) => {
             if promised != rows {
                 findings.fault(format!(
-                    "{} promises {} and holds {rows}",
+                    "{}: the metadata declares {} but the file contains {rows}",
                     path.display(),
                     counted(promised, "row")
                 ));

@@ -1,4 +1,4 @@
-//! What is read of a run: its transfers, what gate and up read, the GPU's memory.
+//! Reads the inputs of `overlap`: transfers, sizes of gate and up matrices, GPUs.
 
 use std::path::Path;
 
@@ -14,24 +14,24 @@ use crate::context::Context;
 use crate::progress::Progress;
 use crate::traces;
 
-/// How to get what is missing.
+/// Advice for a run without transfers.
 const RECORD: &str = "record a run with `moe-analyze record --device cuda --policy post-fetch`";
 
-/// What was read.
+/// Inputs of the analysis.
 pub struct Input {
-    /// Of all passes, in order; not empty.
+    /// Transfers of all passes, in order; not empty.
     pub transfers: Vec<Transfer>,
-    /// What gate and up read, and the memory's bandwidth.
+    /// Bytes that gate and up read, and the memory bandwidth.
     pub reads: Reads,
     /// The GPUs, if the run has a manifest that describes them.
     pub gpus: Vec<Gpu>,
 }
 
 impl Input {
-    /// Reads a run directory, or a `transfers.jsonl` alone. The model is the one that is named, else the run's map.
+    /// Reads a run directory or a `transfers.jsonl`. Sizes come from `model`, else from the run's map.
     ///
     /// # Errors
-    /// There are no transfers, or a file is damaged.
+    /// The run has no transfers, or a file is damaged.
     pub fn read(
         run: &Path,
         model: Option<&Path>,
@@ -47,7 +47,7 @@ impl Input {
         };
         if is_run && !path.is_file() {
             bail!(
-                "{} has no {}, which Post-Fetch writes; {RECORD}",
+                "{} has no {}; {RECORD}",
                 run.display(),
                 transfers::FILE_NAME
             );
@@ -55,17 +55,17 @@ impl Input {
         let progress = Progress::reading(ctx, &path);
         let transfers = transfers::read(&path)?;
         drop(progress);
-        if let Some(remark) = transfers::truncation(&path)? {
-            ctx.remark(remark);
+        if let Some(warning) = transfers::truncation(&path)? {
+            ctx.note(warning);
         }
         if transfers.is_empty() {
-            bail!("{} holds no transfers; {RECORD}", path.display());
+            bail!("{} contains no transfers; {RECORD}", path.display());
         }
-        let beside = |name: &str| {
+        let file_of_run = |name: &str| {
             let path = run.join(name);
             (is_run && path.is_file()).then_some(path)
         };
-        let map = match (model, beside(map_table::FILE_NAME)) {
+        let map = match (model, file_of_run(map_table::FILE_NAME)) {
             (Some(model), _) => {
                 let gguf = Gguf::open(model)?;
                 let named = Facts::of_model(&model.to_string_lossy(), &gguf)?;
@@ -81,8 +81,8 @@ impl Input {
         };
         let is_known = |run: &Transfer| reads.gate_up_bytes.contains_key(&run.layer_id);
         if memory_gb_s.is_some() && !transfers.iter().all(is_known) {
-            ctx.remark(
-                "what gate and up read is not known of every layer, so that their share of the memory's bandwidth is not told: name the model with --model",
+            ctx.note(
+                "warning: expert sizes are unknown for some layers, so their use of memory bandwidth is unknown; pass --model FILE.gguf",
             );
         }
         Ok(Input {

@@ -1,4 +1,4 @@
-//! `overlap`: how much of Post-Fetch's transfers hid under gate and up, and how much could.
+//! `overlap`: the fraction of Post-Fetch's transfer time that is hidden behind the gate and up products, and its upper bound.
 
 mod input;
 mod rows;
@@ -21,32 +21,34 @@ use crate::phase_choice::one_phase;
 use crate::plot::{self, Figure};
 use input::Input;
 
-/// Tell how much of Post-Fetch's transfers hid under gate and up, in each layer, and how much could
+/// Analyze how much of Post-Fetch's transfer time is hidden behind the gate and up products
 ///
-/// Without -o a summary is printed; with it a row for each layer and phase, and one without a layer for all layers. A
-/// transfer can hide only as far as gate and up take as long as it, and nothing is gained where they use the whole bandwidth
-/// of the memory.
+/// Reads a run recorded with --policy post-fetch (ernestuz-b/llama-prefetch.cpp): while the CPU computes gate and up, the down matrices
+/// of the selected experts are copied to the GPU. Prints a summary with a verdict; with -o, one row per layer and phase, and one row
+/// without a layer for all layers. `hidden` is the fraction of the transfer time behind gate and up, `hideable` its upper bound.
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Example:\n  moe-analyze overlap runs/post-fetch --memory-gb-s 80 --plot pass.svg"
+)]
 pub struct Args {
-    /// A run recorded with --policy post-fetch, or its transfers.jsonl
+    /// Run directory recorded with --policy post-fetch, or its transfers.jsonl
     run: PathBuf,
-    /// Passes of this phase alone [default: both]
+    /// Phase to analyze [default: both]
     #[arg(long, value_parser = one_phase())]
     phase: Option<Phase>,
-    /// Measured bandwidth at which the host reads its memory, as `bench` tells it (bandwidth_gb_per_s): adds the share that
-    /// gate and up use
+    /// Measured CPU memory bandwidth in 10^9 bytes/s, such as bandwidth_gb_per_s of `bench`: adds the percentage that gate and up use
     #[arg(long, value_name = "GB/S", value_parser = positive)]
     memory_gb_s: Option<f64>,
-    /// The model, for a run without a map of it: adds what gate and up read
+    /// Model of the run, a GGUF file: provides the sizes of gate and up matrices to a run without gguf-map.parquet
     #[arg(long, value_name = "FILE.gguf")]
     model: Option<PathBuf>,
-    /// Print rows instead of the summary
+    /// Print one row per layer and phase in this format, instead of the summary
     #[arg(short, long = "output", value_name = "FORMAT")]
     output: Option<Format>,
-    /// Draw a pass over time, and the hidden share of each layer; the extension chooses: png, svg
+    /// Plot a forward pass over time and the hidden fraction of each layer; the extension selects the format: png, svg
     #[arg(long, value_name = "FILE.png|svg")]
     plot: Option<OutputPath>,
-    /// Which pass to draw, the first of --phase is 0 [default: one of median length, of a generated token if there is one]
+    /// Index of the pass to plot, from 0 within --phase [default: a pass of median length, a decode pass if there is one]
     #[arg(long, value_name = "N", requires = "plot")]
     pass: Option<usize>,
     /// Replace the file of --plot if it exists
@@ -54,7 +56,7 @@ pub struct Args {
     force: bool,
 }
 
-/// What a phase is called where its passes are counted, and in rows.
+/// Returns the name of a phase in the summary and in rows.
 fn phase_names(phase: Phase) -> (&'static str, &'static str) {
     match phase {
         Phase::Prompt => ("prompt", phase.name()),
@@ -62,12 +64,12 @@ fn phase_names(phase: Phase) -> (&'static str, &'static str) {
     }
 }
 
-/// Bytes of the GPU's memory that a run might use.
+/// Returns the bytes of GPU memory that a run was allowed to use.
 fn allowed_bytes(gpu: &Gpu) -> u64 {
     gpu.limit_bytes.unwrap_or(gpu.memory_bytes)
 }
 
-/// Part of them that Post-Fetch's scratchpad took.
+/// Returns the fraction of the allowed GPU memory that Post-Fetch's scratchpad takes.
 fn scratchpad_share(gpu: &Gpu) -> Option<f64> {
     let share = |bytes| bytes as f64 / allowed_bytes(gpu).max(1) as f64;
     gpu.scratchpad_bytes.map(share)
@@ -84,7 +86,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         if input.transfers.is_empty() {
             let (name, _) = phase_names(phase);
             bail!(
-                "{} has no transfers of {name} tokens; leave --phase out, or name the other one",
+                "{} has no transfers of {name} tokens; omit --phase, or pass the other phase",
                 args.run.display()
             );
         }
@@ -99,7 +101,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     if let Some(plot) = &args.plot {
         let figure = figure(&args, &input.transfers, &reports)?;
         files::commit(vec![figure.prepare(plot, args.force)?])?;
-        ctx.remark(format_args!("drew {}", plot.display()));
+        ctx.note(format_args!("wrote {}", plot.display()));
     }
     output::to_stdout(args.output, |stdout| match args.output {
         None => summary::print(stdout, &reports, &input.gpus),
@@ -108,7 +110,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     Ok(ExitStatus::Done)
 }
 
-/// The pass that is asked for, or a typical one, beside the figures of its phase.
+/// Returns the plot of the pass of `--pass`, or of a typical pass, with the figures of its phase.
 fn figure(
     args: &Args,
     transfers: &[Transfer],
@@ -117,19 +119,19 @@ fn figure(
     let passes = overlap::passes(transfers);
     let place = match args.pass {
         Some(place) if place >= passes.len() => bail!(
-            "there is no pass {place} in {}; give one from 0 to {}",
-            args.run.display(),
-            passes.len() - 1
+            "--pass {place} is out of range (0..={}) for {}",
+            passes.len() - 1,
+            args.run.display()
         ),
         Some(place) => place,
-        None => typical(&passes).context("no pass to draw")?,
+        None => typical(&passes).context("no pass to plot")?,
     };
     let pass = passes[place];
     let report = reports
         .iter()
         .find(|(phase, _)| pass.first().is_some_and(|run| run.phase == *phase))
         .map(|(_, report)| report)
-        .context("no figures of the pass to draw")?;
+        .context("no figures of the pass to plot")?;
     let run = args.run.file_name().unwrap_or(args.run.as_os_str());
     let name = format!(
         "{}, pass {place} of {}",
@@ -139,7 +141,7 @@ fn figure(
     Ok(plot::pass_timeline(&name, pass, report))
 }
 
-/// Place of the pass of median length among those of generated tokens, or, without any, among all.
+/// Returns the index of a decode pass of median length, or without decode passes, of any pass of median length.
 fn typical(passes: &[&[Transfer]]) -> Option<usize> {
     let is_generated = |&place: &usize| {
         let first = passes[place].first();
@@ -149,6 +151,6 @@ fn typical(passes: &[&[Transfer]]) -> Option<usize> {
     if places.is_empty() {
         places = (0..passes.len()).collect();
     }
-    let chosen: Vec<&[Transfer]> = places.iter().map(|&place| passes[place]).collect();
-    overlap::typical(&chosen).map(|place| places[place])
+    let candidates: Vec<&[Transfer]> = places.iter().map(|&place| passes[place]).collect();
+    overlap::typical(&candidates).map(|place| places[place])
 }

@@ -1,4 +1,4 @@
-//! The figures as rows.
+//! The rows of the analysis.
 
 use moe_analysis::overlap::{Figures, OverlapReport};
 use moe_trace::manifest::Gpu;
@@ -7,7 +7,7 @@ use moe_trace::{LayerId, Phase};
 use super::{phase_names, scratchpad_share};
 use crate::output::Table;
 
-/// The figures of a layer, or of all layers, in a phase.
+/// Figures of a layer, or of all layers, in a phase.
 #[derive(Clone, Copy)]
 pub struct Row<'a> {
     /// `None`: all layers.
@@ -17,8 +17,8 @@ pub struct Row<'a> {
     gpu: Option<&'a Gpu>,
 }
 
-/// A row for each layer, then one without a layer for all of them; prompt before generated tokens. The scratchpad is the
-/// first GPU's.
+/// Returns a table with one row per layer, then a row without a layer for all layers, for each phase. The scratchpad is that of the
+/// first GPU.
 pub fn table<'a>(
     reports: &'a [(Phase, OverlapReport)],
     gpu: Option<&'a Gpu>,
@@ -37,12 +37,12 @@ pub fn table<'a>(
     Table::of(rows)
         .column("layer_id", "layer", |row| row.layer)
         .column("phase", "phase", |row| phase_names(row.phase).1)
-        .column("runs", "runs", |row| row.figures.runs)
+        .column("executions", "executions", |row| row.figures.runs)
         .column("transfers", "transfers", |row| row.figures.transfer.n)
-        .column("window_mean_us", "window, mean (µs)", |row| {
+        .column("window_mean_us", "gate and up, mean (µs)", |row| {
             us(row.figures.window.mean_ns())
         })
-        .column("window_p95_us", "window, p95 (µs)", |row| {
+        .column("window_p95_us", "gate and up, p95 (µs)", |row| {
             us(row.figures.window.p95_ns)
         })
         .column("transfer_mean_us", "transfer, mean (µs)", |row| {
@@ -60,7 +60,7 @@ pub fn table<'a>(
         .column("hideable_pct", "hideable (%)", |row| {
             percent(row.figures.hideable_share())
         })
-        .column("fitting_pct", "fitting (%)", |row| {
+        .column("fitting_pct", "shorter than gate and up (%)", |row| {
             percent(row.figures.fitting_share())
         })
         .column("delay_mean_us", "delay, mean (µs)", |row| {
@@ -75,23 +75,23 @@ pub fn table<'a>(
         .column("product_mean_us", "down product, mean (µs)", |row| {
             us(row.figures.product.mean_ns())
         })
-        .column("experts", "experts", |row| row.figures.n_experts)
+        .column("experts", "selected experts", |row| row.figures.n_experts)
         .column("fallback_pct", "computed on the CPU (%)", |row| {
             percent(row.figures.fallback_rate())
         })
         .column("bytes", "transferred (bytes)", |row| row.figures.bytes)
-        .column("link_gb_s", "PCIe (GB/s)", |row| {
+        .column("pcie_gb_s", "PCIe (GB/s)", |row| {
             gb_s(row.figures.link_bytes_per_s())
         })
-        .column("gate_up_gb_s", "gate and up (GB/s)", |row| {
+        .column("gate_up_gb_s", "read by gate and up (GB/s)", |row| {
             gb_s(row.figures.gate_up_bytes_per_s())
         })
-        .column("memory_pct", "memory bandwidth (%)", |row| {
+        .column("memory_bandwidth_pct", "memory bandwidth (%)", |row| {
             percent(row.figures.memory_share())
         })
         .column(
-            "memory_with_transfers_pct",
-            "memory bandwidth with transfers (%)",
+            "memory_bandwidth_with_transfers_pct",
+            "memory bandwidth, transfers included (%)",
             |row| percent(row.figures.memory_share_with_transfers()),
         )
         .column("scratchpad_bytes", "scratchpad (bytes)", |row| {
@@ -104,7 +104,7 @@ pub fn table<'a>(
 }
 
 impl Row<'_> {
-    /// The time, if anything was transferred.
+    /// Returns the time in nanoseconds, or `None` without a transfer.
     fn if_transferred(&self, ns: f64) -> Option<f64> {
         Some(ns).filter(|_| self.figures.transfer.n > 0)
     }

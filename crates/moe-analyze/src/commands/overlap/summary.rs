@@ -1,4 +1,4 @@
-//! The figures for reading.
+//! The summary of the analysis.
 
 use std::io::{self, Write};
 
@@ -32,7 +32,7 @@ fn print_phase(out: &mut dyn Write, phase: &str, report: &OverlapReport) -> io::
     writeln!(out, "{phase} tokens: {}", all.verdict())?;
     writeln!(
         out,
-        "{} through {}: {} travelled at {} GB/s; the host computed the down product of {} % of the chosen experts",
+        "{} × {}: {} transferred at {} GB/s; the CPU computed the down product of {} % of the selected experts",
         counted(report.passes, "pass"),
         counted(report.layers.len() as u64, "layer"),
         human_bytes(all.bytes),
@@ -41,7 +41,7 @@ fn print_phase(out: &mut dyn Write, phase: &str, report: &OverlapReport) -> io::
     )?;
     writeln!(
         out,
-        "a layer's gate and up take {}, its transfer {}, its down product on the GPU {}; {} of waiting for the transfer",
+        "mean per layer: gate and up {}, transfer {}, down product on the GPU {}, stall {}",
         time(&all.window),
         time(&all.transfer),
         time(&all.product),
@@ -52,7 +52,7 @@ fn print_phase(out: &mut dyn Write, phase: &str, report: &OverlapReport) -> io::
         if let Some(share) = all.memory_share() {
             write!(
                 out,
-                ", {:.1} % of the memory's bandwidth; with the transfers under them {} %",
+                ", {:.1} % of the memory bandwidth; with concurrent transfers {} %",
                 100.0 * share,
                 percent(all.memory_share_with_transfers())
             )?;
@@ -95,21 +95,21 @@ fn print_gpu(out: &mut dyn Write, name: &str, gpu: &Gpu) -> io::Result<()> {
     if let (Some(scratchpad), Some(share)) = (gpu.scratchpad_bytes, scratchpad_share(gpu)) {
         writeln!(
             out,
-            "{name}: a scratchpad of {}, {:.2} % of the {} allowed",
+            "{name}: scratchpad {}, {:.2} % of {} of GPU memory",
             human_bytes(scratchpad),
             100.0 * share,
             human_bytes(allowed_bytes(gpu))
         )?;
     }
     if let Some(peak) = gpu.peak_bytes {
-        writeln!(out, "{name}: {} in use at most", human_bytes(peak))?;
+        writeln!(out, "{name}: peak memory {}", human_bytes(peak))?;
     }
     if let Some(fallbacks) = &gpu.fallbacks
         && let Some(first) = &fallbacks.first_error
     {
         writeln!(
             out,
-            "{name}: the processor did {} in its place, and {} found no room there; the first reason: {first}",
+            "{name}: the CPU ran {} instead of the GPU, and {} did not fit into GPU memory; first error: {first}",
             counted(fallbacks.operations, "operation"),
             counted(fallbacks.tensors, "tensor")
         )?;
@@ -121,11 +121,11 @@ fn us(ns: f64) -> f64 {
     ns * 1e-3
 }
 
-/// Mean, and what most are below.
+/// Formats the mean and the 95th percentile.
 fn time(times: &Times) -> String {
     match times.mean_ns() {
-        Some(mean) => format!("{:.1} µs (p95 {:.1})", us(mean), us(times.p95_ns)),
-        None => "nothing".into(),
+        Some(mean) => format!("{:.1} µs (p95 {:.1} µs)", us(mean), us(times.p95_ns)),
+        None => "-".into(),
     }
 }
 

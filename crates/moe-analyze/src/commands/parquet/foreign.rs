@@ -1,4 +1,4 @@
-//! The table `routing` of a trace that tells nothing else.
+//! The table `routing` of a trace without operations.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use crate::interrupt;
 use crate::layout::prepare_map_table;
 use crate::traces;
 
-/// Writes `routing`, and beside it the map of the model if the user named one.
+/// Writes `routing`, and the map of the model if `--model` is given.
 pub(super) fn write_routing(
     args: &Args,
     trace: &Detected,
@@ -36,7 +36,7 @@ pub(super) fn write_routing(
     refuse_existing(args, &places)?;
     let interrupted = interrupt::flag();
 
-    // Nothing is in its place before all is written.
+    // The tables appear together, when all are complete.
     let mut pending = PendingTables::default();
     let mut n_rows = 0;
     for (i, place) in places.iter().enumerate() {
@@ -57,18 +57,18 @@ pub(super) fn write_routing(
     remove_older(args, &mut pending);
     pending.commit()?;
     for place in &places {
-        ctx.remark(format_args!(
-            "{n_rows} routing rows in {}; ops and accesses are not told",
+        ctx.note(format_args!(
+            "wrote {n_rows} routing rows to {}; the trace contains no operations, so there are no tables ops and accesses",
             place.display()
         ));
     }
     if let Some(map) = map {
-        ctx.remark(format_args!("wrote {}", map.display()));
+        ctx.note(format_args!("wrote {}", map.display()));
     }
     Ok(ExitStatus::Done)
 }
 
-/// Lets the commit remove the tables that this trace does not fill and an earlier `parquet` left: they are of another trace.
+/// Marks for removal the tables of an earlier trace that this trace does not replace.
 fn remove_older(args: &Args, pending: &mut PendingTables) {
     let out = args.out.iter().filter(|_| args.force);
     for (table, path) in out.flat_map(|out| TABLES.into_iter().zip(table_paths(out))) {
@@ -78,8 +78,8 @@ fn remove_older(args: &Args, pending: &mut PendingTables) {
     }
 }
 
-/// Lets the commit remove a map that is not known to be of the model of the new tables: readers would join it with them. The
-/// map in the directory of a run belongs to the run.
+/// Marks an existing map for removal if it may be of another model than the new tables: readers would join it with them. A map in a
+/// run directory belongs to the run and stays.
 fn remove_older_map(args: &Args, run: Option<&Run>, pending: &mut PendingTables, ctx: &Context) {
     let Some(out) = args.out.as_ref().filter(|_| args.force) else {
         return;
@@ -91,14 +91,14 @@ fn remove_older_map(args: &Args, run: Option<&Run>, pending: &mut PendingTables,
     {
         return;
     }
-    ctx.remark(format_args!(
-        "{} is removed: it is not known to be the map of the model of these tables; --model writes their map",
+    ctx.note(format_args!(
+        "warning: removing {}: it may be the map of another model; --model writes the map of these tables",
         path.display()
     ));
     pending.remove(path);
 }
 
-/// Whether a map is of the model of a run: equal to the map of the run, or of the same files.
+/// Returns whether a map is of the model of a run: it equals the run's map, or has the same files.
 fn is_map_of(path: &Path, run: &Run) -> bool {
     match (&run.map, &run.manifest) {
         (Some(map), _) => map_table::read(path).is_ok_and(|older| older == *map),
@@ -115,7 +115,7 @@ fn has_schema(path: &Path, schema: &str) -> bool {
     TableMetadata::read(path).is_ok_and(|metadata| metadata.value(SCHEMA_KEY) == Some(schema))
 }
 
-/// A table that takes no more once the user has pressed Ctrl-C.
+/// A table that returns an error after an interrupt.
 struct Interruptible<'a> {
     table: RoutingTable,
     interrupted: &'a AtomicBool,
@@ -137,7 +137,7 @@ impl Sink for Interruptible<'_> {
     }
 }
 
-/// Looks at all outputs before the first one is written.
+/// Rejects existing outputs before anything is written, unless `--force` is given.
 pub(super) fn refuse_existing(args: &Args, places: &[PathBuf]) -> Result<(), moe_trace::Error> {
     let map = map_path(args);
     let mut paths = places.iter().chain(&map);
@@ -147,14 +147,14 @@ pub(super) fn refuse_existing(args: &Args, places: &[PathBuf]) -> Result<(), moe
     }
 }
 
-/// Where the map of the model goes, if the user named one.
+/// Returns the path of the map to write, if `--model` is given.
 fn map_path(args: &Args) -> Option<PathBuf> {
-    let out = args.out.as_ref().filter(|_| args.trace.names_model())?;
+    let out = args.out.as_ref().filter(|_| args.trace.has_model())?;
     Some(out.join(map_table::FILE_NAME))
 }
 
-/// Writes the map of the model, with which the bytes of every expert can be joined to the tables, and returns its path.
-/// Without a model the commit removes the map of an earlier one; `run` is the run that the tables are of, if it is one.
+/// Writes the map of the model, which can be joined with the tables, and returns its path. Without `--model`, marks the map of an
+/// earlier model for removal. `run` is the run of the tables, if they are of a run.
 pub(super) fn prepare_map(
     args: &Args,
     run: Option<&Run>,

@@ -1,4 +1,4 @@
-//! `parquet`: the tables of a run.
+//! `parquet`: writes the tables of a run.
 
 mod foreign;
 
@@ -21,20 +21,23 @@ use crate::interrupt;
 use crate::progress::Progress;
 use crate::traces::{self, TraceArgs};
 
-/// Turn a run into Parquet tables: ops, accesses, routing
+/// Convert a run to the Parquet tables ops, accesses and routing
 ///
-/// A trace of another tool gives the tables that it can fill.
+/// A trace of another tool without operations yields only the table routing. With --model, the map of the model is written, too.
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  moe-analyze parquet runs/first --out tables\n  moe-analyze parquet runs/first --dataset dataset"
+)]
 pub struct Args {
-    /// A run directory, a trace, or a trace of another tool
+    /// Run directory, trace.bin, or a trace of another tool
     run: PathBuf,
-    /// Directory for ops.parquet, accesses.parquet and routing.parquet
+    /// Directory to write ops.parquet, accesses.parquet and routing.parquet to
     #[arg(long, value_name = "DIR", required_unless_present = "dataset")]
     out: Option<OutputPath>,
-    /// Add the run to a dataset, partitioned by run
+    /// Dataset directory to add the run to, Hive-partitioned by run (ops/run=ID/part-0.parquet)
     #[arg(long, value_name = "DIR")]
     dataset: Option<OutputPath>,
-    /// Replace tables that exist
+    /// Replace existing tables
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -47,19 +50,19 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     match traces::open(&args.run, &options)? {
         Input::Run(run) => write_run(&args, *run, ctx),
         Input::Tables(_) => bail!(
-            "{} is a table already; give a run directory, its trace.bin, or a trace of another tool",
+            "{} is already a table; pass a run directory, its trace.bin, or a trace of another tool",
             args.run.display()
         ),
         Input::Foreign(trace) => write_foreign(&args, &trace, &options, ctx),
     }
 }
 
-/// A run, or a bare trace of one; the user's model takes the place of a map that it has not.
+/// Writes the tables of a run or a trace.bin. `--model` provides the map of a run without one.
 fn write_run(args: &Args, mut run: Run, ctx: &Context) -> anyhow::Result<ExitStatus> {
     if let Some((named, gguf)) = args.trace.gguf()? {
         if run.map.is_some() {
             bail!(
-                "--model: {} has the map of its model; leave the option out",
+                "--model: {} already contains the map of its model; omit the option",
                 args.run.display()
             );
         }
@@ -70,7 +73,7 @@ fn write_run(args: &Args, mut run: Run, ctx: &Context) -> anyhow::Result<ExitSta
     write(args, &run, ctx)
 }
 
-/// A trace of another tool: all tables if it tells every operation, else `routing`.
+/// Writes the tables of a trace of another tool: all tables if it contains the operations, else `routing`.
 fn write_foreign(
     args: &Args,
     trace: &Detected,
@@ -80,13 +83,13 @@ fn write_foreign(
     let Some(records) = trace.importer.records(&trace.source, options)? else {
         return foreign::write_routing(args, trace, options, ctx);
     };
-    ctx.remark(format_args!(
+    ctx.note(format_args!(
         "{}: {}",
         args.run.display(),
         trace.importer.name()
     ));
     for note in &records.notes {
-        ctx.remark(format_args!("  {note}"));
+        ctx.note(format_args!("  {note}"));
     }
     foreign::refuse_existing(args, &[])?;
     write(args, &records.run, ctx)
@@ -97,15 +100,15 @@ fn write(args: &Args, run: &Run, ctx: &Context) -> anyhow::Result<ExitStatus> {
         refuse_existing(args, run)?;
     }
     let interrupted = interrupt::flag();
-    traces::remark(run, ctx)?;
+    traces::print_warnings(run, ctx)?;
     if run.map.is_none() {
-        ctx.remark(format_args!(
-            "{} has no gguf-map.parquet: where each expert is is not known, accesses name whole tensors; --model tells",
+        ctx.note(format_args!(
+            "warning: {} has no gguf-map.parquet, so accesses are to entire expert tensors; pass --model to split them by expert",
             args.run.display()
         ));
     }
-    if let Some(remark) = run.unresolved_remark() {
-        ctx.remark(remark);
+    if let Some(warning) = run.unresolved_remark() {
+        ctx.note(warning);
     }
     let records = run.trace.size_bytes() / moe_trace::record::RECORD_SIZE as u64;
     let options = TableOptions {
@@ -113,7 +116,7 @@ fn write(args: &Args, run: &Run, ctx: &Context) -> anyhow::Result<ExitStatus> {
         interrupted: Some(interrupted),
         ..TableOptions::default()
     };
-    // Nothing is in its place before all is written.
+    // The tables appear together, when all are complete.
     let mut pending = PendingTables::default();
     let mut written = Vec::new();
     if let Some(out) = &args.out {
@@ -133,15 +136,15 @@ fn write(args: &Args, run: &Run, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let map = foreign::prepare_map(args, Some(run), &mut pending, ctx)?;
     pending.commit()?;
     for (summary, place) in written {
-        remark(ctx, &summary, &place);
+        note_tables(ctx, &summary, &place);
     }
     if let Some(map) = map {
-        ctx.remark(format_args!("wrote {}", map.display()));
+        ctx.note(format_args!("wrote {}", map.display()));
     }
     Ok(ExitStatus::Done)
 }
 
-/// Looks at all outputs before the first one is written.
+/// Rejects existing outputs before anything is written.
 fn refuse_existing(args: &Args, run: &Run) -> Result<(), moe_trace::Error> {
     let tables = args.out.iter().flat_map(|out| table_paths(out));
     let parts = args
@@ -157,7 +160,7 @@ fn refuse_existing(args: &Args, run: &Run) -> Result<(), moe_trace::Error> {
     }
 }
 
-/// Runs `write` under a bar over `records`.
+/// Runs `write` with a progress bar over `records`.
 pub fn with_progress<T>(
     ctx: &Context,
     records: u64,
@@ -172,8 +175,8 @@ pub fn with_progress<T>(
     Ok(written?)
 }
 
-fn remark(ctx: &Context, summary: &TableSummary, place: &str) {
-    ctx.remark(format_args!(
+fn note_tables(ctx: &Context, summary: &TableSummary, place: &str) {
+    ctx.note(format_args!(
         "{}: {}, {}, {} in {place}",
         counted(summary.records, "record"),
         counted(summary.ops, "operation"),

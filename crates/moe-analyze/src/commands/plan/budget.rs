@@ -1,4 +1,4 @@
-//! How many bytes each lane may take: as told, or what a GPU has left.
+//! The budget of each lane: a number, or the free memory of a GPU.
 
 use std::process::Command;
 use std::str::FromStr;
@@ -9,68 +9,72 @@ use moe_placement::plan::{MIB, auto_budget_bytes, mib_to_bytes};
 use crate::context::Context;
 use crate::option_values::{ValueError, number};
 
-/// MiB that the runtime leaves free on the first lane's GPU, and on those of the others.
+/// MiB that the runtime leaves free on the GPU of the first lane, and on the GPUs of the other lanes.
 const RESERVE_MIB: [f64; 2] = [1024.0, 512.0];
 
 /// The budget of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Budget {
-    /// So many MiB.
+    /// A number of MiB.
     Mib(u64),
-    /// What is free less the keys and values and a reserve.
+    /// The free memory minus the KV cache and a reserve.
     Auto,
 }
 
 impl FromStr for Budget {
     type Err = ValueError;
 
-    /// A number, or `auto`, which the runtime calls -1.
+    /// Parses a number, or `auto`, which is -1 in the runtime.
     fn from_str(text: &str) -> Result<Budget, ValueError> {
         match text {
             "auto" | "-1" => Ok(Budget::Auto),
-            _ => number(text, "an integer of MiB, or auto", |_| true).map(Budget::Mib),
+            _ => number(text, "an integer number of MiB, or auto", |_| true).map(Budget::Mib),
         }
     }
 }
 
-/// What an automatic budget is made from; lists are by lane.
+/// Options of automatic budgets, a value per lane.
 #[derive(Debug, clap::Args)]
-pub struct Room {
-    /// Free memory of the GPU for --budget-mib auto [default: what nvidia-smi tells]
-    #[arg(long, value_name = "MIB[,…]", value_delimiter = ',', value_parser = mib)]
+
+pub struct AutoBudgetArgs {
+    /// Free GPU memory in MiB for --budget-mib auto, one value per lane [default: from nvidia-smi]
+    #[arg(long, value_name = "MIB[,…]", value_delimiter = ',', value_parser = mib, help_heading = "Budget")]
     free_mib: Vec<f64>,
-    /// Keep room for the keys and values of the context [default: 0, they are there already]
-    #[arg(long, value_name = "MIB[,…]", value_delimiter = ',', value_parser = mib)]
+    /// MiB to reserve for the KV cache with --budget-mib auto, one value per lane [default: 0, it is already allocated]
+    #[arg(long, value_name = "MIB[,…]", value_delimiter = ',', value_parser = mib, help_heading = "Budget")]
     kv_mib: Vec<f64>,
-    /// Keep this much free [default: 1024; of further lanes, 512]
-    #[arg(long, value_name = "MIB[,…]", value_delimiter = ',', value_parser = mib)]
+    /// MiB of GPU memory to leave free with --budget-mib auto, one value per lane [default: 1024 for the first lane, 512 for others]
+    #[arg(long, value_name = "MIB[,…]", value_delimiter = ',', value_parser = mib, help_heading = "Budget")]
     reserve_mib: Vec<f64>,
 }
 
 fn mib(text: &str) -> Result<f64, ValueError> {
-    number(text, "a number of MiB", |value| {
+    number(text, "a number of MiB from 0 to 1e12", |value| {
         (0.0..=1e12).contains(value)
     })
 }
 
-/// The bytes of each lane.
+/// Returns the budget of each lane in bytes.
 pub fn lanes(
     mib: &[Budget],
     bytes: &[u64],
-    room: &Room,
+    room: &AutoBudgetArgs,
     ctx: &Context,
 ) -> anyhow::Result<Vec<u64>> {
     if !mib.contains(&Budget::Auto) {
         for (list, name) in room.lists() {
             if !list.is_empty() {
-                bail!("{name} is for --budget-mib auto; leave it out, or pass auto");
+                bail!("{name} has no effect without --budget-mib auto; add it, or omit {name}");
             }
         }
     }
     let n_lanes = mib.len().max(bytes.len());
     for (list, name) in room.lists() {
         if list.len() > n_lanes {
-            bail!("{name} has more numbers than there are lanes; give a budget for each lane");
+            bail!(
+                "{name} has {} values for {n_lanes} lanes; add a budget for each lane",
+                list.len()
+            );
         }
     }
     let mib = mib.iter().enumerate().map(|(lane, budget)| match budget {
@@ -82,7 +86,7 @@ pub fn lanes(
     Ok(lanes)
 }
 
-impl Room {
+impl AutoBudgetArgs {
     fn lists(&self) -> [(&[f64], &str); 3] {
         [
             (&self.free_mib, "--free-mib"),
@@ -95,7 +99,7 @@ impl Room {
         let free = match self.free_mib.get(lane) {
             Some(&free) => free,
             None => free_mib_of_gpu(lane).with_context(|| {
-                format!("the free memory of GPU {lane} cannot be read; pass --free-mib, or a number to --budget-mib")
+                format!("cannot read the free memory of GPU {lane}; pass --free-mib, or a number to --budget-mib")
             })?,
         };
         let kv = self.kv_mib.get(lane).copied().unwrap_or(0.0);
@@ -103,15 +107,15 @@ impl Room {
         let reserve = self.reserve_mib.get(lane).copied().unwrap_or(default);
         let bytes = |mib: f64| (mib * MIB as f64) as u64;
         let budget = auto_budget_bytes(bytes(free), bytes(kv), bytes(reserve));
-        ctx.remark(format_args!(
-            "lane {lane}: {free} MiB free, less {kv} for keys and values and {reserve} in reserve, leave {} MiB",
+        ctx.note(format_args!(
+            "lane {lane}: budget {} MiB ({free} MiB free - {kv} MiB KV cache - {reserve} MiB reserve)",
             budget / MIB
         ));
         Ok(budget)
     }
 }
 
-/// Asks the driver's own tool, so that no GPU library is needed.
+/// Returns the free memory of a GPU in MiB. Uses nvidia-smi, so that a build without CUDA works.
 fn free_mib_of_gpu(gpu: usize) -> anyhow::Result<f64> {
     let asked = Command::new("nvidia-smi")
         .args(["--query-gpu=memory.free", "--format=csv,noheader,nounits"])
@@ -123,14 +127,14 @@ fn free_mib_of_gpu(gpu: usize) -> anyhow::Result<f64> {
     free_mib_of(&String::from_utf8_lossy(&asked.stdout), gpu)
 }
 
-/// A line for each GPU, MiB on it.
+/// Parses the output of nvidia-smi: one line per GPU, in MiB.
 fn free_mib_of(answer: &str, gpu: usize) -> anyhow::Result<f64> {
     let line = answer
         .lines()
         .nth(gpu)
-        .context("nvidia-smi tells of no such GPU")?;
+        .with_context(|| format!("nvidia-smi does not list GPU {gpu}"))?;
     let free = line.trim().parse();
-    free.with_context(|| format!("nvidia-smi tells {line:?}, which is no number of MiB"))
+    free.with_context(|| format!("nvidia-smi printed {line:?} instead of a number of MiB"))
 }
 
 #[cfg(test)]
@@ -138,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn budgets_are_whole_mib_or_auto() {
+    fn parses_integer_mib_or_auto() {
         assert_eq!("auto".parse(), Ok(Budget::Auto));
         assert_eq!("-1".parse(), Ok(Budget::Auto));
         assert_eq!("2048".parse(), Ok(Budget::Mib(2048)));
@@ -147,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_of_nvidia_smi() {
+    fn parses_the_output_of_nvidia_smi() {
         assert_eq!(free_mib_of("23028\n80994\n", 1).unwrap(), 80994.0);
         assert!(free_mib_of("23028\n", 1).is_err());
         assert!(free_mib_of("[N/A]\n", 0).is_err());

@@ -1,4 +1,4 @@
-//! Command lines that put a plan to use: of llama.cpp's hot-cache fork, and of llama.cpp itself.
+//! Command lines that use a plan: for llama.cpp's hot-cache fork, and for upstream llama.cpp.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use moe_placement::plan::{Entry, Lane, LayerExperts, MIB, Strategy, WholeLayers}
 use super::{Args, Planned};
 use crate::learn_files::is_learn_file;
 
-/// The runtime's option of each lane's budget and device.
+/// Prefix of the runtime's options for the budget and device of each lane.
 const LANES: [&str; 3] = ["", "second-", "third-"];
 
 /// The command of the hot-cache runtime for a plan.
@@ -19,21 +19,21 @@ pub enum HotCache {
     Command(String),
     /// No expert fits the budget.
     Empty,
-    /// The command would name a file that does not exist; how to make it.
-    Lacking(&'static str),
+    /// The command needs a file that does not exist, or is impossible; the reason and advice.
+    Unavailable(&'static str),
 }
 
 impl HotCache {
-    /// The command, if there is one.
+    /// Returns the command, if there is one.
     pub fn command(&self) -> Option<&str> {
         match self {
             HotCache::Command(command) => Some(command),
-            HotCache::Empty | HotCache::Lacking(_) => None,
+            HotCache::Empty | HotCache::Unavailable(_) => None,
         }
     }
 }
 
-/// The command that builds the cache of the plan.
+/// Returns the command that builds the cache of the plan.
 pub fn hot_cache(planned: &Planned) -> HotCache {
     let Planned {
         args,
@@ -45,28 +45,28 @@ pub fn hot_cache(planned: &Planned) -> HotCache {
         return HotCache::Empty;
     }
     let Some(learn) = &planned.learn_file else {
-        return HotCache::Lacking(if args.paths.len() > 1 {
-            "the runtime reads one learn file: run this command again with --out FILE.json, which writes one"
+        return HotCache::Unavailable(if args.paths.len() > 1 {
+            "the runtime reads one learn file: run this command again with --out FILE.json to write it"
         } else {
-            "the runtime reads a learn file: run this command again with --out FILE.json, or `moe-analyze hotness` with --out FILE.json, \
-             which write one"
+            "the runtime reads a learn file: run this command again with --out FILE.json, or write one with `moe-analyze hotness --out \
+             FILE.json`"
         });
     };
     let path = match &planned.experts.model {
         Ok(path) => path,
-        Err(why) => return HotCache::Lacking(why),
+        Err(why) => return HotCache::Unavailable(why),
     };
     let is_off = |lane: &Lane| lane.budget_bytes < MIB && !lane.selected.is_empty();
     if plan.lanes.iter().any(is_off) {
-        return HotCache::Lacking(
-            "the runtime's budgets are whole MiB, and 0 switches a lane off: plan with 1 MiB or more for each lane",
+        return HotCache::Unavailable(
+            "the runtime's budgets are integers of MiB, and 0 disables a lane: plan with at least 1 MiB for each lane",
         );
     }
     let curve = weighing.curve.get();
-    // The runtime fills room at random unless told not to.
+    // The runtime fills free space with random experts by default.
     let fill = u8::from(args.fill_random.is_some());
     let mut words = vec![format!("LLAMA_MOE_HOT_CACHE_FILL_RANDOM={fill}")];
-    // Its option takes a single-precision number, and 0.5 for none at all; the variable takes any.
+    // The runtime's option is a single-precision number, and 0.5 means unset. The environment variable has no such limits.
     let is_exact = f64::from(curve as f32) == curve;
     let is_ignored = planned.experts.is_gpt_oss() && curve == 0.5;
     let by_variable = weighing.weighting.uses_curve() && (!is_exact || is_ignored);
@@ -96,7 +96,7 @@ pub fn hot_cache(planned: &Planned) -> HotCache {
     HotCache::Command(words.join(" "))
 }
 
-/// The learn file that holds what the plan was made from, if there is one.
+/// Returns the learn file that contains the counts of the plan, if there is one.
 ///
 /// # Errors
 /// The input cannot be read.
@@ -108,7 +108,7 @@ pub fn learn_file(args: &Args) -> anyhow::Result<Option<PathBuf>> {
     })
 }
 
-/// Why the runtime would build another cache than the plan's from the same command, if it would.
+/// Returns the reasons why the runtime may build another cache with the printed command.
 pub fn caveats(planned: &Planned) -> Vec<&'static str> {
     let Planned { args, plan, .. } = planned;
     let mut caveats = Vec::new();
@@ -117,31 +117,32 @@ pub fn caveats(planned: &Planned) -> Vec<&'static str> {
     }
     if plan.lanes.iter().any(|lane| lane.budget_bytes % MIB != 0) {
         caveats
-            .push("the runtime's budgets are whole MiB (0 switches a lane off), so its cache may be smaller than the plan");
+            .push("the runtime's budgets are integers of MiB (0 disables a lane), so its cache may be smaller than the plan");
     }
     if args.fill_random.is_some() {
-        caveats.push("the runtime fills room in an order of its own");
+        caveats.push("the runtime fills free space with experts in a different random order");
     }
     if args.strategy == Strategy::EvenSplit && plan.lanes.len() == 1 {
-        caveats.push("a strategy says nothing where there is one lane");
+        caveats.push("the strategy has no effect with one lane");
     }
     caveats
 }
 
-/// What llama.cpp without a hot cache can do with the budget: whole layers of experts on the GPU.
+/// The best use of the budget with upstream llama.cpp: all experts of some layers on the GPU.
 pub struct Stock {
-    /// The command, or why there is none.
+    /// The command, or the reason why it is unavailable.
     pub command: Result<String, &'static str>,
-    /// The layers whose experts are on the GPU.
+    /// Layers whose experts are on the GPU.
     pub layers: BTreeSet<LayerId>,
-    /// Bytes of these.
+    /// Size of these experts in bytes.
     pub bytes: u64,
-    /// Share of the choices that fell on them.
-    pub hit_share: f64,
+    /// Fraction of activations of experts on the GPU, 0 to 1.
+    pub hit_rate: f64,
 }
 
 impl Stock {
-    /// The last layers that fit (`--n-cpu-moe`), or those with the most choices a byte (`-ot`) where they do better.
+    /// Selects the last layers that fit (`--n-cpu-moe`), or the layers with the most activations per byte (`-ot`) if they have a higher
+    /// hit rate.
     pub fn new(planned: &Planned) -> Stock {
         let hits = hits_by_layer(&planned.ranking);
         let bytes = &planned.experts.layer_bytes;
@@ -173,7 +174,7 @@ impl Stock {
             );
             (best, Some(format!("--override-tensor '{pattern}'")))
         } else {
-            // Blocks are counted, those without experts too.
+            // --n-cpu-moe counts all blocks, including dense blocks.
             let n = on_cpu(&last).last().map(|layer| u64::from(layer.0) + 1);
             let option = match n {
                 None => None,
@@ -195,7 +196,7 @@ impl Stock {
             command,
             layers: kept.layers,
             bytes: kept.bytes,
-            hit_share: share(
+            hit_rate: fraction(
                 kept.hits,
                 hits.values().copied().fold(0, u64::saturating_add),
             ),
@@ -203,7 +204,7 @@ impl Stock {
     }
 }
 
-/// Choices that the ranking counts in each layer.
+/// Returns the activations of each layer in the ranking.
 pub fn hits_by_layer(ranking: &[Entry]) -> BTreeMap<LayerId, u64> {
     let mut hits = BTreeMap::new();
     for entry in ranking {
@@ -213,12 +214,12 @@ pub fn hits_by_layer(ranking: &[Entry]) -> BTreeMap<LayerId, u64> {
     hits
 }
 
-/// A part of a whole, 0 of nothing.
-pub fn share(part: u64, whole: u64) -> f64 {
+/// Returns `part / whole`, or 0 if `whole` is 0.
+pub fn fraction(part: u64, whole: u64) -> f64 {
     part as f64 / whole.max(1) as f64
 }
 
-/// A path as a shell takes it for one word that is no option; characters that control a terminal as escapes of `$'…'`.
+/// Quotes a path as one shell word that is not an option. Control characters are escaped with `$'…'`.
 fn quoted(path: &Path) -> String {
     let path = path.to_string_lossy();
     let dot = if path.starts_with('-') { "./" } else { "" };
@@ -256,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_one_word() {
+    fn quotes_paths_as_one_word() {
         assert_eq!(quoted(Path::new("a/b-1.gguf")), "a/b-1.gguf");
         assert_eq!(
             quoted(Path::new("my model's.gguf")),

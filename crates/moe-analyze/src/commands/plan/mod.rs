@@ -1,4 +1,4 @@
-//! `plan`: which experts a hot-expert cache should hold, and what a running one should exchange.
+//! `plan`: the contents of a hot expert cache, and updates of a running cache.
 
 mod budget;
 mod command_line;
@@ -26,66 +26,88 @@ use crate::traces::ImportArgs;
 
 use budget::Budget;
 
-/// Plan which experts a hot-expert cache holds, exactly as the runtime that reads the file
+/// Plan which experts a hot expert cache contains, with the same result as its runtime
 ///
-/// The rules are those of llama.cpp's hot-cache fork: weighting, packing with an empty expert for each layer, up to three
-/// lanes. Without -o a row for each layer is printed, and command lines; with it, a row for each expert in the cache, or one
-/// JSON object. With --update it is told instead what the runtime would exchange after a request.
+/// Reads learn files and plans the cache that the hot expert cache (github.com/adrianhoehne/llama.cpp) builds from them: weighting,
+/// packing with an empty expert per layer, up to three lanes (GPUs). Prints one row per layer and the command lines that use the
+/// plan; with -o, one row per expert in the cache, or one JSON object. With --update, prints the experts that the runtime exchanges
+/// after a request.
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Example:\n  moe-analyze plan learn.json --model model.gguf --budget-mib 4096"
+)]
 pub struct Args {
-    /// Learn files of one model, the oldest first; runs, traces and tables are counted. With --update, a live report
+    /// Learn files of one model, the oldest first; runs, traces and tables are counted into learn files. With --update, a live report
     #[arg(required = true, value_name = "FILE")]
     paths: Vec<PathBuf>,
-    /// The model, by which bytes are counted
+    /// Model, a GGUF file: provides the size of each expert
     #[arg(long, value_name = "MODEL.gguf", required_unless_present_any = ["sizes", "update"], conflicts_with = "sizes")]
     model: Option<PathBuf>,
-    /// Bytes of each expert instead of a model: layer,expert,bytes
+    /// Size of each expert instead of a model, as CSV lines layer,expert,bytes
     #[arg(long, value_name = "FILE.csv")]
     sizes: Option<PathBuf>,
     #[command(flatten)]
     import: ImportArgs,
-    /// MiB of the cache; auto (or -1, as in the runtime) takes what the GPU has left; for several lanes a list
+    /// Cache size in MiB, one value per lane; auto (or -1, as in the runtime) uses the free memory of the GPU
     #[arg(
         long,
         value_name = "N|auto[,…]",
         value_delimiter = ',',
         required_unless_present_any = ["budget_bytes", "update"],
-        conflicts_with = "budget_bytes"
+        conflicts_with = "budget_bytes",
+        help_heading = "Budget"
     )]
     budget_mib: Vec<Budget>,
-    /// Bytes of the cache; for several lanes a list
-    #[arg(long, value_name = "N[,…]", value_delimiter = ',')]
+    /// Cache size in bytes, one value per lane
+    #[arg(
+        long,
+        value_name = "N[,…]",
+        value_delimiter = ',',
+        help_heading = "Budget"
+    )]
     budget_bytes: Vec<u64>,
     #[command(flatten)]
-    room: budget::Room,
-    /// How hits become scores: flat, pressure, smooth, time, balanced [default: flat; of gpt-oss, time]
-    #[arg(long, value_name = "MODE")]
+    auto_budget: budget::AutoBudgetArgs,
+    /// Function that computes scores from activations: flat, pressure, smooth, time, balanced [default: flat; for gpt-oss, time]
+    #[arg(long, value_name = "MODE", help_heading = "Ranking")]
     weighting: Option<Weighting>,
-    /// How strongly the times of a layer weigh, 0 to 1 [default: 0.5; of gpt-oss, 1]
-    #[arg(long, value_name = "C")]
+    /// Influence of the layers' times on scores, 0 to 1 [default: 0.5; for gpt-oss, 1]
+    #[arg(long, value_name = "C", help_heading = "Ranking")]
     layer_curve: Option<f64>,
-    /// How several lanes are filled: warm, hot-even, even-split
-    #[arg(long, alias = "device-strategy", value_name = "NAME", default_value_t)]
+    /// Strategy to distribute experts over several lanes: warm, hot-even, even-split
+    #[arg(
+        long,
+        alias = "device-strategy",
+        value_name = "NAME",
+        default_value_t,
+        help_heading = "Ranking"
+    )]
     strategy: Strategy,
-    /// Halve the counts of a file with every N files that come after it
-    #[arg(long, value_name = "N", value_parser = half_life)]
+    /// Halve the weight of a file's counts for every N newer files; N is above 0 [default: no fading]
+    #[arg(long, value_name = "N", value_parser = half_life, help_heading = "Ranking")]
     half_life: Option<f64>,
-    /// Fill the room that is left with experts that were never chosen, in a random order that the seed gives
-    #[arg(long, value_name = "SEED", num_args = 0..=1, require_equals = true, default_missing_value = "7171941")]
+    /// Fill free space with unused experts in random order; SEED is the random seed
+    #[arg(long, value_name = "SEED", num_args = 0..=1, require_equals = true, default_missing_value = "7171941", help_heading = "Ranking")]
     fill_random: Option<u64>,
-    /// Say why an expert is in the cache or not; may be repeated
+    /// Explain why an expert is in the cache or not; can be repeated
     #[arg(long, value_name = "LAYER:EXPERT", value_parser = layer_expert)]
     explain: Vec<(LayerId, ExpertId)>,
-    /// Plan an update of a running cache, given what it holds: a plan (-o json), a learn file cut to one, or a live report
-    #[arg(long, value_name = "CURRENT.json", conflicts_with_all = ["explain", "fill_random", "out"])]
+    /// Plan an update of a running cache with the contents of this file: a plan (-o json), the learn file of --out, or a live report
+    #[arg(long, value_name = "CURRENT.json", conflicts_with_all = ["explain", "fill_random", "out"], help_heading = "Update")]
     update: Option<PathBuf>,
-    /// Share of the cached experts that an update may exchange, 0 to 1
-    #[arg(long, value_name = "R", default_value_t = 1.0, requires = "update")]
+    /// Maximum fraction of the cached experts that an update exchanges, 0 to 1
+    #[arg(
+        long,
+        value_name = "R",
+        default_value_t = 1.0,
+        requires = "update",
+        help_heading = "Update"
+    )]
     update_rate: f64,
-    /// Print the experts in the cache instead of the summary; json holds all
+    /// Print the experts in the cache in this format, instead of the summary; json contains the entire plan
     #[arg(short, long = "output", value_name = "FORMAT")]
     output: Option<Format>,
-    /// Write the learn file, cut to the experts in the cache
+    /// Write a learn file with only the experts in the cache
     #[arg(long, value_name = "FILE.json")]
     out: Option<OutputPath>,
     /// Replace the file of --out if it exists
@@ -101,17 +123,17 @@ fn layer_expert(text: &str) -> Result<(LayerId, ExpertId), ValueError> {
     let parts = text.split_once(':');
     let parsed =
         parts.and_then(|(layer, expert)| Some((layer.parse().ok()?, expert.parse().ok()?)));
-    parsed.ok_or(ValueError::Expected("a layer and an expert as in 3:17"))
+    parsed.ok_or(ValueError::Expected("LAYER:EXPERT, such as 3:17"))
 }
 
-/// How experts are weighed, and what is told of it.
+/// The function that computes scores of experts.
 struct Weighing {
     weighting: Weighting,
     curve: LayerCurve,
 }
 
 impl Weighing {
-    /// What was asked for, or the runtime's defaults for the model.
+    /// Returns the weighting of the options, or the runtime's default for the model.
     fn new(args: &Args, experts: Option<&Experts>, ctx: &Context) -> Weighing {
         let is_gpt_oss = experts.is_some_and(Experts::is_gpt_oss);
         let weighting = args.weighting.unwrap_or(if is_gpt_oss {
@@ -122,8 +144,8 @@ impl Weighing {
         let curve = match args.layer_curve {
             Some(value) => {
                 if !LayerCurve::is_valid(value) {
-                    ctx.remark(format_args!(
-                        "warning: --layer-curve {value} is not from 0 to 1; as in the runtime, 0.5 is taken"
+                    ctx.note(format_args!(
+                        "warning: --layer-curve {value} is out of range (0..=1); like the runtime, using 0.5"
                     ));
                 }
                 LayerCurve::new(value)
@@ -137,18 +159,16 @@ impl Weighing {
     fn rank(&self, learn: &LearnFile) -> anyhow::Result<Vec<Entry>> {
         let observations = learn.observations()?;
         if !is_usable(&observations) {
-            bail!(
-                "the learn file counts no choice of an expert, so there is nothing to plan with; record a longer run"
-            );
+            bail!("the learn file contains no activations; record a longer run");
         }
         Ok(rank(&observations, self.weighting, self.curve))
     }
 }
 
-/// Everything that is told of a plan.
+/// A plan with its inputs.
 struct Planned<'a> {
     args: &'a Args,
-    /// The learn file that holds what the plan was made from.
+    /// The learn file that contains the counts of the plan.
     learn_file: Option<PathBuf>,
     weighing: Weighing,
     experts: Experts,
@@ -169,16 +189,16 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let options = args.import.options(model)?;
     let learn = learn_files::read_learn_files(&args.paths, args.half_life, &options, ctx)?;
     let mut ranking = weighing.rank(&learn)?;
-    leave_out_mtp_head(&mut ranking, options.model.as_ref(), ctx);
+    remove_mtp_head(&mut ranking, options.model.as_ref(), ctx);
     if let Some(current) = &args.update {
         update::run(&args, current, &learn, &ranking, ctx)?;
         return Ok(ExitStatus::Done);
     }
     let Some(experts) = experts else {
-        bail!("neither a model nor sizes; pass --model or --sizes");
+        bail!("expert sizes are missing; pass --model or --sizes");
     };
 
-    let budgets = budget::lanes(&args.budget_mib, &args.budget_bytes, &args.room, ctx)?;
+    let budgets = budget::lanes(&args.budget_mib, &args.budget_bytes, &args.auto_budget, ctx)?;
     let plan = Plan::new(
         &ranking,
         &experts.sizes,
@@ -186,7 +206,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         args.strategy,
         args.fill_random,
     )?;
-    remark_on(&plan, ctx);
+    print_plan_warnings(&plan, ctx);
     if let Some(out) = &args.out {
         write_cut(&plan, &learn, out, args.force, ctx)?;
     }
@@ -205,8 +225,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     Ok(ExitStatus::Done)
 }
 
-/// Leaves out experts of an MTP head, which the runtime does not cache.
-fn leave_out_mtp_head(ranking: &mut Vec<Entry>, model: Option<&Facts>, ctx: &Context) {
+/// Removes experts of an MTP head, which the runtime does not cache.
+fn remove_mtp_head(ranking: &mut Vec<Entry>, model: Option<&Facts>, ctx: &Context) {
     let Some(mtp_head) = model.and_then(Facts::mtp_head) else {
         return;
     };
@@ -214,15 +234,15 @@ fn leave_out_mtp_head(ranking: &mut Vec<Entry>, model: Option<&Facts>, ctx: &Con
     ranking.retain(|entry| !mtp_head.contains(&entry.layer.0.into()));
     let left_out = (n - ranking.len()) as u64;
     if left_out > 0 {
-        ctx.remark(format_args!(
-            "left out: {} of the MTP head, which the runtime does not cache",
+        ctx.note(format_args!(
+            "omitted {} of the MTP head, which the runtime does not cache",
             counted(left_out, "expert")
         ));
     }
 }
 
-/// What a person should know of a plan that is not as it may seem.
-fn remark_on(plan: &Plan, ctx: &Context) {
+/// Prints warnings about a plan.
+fn print_plan_warnings(plan: &Plan, ctx: &Context) {
     let n = |wanted: PlanVerdict| {
         plan.decisions
             .iter()
@@ -231,8 +251,8 @@ fn remark_on(plan: &Plan, ctx: &Context) {
     };
     let unknown = n(PlanVerdict::UnknownSize);
     if unknown > 0 {
-        ctx.remark(format_args!(
-            "warning: {} not in the model; is it another model's?",
+        ctx.note(format_args!(
+            "warning: {} not in the model; check that the learn file is of this model",
             if unknown == 1 {
                 "1 expert of the learn file is".into()
             } else {
@@ -241,14 +261,14 @@ fn remark_on(plan: &Plan, ctx: &Context) {
         ));
     }
     if n(PlanVerdict::Repeated) > 0 {
-        ctx.remark("warning: the learn file has a layer twice; of experts that are in both, the better score counts");
+        ctx.note("warning: the learn file contains a layer twice; of experts in both, the higher score counts");
     }
     if plan.is_empty() {
-        ctx.remark("warning: no expert fits the budget, and each layer needs room for an empty one too; the runtime would switch the cache off");
+        ctx.note("warning: the budget is too small: a layer needs space for an expert and an empty expert; the runtime would disable the cache");
     }
 }
 
-/// Writes the learn file with only the experts in the cache.
+/// Writes a learn file with only the experts in the cache.
 fn write_cut(
     plan: &Plan,
     learn: &LearnFile,
@@ -258,22 +278,22 @@ fn write_cut(
 ) -> anyhow::Result<()> {
     use std::io::Write as _;
 
-    let chosen: std::collections::BTreeSet<(LayerId, ExpertId)> = plan
+    let cached: std::collections::BTreeSet<(LayerId, ExpertId)> = plan
         .selected()
         .map(|(_, selected)| (selected.entry.layer, selected.entry.expert))
         .collect();
-    let cut = learn.filter(|layer, expert| chosen.contains(&(layer, expert)));
-    files::write_whole(out, force, |file| {
+    let cut = learn.filter(|layer, expert| cached.contains(&(layer, expert)));
+    files::write(out, force, |file| {
         Ok(file.write_all(cut.to_json().as_bytes())?)
     })?;
-    ctx.remark(format_args!("wrote {}", out.display()));
+    ctx.note(format_args!("wrote {}", out.display()));
     let filled = plan
         .selected()
         .filter(|(_, selected)| selected.entry.hits == 0)
         .count() as u64;
     if filled > 0 {
-        ctx.remark(format_args!(
-            "{} that fill room have no counts, so the file does not name them",
+        ctx.note(format_args!(
+            "the file does not contain {} that only fill free space, because they have no counts",
             counted(filled, "expert")
         ));
     }

@@ -1,4 +1,4 @@
-//! What is told of a plan.
+//! The output of a plan.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -9,13 +9,13 @@ use moe_placement::{ExpertId, LayerId};
 use serde_json::{Value, json};
 
 use super::Planned;
-use super::command_line::{HotCache, Stock, caveats, hits_by_layer, hot_cache, share};
+use super::command_line::{HotCache, Stock, caveats, fraction, hits_by_layer, hot_cache};
 use crate::output::{self, Format, Table, fixed, human_bytes};
 
-/// Experts of a layer that the summary names.
+/// Maximum number of experts per layer in the summary.
 const N_NAMED: usize = 12;
 
-/// Prints a plan: a summary, rows of its experts, one JSON object, or only what was asked for with --explain.
+/// Prints a plan: a summary, rows of its experts, one JSON object, or the explanations of `--explain`.
 pub fn print(planned: &Planned) -> anyhow::Result<()> {
     output::to_stdout(planned.args.output, |out| match planned.args.output {
         Some(Format::Json) => {
@@ -34,14 +34,14 @@ pub fn print(planned: &Planned) -> anyhow::Result<()> {
     })
 }
 
-/// Share of the choices that fell on experts in the cache.
-fn hit_share(planned: &Planned) -> f64 {
+/// Returns the fraction of activations of experts in the cache, 0 to 1.
+fn hit_rate(planned: &Planned) -> f64 {
     let cached = planned
         .plan
         .selected()
         .map(|(_, selected)| selected.entry.hits);
     let total = planned.ranking.iter().map(|entry| entry.hits);
-    share(
+    fraction(
         cached.fold(0, u64::saturating_add),
         total.fold(0, u64::saturating_add),
     )
@@ -78,14 +78,14 @@ fn write_explanations(
         .column("score", "score", move |explanation| {
             Some(ranked(explanation)?.score)
         })
-        .column("place", "place", move |explanation| {
+        .column("rank", "rank", move |explanation| {
             Some(ranked(explanation)?.place)
         })
-        .column("why", "why", |explanation| explanation.to_string())
+        .column("reason", "reason", |explanation| explanation.to_string())
         .write(out, format)
 }
 
-/// The experts of a layer in a lane.
+/// Experts of a layer in a lane.
 #[derive(Default)]
 struct LayerRow {
     experts: Vec<ExpertId>,
@@ -108,13 +108,13 @@ fn write_summary(out: &mut dyn Write, planned: &Planned) -> io::Result<()> {
     Table::of(&layers)
         .shown("layer", |&(&(layer, _), _)| layer)
         .shown("lane", |&(&(_, lane), _)| lane)
-        .shown("experts", |(_, row)| row.experts.len())
+        .shown("cached experts", |(_, row)| row.experts.len())
         .shown("size (bytes)", |(_, row)| row.bytes)
         .shown("expected hit rate (%)", |((layer, _), row)| {
             let total = hits.get(layer).copied().unwrap_or(0);
-            fixed(100.0 * share(row.hits, total), 1)
+            fixed(100.0 * fraction(row.hits, total), 1)
         })
-        .shown("hottest first", |(_, row)| {
+        .shown("experts, hottest first", |(_, row)| {
             let named: Vec<String> = row
                 .experts
                 .iter()
@@ -133,7 +133,7 @@ fn write_summary(out: &mut dyn Write, planned: &Planned) -> io::Result<()> {
     for (number, lane) in planned.plan.lanes.iter().enumerate() {
         writeln!(
             out,
-            "lane {number}: {} and {} with an empty one, {} of {}",
+            "lane {number}: {}, and an empty expert in each of {}; {} of {}",
             counted(lane.selected.len() as u64, "expert"),
             counted(lane.n_layers() as u64, "layer"),
             human_bytes(lane.used_bytes),
@@ -142,28 +142,28 @@ fn write_summary(out: &mut dyn Write, planned: &Planned) -> io::Result<()> {
     }
     writeln!(
         out,
-        "expected share of hits: {:.1} %, an estimate: what the cache would have hit in the learn file itself",
-        100.0 * hit_share(planned)
+        "expected hit rate: {:.1} % (estimate: in-sample hit rate of the learn file)",
+        100.0 * hit_rate(planned)
     )?;
     let hot_cache = match hot_cache(planned) {
         HotCache::Command(command) => command,
-        HotCache::Empty => "none, as no expert fits".into(),
-        HotCache::Lacking(why) => why.into(),
+        HotCache::Empty => "no command, because no expert fits".into(),
+        HotCache::Unavailable(why) => why.into(),
     };
     writeln!(out, "\nhot cache (llama.cpp fork): {hot_cache}")?;
     for caveat in caveats(planned) {
-        writeln!(out, "  but {caveat}")?;
+        writeln!(out, "  note: {caveat}")?;
     }
     let stock = Stock::new(planned);
     let command = stock.command.as_deref().unwrap_or_else(|why| *why);
-    writeln!(out, "llama.cpp itself: {command}")?;
+    writeln!(out, "upstream llama.cpp: {command}")?;
     writeln!(
         out,
-        "  the experts of {} of {} on the GPU, {}; expected share of hits {:.1} %, an estimate",
+        "  experts of {} of {} on the GPU, {}; expected hit rate {:.1} % (estimate)",
         stock.layers.len(),
         counted(planned.experts.layer_bytes.len() as u64, "layer"),
         human_bytes(stock.bytes),
-        100.0 * stock.hit_share
+        100.0 * stock.hit_rate
     )
 }
 
@@ -196,7 +196,7 @@ fn to_json(planned: &Planned) -> Value {
     let stock = Stock::new(planned);
     let hot_cache = hot_cache(planned);
     let mut caveats = caveats(planned);
-    if let HotCache::Lacking(why) = hot_cache {
+    if let HotCache::Unavailable(why) = hot_cache {
         caveats.insert(0, why);
     }
     json!({
@@ -204,13 +204,13 @@ fn to_json(planned: &Planned) -> Value {
         "layer_curve": weighing.curve.get(),
         "strategy": args.strategy.name(),
         "lanes": lanes.collect::<Vec<_>>(),
-        "estimated_hit_share": hit_share(planned),
+        "estimated_hit_rate": hit_rate(planned),
         "hot_cache": {"command": hot_cache.command(), "caveats": caveats},
         "llama_cpp": {
             "command": stock.command.ok(),
             "layers_on_gpu": stock.layers,
             "expert_bytes_on_gpu": stock.bytes,
-            "estimated_hit_share": stock.hit_share,
+            "estimated_hit_rate": stock.hit_rate,
         },
         "explanations": planned.explanations.iter().map(explanation).collect::<Vec<_>>(),
         "selected": selected.collect::<Vec<_>>(),
@@ -222,7 +222,7 @@ fn explanation(explanation: &Explanation) -> Value {
         "layer": explanation.layer,
         "expert": explanation.expert,
         "cached": explanation.is_in(),
-        "why": explanation.to_string(),
+        "reason": explanation.to_string(),
     });
     if let Some(Ranked {
         hits,
@@ -233,19 +233,19 @@ fn explanation(explanation: &Explanation) -> Value {
     {
         object["hits"] = json!(hits);
         object["score"] = json!(score);
-        object["place"] = json!(place);
-        object["of"] = json!(of);
+        object["rank"] = json!(place);
+        object["n_ranked"] = json!(of);
     }
     match explanation.verdict {
         Some(PlanVerdict::Taken { lane, bytes, cost }) => {
             object["lane"] = json!(lane);
             object["bytes"] = json!(bytes);
-            object["cost"] = json!(cost);
+            object["cost_bytes"] = json!(cost);
         }
         Some(PlanVerdict::NoRoom { lane, cost, free }) => {
             object["lane"] = json!(lane);
-            object["cost"] = json!(cost);
-            object["free"] = json!(free);
+            object["cost_bytes"] = json!(cost);
+            object["free_bytes"] = json!(free);
         }
         _ => {}
     }

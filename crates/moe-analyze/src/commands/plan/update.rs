@@ -1,4 +1,4 @@
-//! `plan --update`: what the runtime would exchange after a request.
+//! `plan --update`: the experts that the runtime exchanges after a request.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::context::Context;
 use crate::json_input;
 use crate::output::{self, Format, Table};
 
-/// Plans the update of the cache in `current` by a live report, and prints it.
+/// Plans the update of the cache in `current` from a live report, and prints it.
 pub fn run(
     args: &Args,
     current: &Path,
@@ -28,16 +28,16 @@ pub fn run(
     let current = Current::read(current, ctx)
         .with_context(|| {
             let path = current.display();
-            format!("{path} is no cache: give what `plan -o json` prints, a learn file cut to a plan, or a live report")
+            format!("{path} does not contain a cache: pass the output of `plan -o json`, a learn file of `plan --out`, or a live report")
         })?;
     let slots = live.layer_slots();
     let mut rate = args.update_rate;
     if slots.is_none() {
-        ctx.remark("warning: the report says that recording is off (`enabled`), so the runtime would exchange nothing");
+        ctx.note("warning: recording is disabled in the report (`enabled`), so the runtime would exchange no expert");
         rate = 0.0;
     }
     if current.n_lanes > 1 {
-        ctx.remark("warning: a cache of several lanes is not updated by the runtime");
+        ctx.note("warning: the runtime does not update a cache with several lanes");
         rate = 0.0;
     }
     let n_expert = live.n_expert().filter(|&n| n > 0).unwrap_or(u64::MAX);
@@ -52,13 +52,13 @@ pub fn run(
     })
 }
 
-/// What a running cache holds.
+/// Contents of a running cache.
 struct Current {
     cache: Cache,
     n_lanes: usize,
 }
 
-/// `plan -o json`.
+/// The part of the output of `plan -o json` that is read.
 #[derive(Deserialize)]
 struct PlanFile {
     selected: Vec<Place>,
@@ -81,7 +81,7 @@ impl Current {
             json_input::parse::<PlanFile>(&text)?.selected
         };
         if places.is_empty() {
-            bail!("it names no expert; give the plan that the cache was built from");
+            bail!("it contains no expert; pass the plan that the cache was built from");
         }
         Ok(Current {
             n_lanes: places
@@ -97,7 +97,7 @@ impl Current {
     }
 }
 
-/// The experts that a learn file cut to a plan names; of a live report, those that served a slot.
+/// Returns the experts in a learn file of `plan --out`, or the experts in a live report that served a slot.
 fn experts_of(file: &LearnFile, ctx: &Context) -> anyhow::Result<Vec<Place>> {
     let layers = file.observations()?;
     let experts = layers.iter().flat_map(|layer| {
@@ -108,8 +108,8 @@ fn experts_of(file: &LearnFile, ctx: &Context) -> anyhow::Result<Vec<Place>> {
     });
     let is_report = experts.clone().any(|(_, expert)| expert.hot > 0);
     if is_report {
-        ctx.remark(
-            "the current cache is taken from hot counts, which do not tell of experts that served nothing; a plan (-o json) tells of all",
+        ctx.note(
+            "the current cache is read from hot counts, which miss cached experts without hits; a plan (-o json) contains all",
         );
     }
     let cached = experts.filter(|(_, expert)| !is_report || expert.hot > 0);
@@ -126,16 +126,16 @@ fn write_exchanges(out: &mut dyn Write, format: Option<Format>, update: &Update)
         .column("layer", "layer", |exchange| exchange.layer)
         .column("evict", "evict", |exchange| exchange.evict)
         .column("add", "add", |exchange| exchange.add)
-        .column("evict_score", "score, evicted", |exchange| {
+        .column("evict_score", "score of evicted", |exchange| {
             exchange.evict_score
         })
-        .column("add_score", "score, added", |exchange| exchange.add_score)
-        .column("gain", "gain", |exchange| exchange.gain())
+        .column("add_score", "score of added", |exchange| exchange.add_score)
+        .column("gain", "gain of score", |exchange| exchange.gain())
         .write(out, format.unwrap_or(Format::Table))?;
     if format.is_none() {
         writeln!(
             out,
-            "\n{} of {} that would better the cache of {}; it served {:.1} % of {}",
+            "\n{} of {} candidates that improve the cache of {}; current hit rate {:.1} % of {}",
             counted(update.exchanges().len() as u64, "exchange"),
             update.candidates.len(),
             counted(update.hot_experts as u64, "expert"),
@@ -146,7 +146,7 @@ fn write_exchanges(out: &mut dyn Write, format: Option<Format>, update: &Update)
     Ok(())
 }
 
-/// The names of the runtime's own answer, and the exchanges.
+/// Returns JSON with the key names of the runtime's response, and the exchanges.
 fn to_json(update: &Update, rate: f64) -> Value {
     let layers: std::collections::BTreeSet<LayerId> = update
         .exchanges()

@@ -6,7 +6,7 @@ use moe_engine::Engine;
 
 use super::prompts::Prompt;
 
-/// Shows the generated text of a single sequence as it comes.
+/// Prints the generated text of a single sequence token by token.
 pub struct Echo<'a> {
     engine: Option<&'a dyn Engine>,
     wrote: bool,
@@ -14,7 +14,7 @@ pub struct Echo<'a> {
 }
 
 impl<'a> Echo<'a> {
-    /// Shows nothing where there are several sequences.
+    /// With several prompts, nothing is printed.
     pub fn new(prompts: &[Prompt], engine: &'a dyn Engine) -> Echo<'a> {
         Echo {
             engine: (prompts.len() == 1).then_some(engine),
@@ -23,7 +23,7 @@ impl<'a> Echo<'a> {
         }
     }
 
-    /// One more token.
+    /// Prints a token.
     pub fn token(&mut self, token: u32) {
         if let Some(engine) = self.engine {
             self.wrote = true;
@@ -31,7 +31,7 @@ impl<'a> Echo<'a> {
         }
     }
 
-    /// The end of the sequence; gives what kept the text from being written. A reader who has gone away is no error.
+    /// Ends the sequence. Returns the first write error; a closed pipe is not an error.
     pub fn end(mut self) -> Option<io::Error> {
         if self.wrote {
             self.write(b"\n");

@@ -1,4 +1,4 @@
-//! The manifest at the start of a run, and where a run lies by default.
+//! The manifest at the start of a run, and the default run directory.
 
 use std::path::Path;
 
@@ -15,10 +15,10 @@ use super::Args;
 use super::prompts::Prompt;
 use crate::recording::{self, argv};
 
-/// Directories that are tried for one time.
+/// Number of directory names to try for one start time.
 const MAX_DEFAULT_DIRS: u32 = 1000;
 
-/// Creates a run in `runs/<time>`, with a number after it while another run has that directory.
+/// Creates a run in `runs/<time>`, or in `runs/<time>-<n>` if the directory exists.
 pub fn create_default(
     create: impl Fn(&Path) -> Result<RunWriter, TraceError>,
 ) -> Result<RunWriter, TraceError> {
@@ -39,7 +39,7 @@ pub fn create_default(
     created
 }
 
-/// The manifest at the start of a run.
+/// Returns the manifest at the start of a run.
 pub fn manifest(
     args: &Args,
     gguf: &Gguf,
@@ -70,7 +70,7 @@ pub fn manifest(
     Ok(manifest)
 }
 
-/// The command line, without the prompt's text unless it is to be kept.
+/// Returns the command line; without `keep_prompt`, the prompt text is replaced.
 fn command(mut argv: Vec<String>, keep_prompt: bool) -> Vec<String> {
     if keep_prompt {
         return argv;
@@ -116,7 +116,7 @@ mod tests {
     use super::command;
 
     #[test]
-    fn the_prompt_is_kept_out_of_the_command_line() {
+    fn replaces_the_prompt_in_the_command_line() {
         let argv = |args: &[&str]| args.iter().map(|s| s.to_string()).collect::<Vec<_>>();
         for (given, hidden) in [
             (

@@ -1,4 +1,4 @@
-//! `record`: runs a model and records which experts every token uses and which bytes that touches.
+//! `record`: runs a model and records the selected experts of every token and the bytes of the file that operations read.
 
 mod echo;
 mod manifest;
@@ -31,92 +31,112 @@ use crate::exit_status::ExitStatus;
 use crate::files::OutputPath;
 use crate::interrupt;
 use crate::model;
-use crate::option_values::{ValueError, at_least, number, whole};
+use crate::option_values::{ValueError, at_least, integer_in, number};
 use crate::output::{self, human_bytes, message};
 use crate::recording;
 
-/// Run a model and record which experts every token uses and which bytes of the file that touches
+/// Run a model and record the experts that each token uses and the bytes that each operation reads
 ///
-/// The generated text of a single sequence goes to stdout. Without --model a small model that is part of this program runs.
+/// Writes a run directory: trace.bin with one or more records per operation, manifest.json, gguf-map.parquet, the computation graphs
+/// and buffer events. Prints the generated text of a single sequence on stdout. Without --model, runs a small embedded model.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  moe-analyze record --out runs/first\n  \
+        moe-analyze record -m model.gguf -p \"The capital of France is\" -n 32 --out runs/france")]
 pub struct Args {
-    /// Model, a GGUF file (any shard of a model in several files) [default: the embedded model]
+    /// Model, a GGUF file (any file of a split model) [default: the embedded model]
     #[arg(short, long, value_name = "FILE")]
     model: Option<PathBuf>,
-    /// What runs the model
+    /// Engine that runs the model
     #[arg(long, value_enum, default_value_t)]
     engine: engine::Kind,
-    /// Text to go on from
-    #[arg(short, long, value_name = "TEXT", conflicts_with_all = ["prompt_file", "prompts"])]
+    /// Prompt text [default: a short built-in prompt]
+    #[arg(short, long, value_name = "TEXT", conflicts_with_all = ["prompt_file", "prompts"], help_heading = "Prompt")]
     prompt: Option<String>,
-    /// Read the prompt from a file, less one newline at its end
-    #[arg(long, value_name = "FILE", conflicts_with = "prompts")]
+    /// File with the prompt text; one newline at the end is removed
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with = "prompts",
+        help_heading = "Prompt"
+    )]
     prompt_file: Option<PathBuf>,
-    /// Many sequences in one run: a line each, {"prompt": "text"} or {"tokens": [1, 2, 3]}, with "n_predict" where it differs
-    #[arg(long, value_name = "FILE.jsonl")]
+    /// File with the prompts of several sequences, one JSON object per line: {"prompt": "text"} or {"tokens": [1, 2, 3]}, with an
+    /// optional "n_predict"
+    #[arg(long, value_name = "FILE.jsonl", help_heading = "Prompt")]
     prompts: Option<PathBuf>,
-    /// Tokens to generate, for each sequence
-    #[arg(short, long, value_name = "N", default_value_t = 64, value_parser = at_least(0u32))]
+    /// Number of tokens to generate per sequence, 0 or more
+    #[arg(short, long, value_name = "N", default_value_t = 64, value_parser = at_least(0u32), help_heading = "Prompt")]
     n_predict: u32,
     /// Run directory to write [default: runs/TIME]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", help_heading = "Output")]
     out: Option<OutputPath>,
-    /// Replace the run directory if it exists
-    #[arg(long)]
+    /// Replace the run directory and the usage file if they exist
+    #[arg(long, help_heading = "Output")]
     force: bool,
-    /// Threads that compute, 1 to 1024 [default: one a core]
-    #[arg(short, long, value_name = "N", value_parser = whole(1..=1024u16))]
+    /// Number of CPU threads, 1 to 1024 [default: number of cores]
+    #[arg(short, long, value_name = "N", value_parser = integer_in(1..=1024u16))]
     threads: Option<u16>,
-    /// Prompt tokens evaluated at once (llama.cpp's ubatch)
-    #[arg(short, long, value_name = "N", default_value_t = 512, value_parser = whole(1u32..=1 << 20))]
+    /// Prompt tokens per forward pass (llama.cpp's ubatch), 1 to 1048576
+    #[arg(short, long, value_name = "N", default_value_t = 512, value_parser = integer_in(1u32..=1 << 20))]
     batch_size: u32,
-    /// Positions that a sequence may have [default: the model's training context]
-    #[arg(short, long, value_name = "N", value_parser = whole(1u32..=1 << 24))]
+    /// Context size in tokens, 1 to 16777216 [default: the model's training context]
+    #[arg(short, long, value_name = "N", value_parser = integer_in(1u32..=1 << 24))]
     ctx_size: Option<u32>,
-    /// Temperature of the choice; 0 takes the most likely token
-    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true, value_parser = temperature)]
+    /// Sampling temperature, 0 or more; 0 selects the most likely token
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true, value_parser = temperature, help_heading = "Sampling (with --temp above 0)")]
     temp: f32,
-    /// Choose among the K most likely tokens alone; 0 = all
-    #[arg(long, value_name = "K", default_value_t = 40)]
+    /// Sample from the K most likely tokens; 0 disables the limit
+    #[arg(
+        long,
+        value_name = "K",
+        default_value_t = 40,
+        help_heading = "Sampling (with --temp above 0)"
+    )]
     top_k: usize,
-    /// Choose among the fewest tokens that together have probability P
-    #[arg(long, value_name = "P", default_value_t = 0.95, allow_negative_numbers = true, value_parser = probability)]
+    /// Sample from the smallest set of tokens with total probability P, 0 to 1; 1 disables the limit
+    #[arg(long, value_name = "P", default_value_t = 0.95, allow_negative_numbers = true, value_parser = probability, help_heading = "Sampling (with --temp above 0)")]
     top_p: f32,
-    /// Choose among tokens at least P times as probable as the best
-    #[arg(long, value_name = "P", default_value_t = 0.05, allow_negative_numbers = true, value_parser = probability)]
+    /// Sample from tokens with at least P times the probability of the most likely token, 0 to 1; 0 disables the limit
+    #[arg(long, value_name = "P", default_value_t = 0.05, allow_negative_numbers = true, value_parser = probability, help_heading = "Sampling (with --temp above 0)")]
     min_p: f32,
-    /// Seed of the choice
-    #[arg(short, long, value_name = "N", default_value_t = 0)]
+    /// Random seed for sampling
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        help_heading = "Sampling (with --temp above 0)"
+    )]
     seed: u64,
-    /// Go on after a token that ends the text
-    #[arg(long)]
+    /// Continue after an end-of-generation token
+    #[arg(long, help_heading = "Prompt")]
     ignore_eos: bool,
-    /// Stop, with a whole run, before trace.bin grows over this size
-    #[arg(long, value_name = "N", value_parser = at_least(1u64))]
+    /// Stop recording before trace.bin exceeds N MiB; the run is complete up to there [default: no limit]
+    #[arg(long, value_name = "N", value_parser = at_least(1u64), help_heading = "Output")]
     max_trace_mib: Option<u64>,
-    /// What to record: everything, the expert operations alone (a tenth of it), or nothing
-    #[arg(long, value_enum, default_value_t)]
+    /// Operations to record
+    #[arg(long, value_enum, default_value_t, help_heading = "Output")]
     trace: TraceMode,
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
     usage: UsageArgs,
-    /// Store the text of the prompts in the manifest
-    #[arg(long)]
+    /// Store the prompt texts in the manifest
+    #[arg(long, help_heading = "Output")]
     keep_prompt: bool,
-    /// Hash the whole model, not its header alone (reads all of it)
-    #[arg(long)]
+    /// Store a hash of the entire model in the manifest, in addition to the hash of its header; reads the entire file
+    #[arg(long, help_heading = "Output")]
     hash_model: bool,
 }
 
 /// Values of `--trace`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 enum TraceMode {
-    /// No run directory is written
+    /// None; no run directory is written
     Off,
-    /// MUL_MAT_ID and ADD_ID
+    /// Expert operations (MUL_MAT_ID and ADD_ID), about a tenth of all records
     Experts,
-    /// Every operation
+    /// All operations
     #[default]
     All,
 }
@@ -221,7 +241,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 
     let gpus = session.gpus();
     for fallbacks in native::fallbacks(&gpus) {
-        ctx.remark(fallbacks);
+        ctx.note(fallbacks);
     }
     let (writer, ended) = session.into_writer();
     failed = failed.or(ended.err());
@@ -241,7 +261,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
 }
 
-/// Reports how the recording ended. `run` is the run directory with its number of records; without a trace there is none.
+/// Reports how the recording ended. `run` is the run directory with its number of records, or `None` without a trace.
 fn outcome(
     ctx: &Context,
     totals: &Totals,
@@ -258,7 +278,7 @@ fn outcome(
         (None, Some((out, records))) => Some((records?, out)),
     };
     for line in totals.summary(recorded).lines() {
-        ctx.remark(line);
+        ctx.note(line);
     }
     if let Some(error) = lost {
         return Err(error).context(match recorded {
@@ -279,7 +299,7 @@ fn outcome(
     }
 }
 
-/// Completes the run directory; gives the number of records.
+/// Completes the run directory and returns the number of records.
 fn finish(
     mut writer: RunWriter,
     totals: &Totals,
@@ -315,7 +335,7 @@ fn sampler_params(args: &Args) -> SamplerParams {
     }
 }
 
-/// Refuses a prompt that cannot run before anything is written.
+/// Rejects an empty prompt or a prompt longer than the context, before anything is written.
 fn check_fit(
     prompts: &[Prompt],
     tokens: &[Vec<u32>],
@@ -332,7 +352,7 @@ fn check_fit(
             },
             _ => continue,
         };
-        return Err(prompt.at_its_place(error.into()));
+        return Err(prompt.with_place(error.into()));
     }
     Ok(())
 }
@@ -352,17 +372,17 @@ fn probability(text: &str) -> Result<f32, ValueError> {
 fn announce(ctx: &Context, args: &Args, records: u64, out: &Path) {
     let size = human_bytes(records.saturating_mul(RECORD_SIZE as u64));
     let limit = match args.max_trace_mib {
-        Some(mib) => format!(", stopping at {mib} MiB"),
+        Some(mib) => format!("; the limit is {mib} MiB"),
         None => String::new(),
     };
-    ctx.remark(format_args!(
-        "recording into {}: at most {}, {size} of trace{limit}",
+    ctx.note(format_args!(
+        "recording to {}: at most {}, {size}{limit}",
         out.display(),
         counted(records, "record")
     ));
 }
 
-/// A bar over the sequences where there are several and somebody looks.
+/// Returns a progress bar over several sequences.
 fn progress(ctx: &Context, sequences: usize) -> ProgressBar {
     if ctx.quiet || sequences < 2 {
         return ProgressBar::hidden();

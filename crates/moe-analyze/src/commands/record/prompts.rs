@@ -1,4 +1,4 @@
-//! What to evaluate: one text, or a file of sequences.
+//! The prompts to run: one text, or a file of sequences.
 
 use std::fs::File;
 use std::io::Read;
@@ -12,13 +12,13 @@ use serde::Deserialize;
 
 use super::Args;
 
-/// The prompt when none is given: one that the embedded model has something to say on.
+/// Default prompt. The embedded model was trained on similar text.
 const DEFAULT: &str = "The kernel driver is responsible for";
 
-/// Larger prompt files are refused: no context holds them.
+/// Maximum size of a prompt file. Larger prompts fit no context.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// Sequences of a file, at most.
+/// Maximum number of sequences in a file.
 const MAX_SEQUENCES: usize = 1 << 17;
 
 /// A sequence to run.
@@ -27,11 +27,11 @@ const MAX_SEQUENCES: usize = 1 << 17;
 pub struct Prompt {
     /// Text of the prompt.
     pub prompt: Option<String>,
-    /// Token ids instead of text, taken as they are.
+    /// Token ids instead of text, not tokenized.
     pub tokens: Option<Vec<u32>>,
-    /// Tokens to generate, where it is not `--n-predict`.
+    /// Tokens to generate, if different from `--n-predict`.
     pub n_predict: Option<u32>,
-    /// File and line that it comes from.
+    /// File and line of the prompt.
     #[serde(skip)]
     place: Option<String>,
 }
@@ -45,8 +45,8 @@ impl Prompt {
         }
     }
 
-    /// An error of this sequence, with its file and line.
-    pub fn at_its_place(&self, error: anyhow::Error) -> anyhow::Error {
+    /// Adds the file and line of this sequence to an error.
+    pub fn with_place(&self, error: anyhow::Error) -> anyhow::Error {
         match &self.place {
             Some(place) => error.context(place.clone()),
             None => error,
@@ -54,7 +54,7 @@ impl Prompt {
     }
 }
 
-/// The sequences that the command line asks for; at least one.
+/// Returns the sequences of the command line, at least one.
 pub fn read(args: &Args) -> anyhow::Result<Vec<Prompt>> {
     if let Some(path) = &args.prompts {
         return lines(&read_text(path)?, &path.display().to_string());
@@ -78,7 +78,7 @@ fn read_text(path: &Path) -> anyhow::Result<String> {
         .with_context(|| format!("cannot read {}", path.display()))?;
     if bytes.len() as u64 > MAX_BYTES {
         bail!(
-            "{} has over {} MiB; split it",
+            "{} is larger than {} MiB; split it",
             path.display(),
             MAX_BYTES >> 20
         );
@@ -91,7 +91,7 @@ fn read_text(path: &Path) -> anyhow::Result<String> {
             .count()
             + 1;
         anyhow!(
-            "{}, line {line}: byte {at} is not UTF-8; prompts are UTF-8 text",
+            "{}, line {line}: byte {at} is not UTF-8; convert the file to UTF-8",
             path.display()
         )
     })
@@ -105,43 +105,43 @@ fn lines(text: &str, file: &str) -> anyhow::Result<Vec<Prompt>> {
         }
         let place = format!("{file}, line {}", i + 1);
         if prompts.len() >= MAX_SEQUENCES {
-            bail!("{place}: the file has more than {MAX_SEQUENCES} sequences; split it");
+            bail!("{place}: the file contains more than {MAX_SEQUENCES} sequences; split it");
         }
         let mut prompt: Prompt = serde_json::from_str(line).map_err(|error| {
             if let Some(value) = non_finite(&error, line.as_bytes()) {
                 return anyhow!(
-                    "{place}: {value} in column {} is not JSON; a line is {FORM}",
+                    "{place}: {value} in column {} is not JSON; write {FORMAT}",
                     error.column()
                 );
             }
             let reason = moe_trace::json::reason(&error);
             anyhow!(
-                "{place}, column {}: {reason}; a line is {FORM}",
+                "{place}, column {}: {reason}; write {FORMAT}",
                 error.column()
             )
         })?;
         if prompt.prompt.is_some() == prompt.tokens.is_some() {
-            bail!("{place}: give either \"prompt\" or \"tokens\": {FORM}");
+            bail!("{place}: a line needs either \"prompt\" or \"tokens\": {FORMAT}");
         }
         prompt.place = Some(place);
         prompts.push(prompt);
     }
     if prompts.is_empty() {
-        bail!("{file}: no sequence in it; a line is {FORM}");
+        bail!("{file}: the file contains no sequence; write lines {FORMAT}");
     }
     Ok(prompts)
 }
 
-/// What a line of `--prompts` is.
-const FORM: &str = r#"{"prompt": "text"} or {"tokens": [ids]}"#;
+/// Format of a line of `--prompts`.
+const FORMAT: &str = r#"{"prompt": "text"} or {"tokens": [ids]}"#;
 
-/// Token ids of every sequence.
+/// Returns the token ids of every sequence.
 pub fn tokenize(prompts: &[Prompt], engine: &dyn Engine) -> anyhow::Result<Vec<Vec<u32>>> {
     let n_vocab = engine.info().n_vocab;
     let one = |prompt: &Prompt| match (&prompt.tokens, &prompt.prompt) {
         (Some(tokens), _) => match tokens.iter().position(|&t| t as usize >= n_vocab) {
             Some(at) => bail!(
-                "token id {} at position {at} is outside the vocabulary of {n_vocab} tokens",
+                "token id {} at position {at} is out of range (0..{n_vocab})",
                 tokens[at]
             ),
             None => Ok(tokens.clone()),
@@ -150,7 +150,7 @@ pub fn tokenize(prompts: &[Prompt], engine: &dyn Engine) -> anyhow::Result<Vec<V
     };
     prompts
         .iter()
-        .map(|prompt| one(prompt).map_err(|e| prompt.at_its_place(e)))
+        .map(|prompt| one(prompt).map_err(|e| prompt.with_place(e)))
         .collect()
 }
 
@@ -164,12 +164,12 @@ mod tests {
         assert_eq!(sequences(MAX_SEQUENCES).unwrap().len(), MAX_SEQUENCES);
         assert_eq!(
             sequences(MAX_SEQUENCES + 1).unwrap_err().to_string(),
-            "f, line 131073: the file has more than 131072 sequences; split it"
+            "f, line 131073: the file contains more than 131072 sequences; split it"
         );
     }
 
     #[test]
-    fn lines_name_what_is_wrong() {
+    fn errors_contain_line_and_reason() {
         let ok = lines(
             "\u{feff}{\"prompt\":\"a\"}\n\n{\"tokens\":[1,2],\"n_predict\":3}\n",
             "f",
@@ -186,8 +186,11 @@ mod tests {
                 "{\"prompt\":\"a\"}\n{\"prompt\":1}",
                 "f, line 2, column 11: 1 instead of a string;",
             ),
-            ("{\"prompt\":\"a\",\"tokens\":[1]}", "line 1: give either"),
-            ("{}", "line 1: give either"),
+            (
+                "{\"prompt\":\"a\",\"tokens\":[1]}",
+                "line 1: a line needs either",
+            ),
+            ("{}", "line 1: a line needs either"),
             ("{\"promt\":\"a\"}", "line 1"),
             (
                 "{\"prompt\":\"a\",\"n_predict\":NaN}",

@@ -10,7 +10,7 @@ use moe_trace::record::RECORD_SIZE;
 
 use crate::output::human_bytes;
 
-/// What all sequences came to.
+/// Totals over all sequences.
 #[derive(Default)]
 pub struct Totals {
     /// Tokens evaluated.
@@ -18,12 +18,12 @@ pub struct Totals {
     time: Duration,
     /// Why the last sequence ended.
     pub stop: Option<Stop>,
-    /// Each of them.
+    /// The sequences that were run.
     pub sequences: Vec<Sequence>,
 }
 
 impl Totals {
-    /// One more sequence.
+    /// Adds a sequence.
     pub fn add(&mut self, generated: Generated, time: Duration) {
         self.tokens.prompt += generated.n_prompt as u64;
         self.tokens.generated += generated.n_generated as u64;
@@ -37,20 +37,19 @@ impl Totals {
         });
     }
 
-    /// Sequences that ended for a reason.
+    /// Returns the number of sequences that ended for this reason.
     fn n_stopped(&self, stop: Stop) -> usize {
         let stopped = name(stop);
         let sequences = self.sequences.iter();
         sequences.filter(|s| s.stopped == stopped).count()
     }
 
-    /// Whether no further sequence is to be run.
+    /// Returns whether the recording stops before the remaining sequences.
     pub fn ended_early(&self) -> bool {
         matches!(self.stop, Some(Stop::Interrupted | Stop::TraceFull))
     }
 
-    /// The result of the run for the person at the terminal; `recorded` is the number of records and the run directory,
-    /// absent where nothing was recorded.
+    /// Returns the summary to print. `recorded` contains the number of records and the run directory, or is `None` without a trace.
     pub fn summary(&self, recorded: Option<(u64, &Path)>) -> String {
         let Tokens {
             prompt,
@@ -72,24 +71,30 @@ impl Totals {
             );
         }
         for (n, why) in [
-            (self.n_stopped(Stop::ContextFull), "the context was full"),
+            (
+                self.n_stopped(Stop::ContextFull),
+                "because the context was full",
+            ),
             (
                 self.n_stopped(Stop::EndOfGeneration),
-                "the model ended the text",
+                "with an end-of-generation token",
             ),
         ] {
             if n > 0 {
-                text += &format!("\n{why} before all tokens were generated in {n} of {sequences}");
+                text += &format!(
+                    "\n{n} of {} ended early {why}",
+                    counted(sequences, "sequence")
+                );
             }
         }
         if self.stop == Some(Stop::TraceFull) {
-            text += "\nstopped at --max-trace-mib; the run is whole up to there";
+            text += "\nstopped at --max-trace-mib; the run is complete up to there";
         }
         text
     }
 }
 
-/// What the manifest calls the end of a sequence.
+/// Returns the manifest's name for the end of a sequence.
 fn name(stop: Stop) -> &'static str {
     match stop {
         Stop::Length => "limit",
@@ -100,7 +105,7 @@ fn name(stop: Stop) -> &'static str {
     }
 }
 
-/// What the manifest says of a run that ended before its time.
+/// Returns the manifest's reason for a run that ended early.
 pub fn reason(stop: Stop) -> Option<&'static str> {
     match stop {
         Stop::Interrupted => Some("interrupted"),
@@ -114,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prints_why_each_sequence_ended() {
+    fn reports_why_sequences_ended_early() {
         let mut totals = Totals::default();
         for (n_generated, stop) in [
             (3, Stop::EndOfGeneration),
@@ -141,8 +146,7 @@ mod tests {
             "{summary}"
         );
         assert!(
-            summary
-                .ends_with("the model ended the text before all tokens were generated in 2 of 3"),
+            summary.ends_with("2 of 3 sequences ended early with an end-of-generation token"),
             "{summary}"
         );
     }

@@ -1,7 +1,7 @@
-//! The expert usage tracer: how often each expert was chosen, told at the end of a run.
+//! The expert usage tracer: prints the activations of each expert at the end of a run.
 //!
-//! Flags, environment variables and messages follow the llama.cpp fork that planned it (ernestuz-b/llama-prefetch.cpp);
-//! the JSON is what that fork's tracer writes. Each (token, layer, expert) counts once, not once a projection.
+//! Options, environment variables, messages and JSON are those of the tracer in ernestuz-b/llama-prefetch.cpp. Each (token, layer,
+//! expert) counts once, not once per projection.
 
 use std::cell::RefCell;
 use std::io::Write as _;
@@ -16,23 +16,23 @@ use crate::expert_usage::{self, LayerUsage, report};
 use crate::files::{self, OutputPath};
 use crate::output::{Format, message};
 
-/// What the tracer tells.
+/// Options of the tracer.
 #[derive(Debug, Default, clap::Args)]
 pub struct UsageArgs {
-    /// Count how often each expert is used and print it [env: LLAMA_EXPERT_TRACE_STATS]
+    /// Print the activations of each expert id, summed over layers [env: LLAMA_EXPERT_TRACE_STATS]
     #[arg(long, help_heading = "Expert usage tracer")]
     expert_trace_stats: bool,
-    /// Print the tensors of every expert as it is used [env: LLAMA_EXPERT_TRACE_NAMES, LLAMA_EXPERT_TRACE_LOGGING]
+    /// Print the tensor names of every expert when it is used [env: LLAMA_EXPERT_TRACE_NAMES, LLAMA_EXPERT_TRACE_LOGGING]
     #[arg(
         long,
         alias = "expert-trace-logging",
         help_heading = "Expert usage tracer"
     )]
     expert_trace_names: bool,
-    /// Print the counts by layer too [env: LLAMA_EXPERT_TRACE_PER_LAYER]
+    /// Print the activations of each expert in each layer, too [env: LLAMA_EXPERT_TRACE_PER_LAYER]
     #[arg(long, help_heading = "Expert usage tracer")]
     expert_trace_per_layer: bool,
-    /// Write the counts to a .json or .csv file
+    /// Write the activations to a file; the extension selects the format: json, csv
     #[arg(
         long,
         env = "LLAMA_EXPERT_TRACE_OUTPUT",
@@ -42,7 +42,7 @@ pub struct UsageArgs {
     expert_trace_output: Option<OutputPath>,
 }
 
-/// Counts of a run, filled by an observer of its session.
+/// The tracer of a run. An observer of its session counts.
 pub struct Usage {
     names: bool,
     stats: bool,
@@ -53,10 +53,10 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// The tracer that flags and environment ask for, if they ask for one.
+    /// Returns the tracer, or `None` if no option and no variable enables it.
     ///
     /// # Errors
-    /// An output that exists, or whose extension names no format.
+    /// The output exists, or its extension selects no format.
     pub fn new(
         args: &UsageArgs,
         n_layer: usize,
@@ -73,10 +73,7 @@ impl Usage {
         let output = args.expert_trace_output.clone();
         if let Some(path) = &output {
             if !matches!(extension(path), Some("json" | "csv")) {
-                bail!(
-                    "{}: the expert usage is written as .json or .csv; name the file so",
-                    path.display()
-                );
+                bail!("{}: the extension must be .json or .csv", path.display());
             }
             files::check_output(path, force)?;
         }
@@ -92,7 +89,7 @@ impl Usage {
         }))
     }
 
-    /// Counts, and prints names if wanted.
+    /// Returns an observer that counts, and prints names if enabled.
     pub fn observer(&self) -> Observer<'static> {
         let (counts, names) = (self.counts.clone(), self.names);
         Box::new(move |routed: &Routed| {
@@ -109,7 +106,7 @@ impl Usage {
         })
     }
 
-    /// Tells the counts: to stderr, to the file.
+    /// Prints the counts to stderr and writes them to the file, as enabled.
     pub fn finish(&self, n_tokens: u64) -> anyhow::Result<()> {
         let counts = self.counts.borrow();
         let layers: Vec<LayerUsage> = (0..)
@@ -123,7 +120,7 @@ impl Usage {
             }
         }
         if let Some(path) = &self.output {
-            files::write_whole(path, self.force, |out| {
+            files::write(path, self.force, |out| {
                 match extension(path) {
                     Some("csv") => expert_usage::write(out, Format::Csv, &layers)?,
                     _ => out.write_all(expert_usage::json(&layers).as_bytes())?,
@@ -143,7 +140,7 @@ fn extension(path: &Path) -> Option<&str> {
     path.extension().and_then(|extension| extension.to_str())
 }
 
-/// Stacked tensors hold all experts: the expert's number stands behind the tensor's name.
+/// Prints the tensor names of an expert. A stacked tensor contains all experts, so the expert id follows the tensor name.
 fn print_names(layer: LayerId, expert: i32) {
     for projection in ["gate", "up", "down"] {
         message::print(format_args!(

@@ -1,4 +1,4 @@
-//! The order of each layer's experts: from counts, from a list, or from which were chosen together.
+//! The order of each layer's experts: by activations, from a list, or by coactivation.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -15,22 +15,22 @@ use crate::json_input;
 use crate::progress::Progress;
 use crate::traces;
 
-/// What the order of experts is read from.
-const FORMS: &str = "give a learn file, which `hotness --out` writes, or a list of experts for each layer, {\"0\": [3, 1, …], …}";
+/// Accepted formats of an order of experts.
+const FORMATS: &str = "pass a learn file, which `hotness --out` writes, or a list of experts for each layer, {\"0\": [3, 1, …], …}";
 
-/// Reads a learn file, whose experts come hottest first, or lists of experts by layer.
+/// Reads the order from a learn file (hottest first) or from lists of experts by layer.
 pub fn from_file(path: &Path, gguf: &Gguf) -> anyhow::Result<ExpertOrders> {
-    let text = bounded::read_json(path).map_err(|error| anyhow!("{error}; {FORMS}"))?;
+    let text = bounded::read_json(path).map_err(|error| anyhow!("{error}; {FORMATS}"))?;
     if matches!(learn::has_schema(&text), Ok(true)) {
         let orders = learn::parse_observations(&text).map_err(anyhow::Error::from);
         return orders
             .and_then(|observations| by_hotness(&observations, gguf))
             .with_context(|| path.display().to_string());
     }
-    json_input::parse(&text).map_err(|error| anyhow!("{}: {error}; {FORMS}", path.display()))
+    json_input::parse(&text).map_err(|error| anyhow!("{}: {error}; {FORMATS}", path.display()))
 }
 
-/// Each layer's experts by how often they were chosen; those that never were come last.
+/// Returns each layer's experts by descending activations; unused experts are last.
 fn by_hotness(layers: &[learn::LayerObservation], gguf: &Gguf) -> anyhow::Result<ExpertOrders> {
     let n_experts = n_experts(gguf);
     let mut counts: BTreeMap<LayerId, Vec<u64>> = BTreeMap::new();
@@ -60,25 +60,25 @@ fn by_hotness(layers: &[learn::LayerObservation], gguf: &Gguf) -> anyhow::Result
     )
 }
 
-/// How often experts of a layer were chosen, and how often each two of them by the same token.
-struct Together {
+/// Activations and coactivations of the experts of a layer.
+struct Coactivation {
+    /// Activations, `[n_expert]`.
     counts: Vec<u64>,
-    /// `(n_expert, n_expert)`
+    /// Tokens that selected both experts, `[n_expert][n_expert]`.
     pairs: Vec<u32>,
 }
 
-/// Pairs of experts of one layer that are counted, at most, all layers together: 512 MiB. 128 layers with 1024 experts have
-/// as many.
+/// Maximum number of pairs of experts in all layers: 512 MiB. 128 layers with 1024 experts reach the limit.
 const MAX_PAIRS: usize = 1 << 27;
 
-/// Each layer's experts in a chain, beginning with the hottest: next comes, of those left, the one
-/// that tokens chose most often together with the one before.
+/// Returns each layer's experts as a chain that starts with the hottest. The next expert is, of the remaining ones, the one that most
+/// tokens selected together with the previous one.
 pub fn by_coactivation(ctx: &Context, trace: &Path, gguf: &Gguf) -> anyhow::Result<ExpertOrders> {
     let n_experts = n_experts(gguf);
     traces::check_run(trace)?;
     let run = Run::open(trace)?;
     check_model(ctx, &run, gguf)?;
-    let mut layers: BTreeMap<LayerId, Together> = BTreeMap::new();
+    let mut layers: BTreeMap<LayerId, Coactivation> = BTreeMap::new();
     let mut n_pairs = 0usize;
     let _progress = Progress::of_run(ctx, &run);
     for operation in run.routing() {
@@ -89,30 +89,30 @@ pub fn by_coactivation(ctx: &Context, trace: &Path, gguf: &Gguf) -> anyhow::Resu
         let (layer, n) = known
             .with_context(|| format!("{}: {}", trace.display(), unknown_layer(head.layer_id)))?;
         let n = n as usize;
-        let together = match layers.entry(layer) {
+        let coactivation = match layers.entry(layer) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => {
                 n_pairs = n_pairs.saturating_add(n.saturating_mul(n));
                 if n_pairs > MAX_PAIRS {
                     bail!(
-                        "layer {layer} has {n} experts: with it the layers of the trace exceed the limit of {MAX_PAIRS} pairs of experts for an order by coactivation; take an order by counts from a learn file"
+                        "layer {layer} has {n} experts: an order by coactivation is limited to {MAX_PAIRS} pairs of experts in all layers; pass a learn file to order by activations"
                     );
                 }
-                entry.insert(Together {
+                entry.insert(Coactivation {
                     counts: vec![0; n],
                     pairs: vec![0; n * n],
                 })
             }
         };
         for token in operation.tokens() {
-            let chosen: Vec<usize> = token.experts().map(|e| e.expert_id.index()).collect();
-            if let Some(&expert) = chosen.iter().find(|&&expert| expert >= n) {
+            let selected: Vec<usize> = token.experts().map(|e| e.expert_id.index()).collect();
+            if let Some(&expert) = selected.iter().find(|&&expert| expert >= n) {
                 bail!("{}: {}", trace.display(), unknown_expert(layer, expert));
             }
-            for &a in &chosen {
-                together.counts[a] += 1;
-                for &b in chosen.iter().filter(|&&b| b != a) {
-                    let pair = &mut together.pairs[a * n + b];
+            for &a in &selected {
+                coactivation.counts[a] += 1;
+                for &b in selected.iter().filter(|&&b| b != a) {
+                    let pair = &mut coactivation.pairs[a * n + b];
                     *pair = pair.saturating_add(1);
                 }
             }
@@ -120,7 +120,7 @@ pub fn by_coactivation(ctx: &Context, trace: &Path, gguf: &Gguf) -> anyhow::Resu
     }
     if layers.is_empty() {
         bail!(
-            "{} has no routing; record a run with the model",
+            "{} contains no routing; record a run with the model",
             trace.display()
         );
     }
@@ -128,30 +128,30 @@ pub fn by_coactivation(ctx: &Context, trace: &Path, gguf: &Gguf) -> anyhow::Resu
         gguf,
         layers
             .iter()
-            .map(|(&layer, together)| (layer, together.chain())),
+            .map(|(&layer, coactivation)| (layer, coactivation.chain())),
     )
 }
 
-/// Refuses a run of another model, whose experts have the same numbers and are others.
+/// Rejects a run of another model.
 fn check_model(ctx: &Context, run: &Run, gguf: &Gguf) -> anyhow::Result<()> {
     let path = run.path.display();
     let header = run.manifest.as_ref().map(|m| m.model.header_xxh3.as_str());
     let Some(found) = header.filter(|header| !header.is_empty()) else {
-        ctx.remark(format_args!(
-            "{path} does not name its model by a header hash, so whether it is a run of this one cannot be checked"
+        ctx.note(format_args!(
+            "warning: {path} contains no header hash of its model, so a run of another model cannot be detected"
         ));
         return Ok(());
     };
     let own = format!("{:016x}", gguf.header_xxh3());
     if !found.eq_ignore_ascii_case(&own) {
         bail!(
-            "{path} is a run of another model (header hash {found}, this one has {own}); record a run of this model"
+            "{path} is a run of another model (header hash {found}, this model has {own}); record a run of this model"
         );
     }
     Ok(())
 }
 
-impl Together {
+impl Coactivation {
     fn chain(&self) -> Vec<ExpertId> {
         let n = self.counts.len();
         let mut left: Vec<usize> = (0..n).collect();
@@ -159,7 +159,7 @@ impl Together {
         while !left.is_empty() {
             let last = chain.last().map(|last| last.index());
             let with_last = |expert: usize| last.map_or(0, |last| self.pairs[last * n + expert]);
-            // Of equals the hotter one, then the lower number.
+            // Of equal experts, the hotter one, then the lower id.
             let next = left.iter().enumerate().max_by_key(|&(_, &expert)| {
                 (
                     with_last(expert),
@@ -174,7 +174,7 @@ impl Together {
     }
 }
 
-/// The orders, with groups kept whole where the model's router chooses groups first.
+/// Returns the orders with groups kept together, for models whose router selects groups first.
 fn grouped(
     gguf: &Gguf,
     orders: impl Iterator<Item = (LayerId, Vec<ExpertId>)>,
@@ -185,7 +185,10 @@ fn grouped(
         .collect())
 }
 
-/// The counts of a layer that the model must have.
+/// Returns the counts of a layer.
+///
+/// # Errors
+/// The model has no such layer.
 fn layer_counts<'a>(
     counts: &'a mut BTreeMap<LayerId, Vec<u64>>,
     n_experts: &BTreeMap<LayerId, u32>,
@@ -199,13 +202,13 @@ fn layer_counts<'a>(
 
 fn unknown_layer(layer: impl std::fmt::Display) -> String {
     format!(
-        "it tells of experts of layer {layer}, where the model has none; is it of another model?"
+        "it contains experts of layer {layer}, in which the model has no experts; pass a file of this model"
     )
 }
 
 fn unknown_expert(layer: LayerId, expert: impl std::fmt::Display) -> String {
     format!(
-        "it tells of expert {expert} of layer {layer}, which the model does not have; is it of another model?"
+        "it contains expert {expert} of layer {layer}, which the model does not have; pass a file of this model"
     )
 }
 
@@ -214,15 +217,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chain_follows_the_company_that_experts_keep() {
-        let mut together = Together {
+    fn chain_follows_coactivation() {
+        let mut coactivation = Coactivation {
             counts: vec![5, 9, 4, 6],
             pairs: vec![0; 16],
         };
         for (a, b, n) in [(1, 2, 3), (2, 0, 2), (1, 3, 1)] {
-            together.pairs[a * 4 + b] = n;
-            together.pairs[b * 4 + a] = n;
+            coactivation.pairs[a * 4 + b] = n;
+            coactivation.pairs[b * 4 + a] = n;
         }
-        assert_eq!(together.chain(), [1, 2, 0, 3].map(ExpertId));
+        assert_eq!(coactivation.chain(), [1, 2, 0, 3].map(ExpertId));
     }
 }

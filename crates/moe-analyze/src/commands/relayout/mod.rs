@@ -1,4 +1,4 @@
-//! `relayout`: a model in a new file, its tensors and experts in another order.
+//! `relayout`: writes a model with its tensors and experts in another order.
 
 mod experts;
 mod verify;
@@ -17,37 +17,40 @@ use crate::files::{self, OutputPath};
 use crate::large_output;
 use crate::output::human_bytes;
 
-/// Write a model anew with its tensors, and the experts inside them, in another order
+/// Write a GGUF model with its tensors, or the experts inside them, in another order
 ///
-/// Every tensor and every key-value stays byte for byte as it was, and the tensor table lists the tensors in the order
-/// of the data, so that llama.cpp loads the new file. A model in several files becomes one.
+/// The new file has the same tensors and key-values, and llama.cpp loads it. A split model becomes one file. Use it to measure how the
+/// order of tensors in the file affects reading.
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Example:\n  moe-analyze relayout model.gguf --order hot-first --hotness learn.json --out hot.gguf --verify"
+)]
 pub struct Args {
-    /// The model, a GGUF file (any shard of a model in several files)
+    /// Model, a GGUF file (any file of a split model)
     model: PathBuf,
-    /// Order of the tensors
+    /// Order of the tensors in the file
     #[arg(long, value_enum, default_value_t = OrderChoice::Numeric)]
     order: OrderChoice,
-    /// How hot each expert is: what `hotness --out` wrote [with --order hot-first]
+    /// Learn file with the hotness of experts for --order hot-first; `hotness --out` writes it
     #[arg(long, value_name = "FILE.json")]
     hotness: Option<PathBuf>,
-    /// Put the experts of each layer in another order, with all that belongs to them. FILE is a learn file (hottest
-    /// first) or {"LAYER": [expert, …]}; `coactivation` sets experts side by side that --trace chose together
+    /// Renumber the experts of each layer, with their router rows. FILE is a learn file (hottest expert first) or
+    /// {"LAYER": [expert, …]}; `coactivation` places experts next to each other that the same tokens of --trace selected
     #[arg(long, value_name = "FILE|coactivation", conflicts_with = "hotness")]
     permute_experts: Option<PathBuf>,
-    /// A run of the model, for `--permute-experts coactivation`
+    /// Run of the model for --permute-experts coactivation
     #[arg(long, value_name = "RUN")]
     trace: Option<PathBuf>,
-    /// The new file
+    /// File to write
     #[arg(long, value_name = "FILE.gguf")]
     out: OutputPath,
-    /// Replace the new file if it exists
+    /// Replace the file of --out if it exists
     #[arg(long)]
     force: bool,
-    /// Read both files back and compare them, and run both and compare their logits; exit 1 if anything differs
+    /// Compare the tensors of both files, run both models and compare their logits; exit with 1 if anything differs
     #[arg(long)]
     verify: bool,
-    /// Text on which both are run
+    /// Prompt text for --verify
     #[arg(
         long,
         value_name = "TEXT",
@@ -59,11 +62,11 @@ pub struct Args {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum OrderChoice {
-    /// As they are read: embeddings, layers by number in order of execution, output
+    /// Order of execution: embeddings, layers by number, output
     Numeric,
-    /// What every token reads, then the experts, each layer's hottest first
+    /// Tensors that every token reads, then the experts, each layer's hottest first
     HotFirst,
-    /// As they are
+    /// Unchanged order
     File,
 }
 
@@ -73,7 +76,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             bail!("--order hot-first needs --hotness FILE.json, which `hotness --out` writes")
         }
         (OrderChoice::Numeric | OrderChoice::File, Some(_)) => bail!(
-            "--hotness goes with --order hot-first; to move experts alone give the file to --permute-experts"
+            "--hotness has no effect without --order hot-first; to reorder only experts, pass the file to --permute-experts"
         ),
         _ => {}
     }
@@ -89,8 +92,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let layout = Layout::new(&gguf, order, &orders)?;
     let size = layout.file_size();
     if gguf.files().len() > 1 {
-        ctx.remark(format_args!(
-            "{} files become one; the split.* keys are left out",
+        ctx.note(format_args!(
+            "merging {} files into one; omitting the split.* keys",
             gguf.files().len()
         ));
     }
@@ -99,20 +102,20 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     })?;
 
     let new = Gguf::open(&args.out)?;
-    ctx.remark(format_args!(
-        "wrote {}: {}, {}; experts changed places in {}",
+    ctx.note(format_args!(
+        "wrote {}: {}, {}; experts reordered in {}",
         args.out.display(),
         counted(new.tensors().len(), "tensor"),
         human_bytes(size),
         counted(layout.n_permuted(), "tensor")
     ));
     if layout.n_permuted() > 0 {
-        ctx.remark(
-            "experts have other numbers in the new file: learn files, plans and traces of the old one no longer fit; record it anew",
+        ctx.note(
+            "experts have other ids in the new file: learn files, plans and traces of the old file do not match; record them again",
         );
     }
-    ctx.remark(format_args!(
-        "the layers, read in order: {} before, {} now",
+    ctx.note(format_args!(
+        "seeks of a forward pass: {} before, {} now",
         seeks(&layer_order(&gguf)),
         seeks(&layer_order(&new))
     ));
@@ -128,9 +131,11 @@ fn expert_orders(ctx: &Context, args: &Args, gguf: &Gguf) -> anyhow::Result<Expe
     match (&args.trace, coactivation) {
         (Some(trace), true) => return experts::by_coactivation(ctx, trace, gguf),
         (None, true) => {
-            bail!("--permute-experts coactivation needs --trace RUN, a run of the model")
+            bail!("--permute-experts coactivation needs a run of the model; add --trace RUN")
         }
-        (Some(_), false) => bail!("--trace is of use with --permute-experts coactivation alone"),
+        (Some(_), false) => bail!(
+            "--trace has no effect without --permute-experts coactivation; add it, or omit --trace"
+        ),
         (None, false) => {}
     }
     match args.hotness.as_ref().or(args.permute_experts.as_ref()) {

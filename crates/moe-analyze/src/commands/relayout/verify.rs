@@ -1,4 +1,4 @@
-//! Whether the new file is the old model: byte by byte, and by what both compute.
+//! Compares the new file with the old model: bytes and logits.
 
 use std::io;
 
@@ -16,14 +16,14 @@ use crate::context::Context;
 use crate::exit_status::ExitStatus;
 use crate::output;
 
-/// Tokens that both models go on for after the prompt.
+/// Tokens that both models generate after the prompt.
 const N_PREDICT: usize = 8;
 
-/// The largest difference of a logit, as a share of the largest logit, that moved experts may make: a softmax over all of
-/// them is summed in another order.
+/// Maximum difference of a logit relative to the largest logit if experts were reordered: the softmax over experts is summed in
+/// another order.
 const TOLERANCE: f32 = 1e-4;
 
-/// Compares the new file with the model, prints what was found, a line each, and tells whether all is well.
+/// Compares the new file with the model, prints the findings, and returns whether they are equal.
 pub fn verify(
     ctx: &Context,
     layout: &Layout,
@@ -37,11 +37,11 @@ pub fn verify(
     found.extend(refusals.map(|refusal| refusal.describe(new)));
     let mut lines = vec![if found.is_empty() {
         format!(
-            "bytes: {} and {} are as they were{}",
+            "bytes: {} and {} are identical{}",
             counted(new.tensors().len(), "tensor"),
             counted(new.metadata().len(), "key"),
             if permuted {
-                ", apart from the experts' new places"
+                ", except for the order of experts"
             } else {
                 ""
             }
@@ -59,8 +59,8 @@ pub fn verify(
             difference.is_within(if permuted { TOLERANCE } else { 0.0 })
         }
         Err(error) => {
-            ctx.remark(format_args!(
-                "the model cannot be run here, so only its bytes were compared: {error}"
+            ctx.note(format_args!(
+                "warning: compared only bytes, because the model cannot run: {error}"
             ));
             true
         }
@@ -75,11 +75,11 @@ pub fn verify(
     })
 }
 
-/// How far the logits of two models are apart.
+/// Difference between the logits of two models.
 struct Difference {
     positions: usize,
     n_vocab: usize,
-    /// Logits whose bits differ.
+    /// Number of logits that are not bit-identical.
     different: usize,
     largest_difference: f32,
     largest_logit: f32,
@@ -93,22 +93,22 @@ impl Difference {
     fn describe(&self) -> String {
         let (positions, n_vocab) = (self.positions, self.n_vocab);
         if self.different == 0 {
-            return format!("logits: identical at {positions} positions of {n_vocab}");
+            return format!("logits: identical ({positions} positions × {n_vocab})");
         }
         format!(
-            "logits: {} of {positions} × {n_vocab} differ, by {:e} at most; the largest logit is {}",
+            "logits: {} of {positions} × {n_vocab} differ, by at most {:e}; the largest logit is {}",
             self.different, self.largest_difference, self.largest_logit
         )
     }
 }
 
-/// Runs both models on the prompt and on what the old one goes on with.
+/// Runs both models on the prompt and on the old model's continuation.
 fn difference(old: &Model, new: &Model, prompt: &str) -> anyhow::Result<Difference> {
     let mut tokens = old.tokenizer().encode(prompt, true, false)?;
     let n_ctx = old.hparams().n_ctx_train;
     tokens.truncate(n_ctx.saturating_sub(N_PREDICT).max(1));
     if tokens.is_empty() {
-        anyhow::bail!("the text of --prompt has no tokens; give another");
+        anyhow::bail!("the text of --prompt has no tokens; pass another text");
     }
     let (expected, continuation) = run(old, &tokens, None)?;
     let (found, _) = run(new, &tokens, Some(&continuation))?;
@@ -132,8 +132,8 @@ fn difference(old: &Model, new: &Model, prompt: &str) -> anyhow::Result<Differen
     Ok(difference)
 }
 
-/// The logits after the prompt and after each token of `continuation`, or, without one, of the
-/// most likely tokens, which are given back.
+/// Returns the logits after the prompt and after each token of `continuation`, and these tokens. Without `continuation`, the most
+/// likely tokens continue.
 fn run(
     model: &Model,
     prompt: &[u32],

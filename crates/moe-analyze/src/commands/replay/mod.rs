@@ -1,4 +1,4 @@
-//! `replay`: the MoE layers of a model with the routing of a trace, measured.
+//! `replay`: measures the MoE layers of a model with the routing of a trace.
 
 mod report;
 
@@ -26,57 +26,61 @@ use crate::exit_status::ExitStatus;
 use crate::files::OutputPath;
 use crate::interrupt;
 use crate::model;
-use crate::option_values::{at_least, whole};
+use crate::option_values::{at_least, integer_in};
 use crate::output::{self, Format};
 use crate::progress::Progress;
 use crate::recording;
 use crate::traces::{self, TraceArgs};
 use report::{Bandwidths, ReplayReport};
 
-/// Run the MoE layers of a model with the routing of a trace, and measure them
+/// Run only the MoE layers of a model, with the routing of a trace, and measure them
 ///
-/// The router and all that is no MoE layer is left out; what follows the router is what `record` runs. Activations are random,
-/// the same for the same --seed. A row for each layer and phase, and one without a layer for all of them: time for a token, bytes of
-/// the chosen experts (each once a batch) and of shared ones, the share of the memory's measured bandwidth, and how many experts
-/// were computed where. A run before the measured ones warms up.
+/// Needs --model. The experts of each token come from the trace instead of the router; attention and dense layers are skipped. Layer
+/// inputs are random. Prints one row per layer and phase, and one row without a layer for all layers: time per token, bytes of the
+/// selected experts (each once per batch) and of shared experts, the fraction of memory bandwidth used, and the number of experts per
+/// device. One warm-up run precedes the measured runs.
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Example:\n  moe-analyze replay runs/first --model model.gguf --device cuda --policy gpu"
+)]
 pub struct Args {
-    /// A run, a trace, a directory of tables, or a trace of another tool that tells the tokens in order
+    /// Run directory, trace.bin, directory of tables, or a trace of another tool with tokens in order
     #[arg(value_name = "TRACE")]
     path: PathBuf,
     #[command(flatten)]
     trace: TraceArgs,
-    /// Threads that compute, 1 to 1024 [default: one a core]
-    #[arg(short, long, value_name = "N", value_parser = whole(1..=1024u16))]
+    /// Number of CPU threads, 1 to 1024 [default: number of cores]
+    #[arg(short, long, value_name = "N", value_parser = integer_in(1..=1024u16))]
     threads: Option<u16>,
-    /// Stop after the pass that the N-th token of the trace is in [default: all]
+    /// Stop after the forward pass that contains the N-th token of the trace [default: entire trace]
     #[arg(long, value_name = "N", value_parser = at_least(1u64))]
     tokens: Option<u64>,
-    /// Prompt tokens computed at once, where the trace does not tell its batches
-    #[arg(short, long, value_name = "N", default_value_t = 512, value_parser = whole(1u32..=1 << 20))]
+    /// Prompt tokens per forward pass if the trace does not contain its batches, 1 to 1048576
+    #[arg(short, long, value_name = "N", default_value_t = 512, value_parser = integer_in(1u32..=1 << 20))]
     batch_size: u32,
-    /// Seed of the activations
+    /// Random seed for the layer inputs
     #[arg(short, long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Measured runs over the trace; times are their mean
+    /// Number of measured runs over the trace, at least 1; times are their mean
     #[arg(short, long, value_name = "N", default_value_t = 3, value_parser = at_least(1u32))]
     repetitions: u32,
-    /// Record one more run over the trace, its expert operations, into a run directory
+    /// Record the expert operations of one more run over the trace to a run directory
     #[arg(long, value_name = "DIR")]
     out: Option<OutputPath>,
-    /// Replace the run directory if it exists
+    /// Replace the run directory of --out if it exists
     #[arg(long)]
     force: bool,
-    #[command(flatten)]
-    device: DeviceArgs,
-    /// Format on stdout
+    /// Format of the rows on stdout
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     output: Format,
+    // Last, because its headings apply to all options after it.
+    #[command(flatten)]
+    device: DeviceArgs,
 }
 
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let Some(path) = args.trace.model() else {
-        bail!("replay computes with the weights of a model; name it with --model FILE.gguf");
+        bail!("replay needs the weights of the model; pass --model FILE.gguf");
     };
     args.device.check()?;
     let gguf = model::open(Some(path))?;
@@ -113,7 +117,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         over_the_trace(&mut replay, &mut report)?;
     }
     let recorded = args.out.as_deref().map_or(Ok(()), |out| {
-        // Not before: until then a run that it replaces is as it was.
+        // Only now, so that a run that it replaces stays unchanged until here.
         let writer = begin_run(&args, out, &gguf, &model, n_threads, replay.devices())?;
         replay.record(Recorder::new(Some(writer)).with_mode(Mode::Experts));
         let ran = over_the_trace(&mut replay, &mut ReplayReport::default());
@@ -124,7 +128,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         }
     });
     for fallbacks in native::fallbacks(&replay.devices().describe()) {
-        ctx.remark(fallbacks);
+        ctx.note(fallbacks);
     }
     let first_gpu = replay.devices().gpus().first();
     let bandwidths = Bandwidths {
@@ -140,7 +144,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     Ok(ExitStatus::Done)
 }
 
-/// The routing of the trace.
+/// Reads the routing of the trace.
 fn read(args: &Args, ctx: &Context) -> anyhow::Result<Routes> {
     args.trace.check(&[&args.path])?;
     let options = args.trace.options()?;
@@ -150,12 +154,17 @@ fn read(args: &Args, ctx: &Context) -> anyhow::Result<Routes> {
     let routes = collector.finish();
     let routes = routes.with_context(|| args.path.display().to_string())?;
     if routes.has_even_weights() {
-        ctx.remark("the trace lacks router weights: all experts of a token weigh the same");
+        ctx.note(
+            "the trace contains no router weights: all experts of a token get the same weight",
+        );
     }
     Ok(routes)
 }
 
-/// Tells which layers are not replayed.
+/// Prints which layers are not replayed.
+///
+/// # Errors
+/// No layer of the trace has experts in the model.
 fn check_layers(model: &Model, routes: &Routes, path: &Path, ctx: &Context) -> anyhow::Result<()> {
     let passes = routes.passes();
     let in_trace: BTreeSet<LayerId> = passes
@@ -167,7 +176,7 @@ fn check_layers(model: &Model, routes: &Routes, path: &Path, ctx: &Context) -> a
     let with_experts: BTreeSet<LayerId> = with_experts.collect();
     if with_experts.is_disjoint(&in_trace) {
         bail!(
-            "no layer of the trace has experts in {}; give the model that it was traced with",
+            "no layer of the trace has experts in {}; pass the model of the trace",
             path.display()
         );
     }
@@ -177,14 +186,14 @@ fn check_layers(model: &Model, routes: &Routes, path: &Path, ctx: &Context) -> a
     };
     let dense = list(&mut in_trace.difference(&with_experts));
     if !dense.is_empty() {
-        ctx.remark(format_args!(
-            "left out: the model has no experts in layer {dense}"
+        ctx.note(format_args!(
+            "warning: not replayed, because the model has no experts there: layer {dense}"
         ));
     }
     let missing = list(&mut with_experts.difference(&in_trace));
     if !missing.is_empty() {
-        ctx.remark(format_args!(
-            "left out: the trace has nothing of layer {missing}"
+        ctx.note(format_args!(
+            "warning: not replayed, because the trace has no routing there: layer {missing}"
         ));
     }
     let mut used = routes.n_expert_used().iter().filter_map(|(&layer, &k)| {
@@ -192,8 +201,8 @@ fn check_layers(model: &Model, routes: &Routes, path: &Path, ctx: &Context) -> a
         Some((layer, k, *own))
     });
     if let Some((layer, k, own)) = used.find(|&(_, k, own)| own > 0 && k != own) {
-        ctx.remark(format_args!(
-            "in layer {layer} a token has {} here, {own} in the model",
+        ctx.note(format_args!(
+            "warning: a token of layer {layer} has {} in the trace but {own} in the model",
             counted(k as u64, "expert")
         ));
     }
@@ -223,7 +232,7 @@ fn begin_run(
     Ok(RunWriter::create(out, manifest, &map, options)?)
 }
 
-/// Completes the run, also where the pass over the trace failed or was interrupted.
+/// Completes the run, also if the pass over the trace failed or was interrupted.
 fn finish_run(
     mut writer: RunWriter,
     ran: anyhow::Result<()>,
@@ -242,15 +251,15 @@ fn finish_run(
     if let Err(error) = ran {
         return Err(recording::failure(error, &dir, records));
     }
-    ctx.remark(format_args!(
-        "recorded {} into {}",
+    ctx.note(format_args!(
+        "recorded {} to {}",
         counted(records?, "record"),
         dir.display()
     ));
     Ok(())
 }
 
-/// Tokens of the layer that routes most, in each phase.
+/// Returns the number of tokens of the layer with the most routed tokens, in each phase.
 fn tokens(routes: &Routes) -> Tokens {
     let mut layers = std::collections::BTreeMap::<LayerId, [u64; 2]>::new();
     for pass in routes.passes() {

@@ -1,4 +1,4 @@
-//! What was measured, as rows.
+//! The table of measurements.
 
 use std::collections::BTreeMap;
 use std::slice;
@@ -11,15 +11,15 @@ use moe_trace::{LayerId, Phase};
 
 use crate::output::Table;
 
-/// Bytes that memories read in a second.
+/// Measured memory bandwidths, bytes/s.
 pub struct Bandwidths {
-    /// The host's.
+    /// CPU memory.
     pub host: f64,
-    /// The GPU's, where there is one.
+    /// Memory of the first GPU.
     pub gpu: Option<f64>,
 }
 
-/// Sums of all repetitions.
+/// Sums over all repetitions.
 #[derive(Debug, Default)]
 pub struct ReplayReport {
     /// By phase and layer.
@@ -48,13 +48,13 @@ impl ReplayReport {
         }
     }
 
-    /// A row for each layer, then one without a layer for all of them; prompt before generated tokens.
+    /// Returns one row per layer, then a row without a layer for all layers, for each phase.
     pub fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
         let mut all = BTreeMap::<Phase, Sums>::new();
         for (&(phase, _), layer) in &self.layers {
             let all = all.entry(phase).or_default();
-            // The last layer may have fewer tokens than the prompt.
+            // The last layer can compute fewer tokens than the prompt has.
             all.batches = all.batches.max(layer.batches);
             all.tokens = all.tokens.max(layer.tokens);
             all.time += layer.time;
@@ -76,7 +76,7 @@ impl ReplayReport {
     }
 }
 
-/// What was measured of a layer, or of all layers, in a phase.
+/// Measurements of a layer, or of all layers, in a phase.
 pub struct Row {
     phase: Phase,
     /// `None`: all layers.
@@ -85,13 +85,13 @@ pub struct Row {
 }
 
 impl Row {
-    /// `n` in a second of the row's time.
+    /// Returns `n` per second of the row's time.
     fn rate(&self, n: u64) -> Option<f64> {
         let rate = n as f64 / self.sums.time.as_secs_f64();
         rate.is_finite().then_some(rate)
     }
 
-    /// The bandwidth of the memory that holds all experts that were computed; `None` if there are several.
+    /// Returns the bandwidth of the memory that contains all computed experts, or `None` if they are in several memories.
     fn bandwidth(&self, bandwidths: &Bandwidths) -> Option<f64> {
         let alone = |lane: u8| {
             let mut others = self.sums.lanes.iter().enumerate();
@@ -105,8 +105,8 @@ impl Row {
     }
 }
 
-/// A table of the rows. Counts are those of one of the `repetitions`; those of the lanes are how many experts were computed where,
-/// by the down product. Tokens per second are of all layers together.
+/// Returns the table of the rows. Counts are per repetition. The counts of lanes are the numbers of experts whose down product each
+/// device computed. Tokens per second are for all layers together.
 pub fn table<'a>(
     rows: &'a [Row],
     repetitions: u32,
@@ -135,7 +135,7 @@ pub fn table<'a>(
         .column("bandwidth_gb_per_s", "memory bandwidth (GB/s)", |row| {
             row.bandwidth(bandwidths).map(|bandwidth| bandwidth / 1e9)
         })
-        .column("bandwidth_share", "share of the bandwidth", |row| {
+        .column("bandwidth_share", "bandwidth used (fraction)", |row| {
             Some(row.rate(row.sums.bytes)? / row.bandwidth(bandwidths)?)
         })
         .column("tokens_per_s", "tokens/s", |row| {

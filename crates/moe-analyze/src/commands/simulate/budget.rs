@@ -1,4 +1,4 @@
-//! Sizes of the cache on the command line.
+//! Cache sizes on the command line.
 
 use std::str::FromStr;
 
@@ -6,17 +6,17 @@ use moe_placement::plan::{MIB, mib_to_bytes};
 
 use crate::option_values::ValueError;
 
-/// The most sizes that a range may give.
+/// Maximum number of sizes in a range.
 const MAX_RANGE: usize = 10_000;
 
-/// One size, or those of a range, in MiB.
+/// One size, or the sizes of a range, in MiB.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Budgets(Vec<u64>);
 
 impl FromStr for Budgets {
     type Err = ValueError;
 
-    /// `A`, `A..B` (doubling) or `A..B+STEP`; B itself is always there.
+    /// Parses `A`, `A..B` (doubling) or `A..B+STEP`. The range includes B.
     fn from_str(text: &str) -> Result<Budgets, ValueError> {
         let expected = ValueError::Expected("integers of MiB: A, A..B or A..B+STEP");
         let number = |text: &str| text.trim().parse::<u64>().map_err(|_| expected.clone());
@@ -45,7 +45,7 @@ impl FromStr for Budgets {
     }
 }
 
-/// All sizes in bytes, ascending, each once; eighths of `total` bytes where none is named, in whole MiB.
+/// Returns the distinct sizes in bytes, ascending. Without sizes, returns eighths of `total` bytes, rounded up to MiB.
 pub fn bytes(named: &[Budgets], total: u64) -> Vec<u64> {
     let named = named.iter().flat_map(|Budgets(mib)| mib);
     let mut bytes: Vec<u64> = named.map(|&mib| mib_to_bytes(mib)).collect();
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_double_or_step_and_hold_both_ends() {
+    fn ranges_double_or_step_and_include_both_ends() {
         let mib = |text: &str| text.parse().map(|Budgets(mib)| mib);
         assert_eq!(mib("250"), Ok(vec![250]));
         assert_eq!(mib("1000..8000"), Ok(vec![1000, 2000, 4000, 8000]));
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_size_there_are_eighths() {
+    fn defaults_to_eighths_of_all_experts() {
         let named = [Budgets(vec![2, 1]), Budgets(vec![2])];
         assert_eq!(bytes(&named, 0), [MIB, 2 * MIB]);
         assert_eq!(

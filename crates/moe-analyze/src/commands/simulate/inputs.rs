@@ -1,4 +1,4 @@
-//! What a simulation is made from: a trace, sizes of experts, a learn file.
+//! Inputs of a simulation: a trace, expert sizes, a learn file, predictions.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,21 +18,20 @@ use crate::experts::{self, Experts};
 use crate::learn_files;
 use crate::traces::{self, TraceArgs};
 
-/// What was read.
+/// Inputs of a simulation.
 pub struct Inputs {
     /// The trace.
     pub batches: Batches,
-    /// What the trace of predictions says, if one was named.
+    /// Predictions of `--predictions`.
     pub predictions: Option<Given>,
-    /// Bytes of the model's tensors without those of the MTP head, where its map is known.
+    /// Size of the model's tensors without the MTP head in bytes, if the map is known.
     pub model_bytes: Option<u64>,
-    /// The learn file's observations, if one was named.
+    /// Observations in the learn file of `--learn`.
     pub learn: Option<Arc<[LayerObservation]>>,
 }
 
 impl Inputs {
-    /// Reads all of it. Sizes are those of the table or the model that is named, else of the run's map, else what the trace
-    /// tells.
+    /// Reads all inputs. Expert sizes come from the table or model of the options, else from the run's map, else from the trace.
     pub fn read(
         path: &Path,
         sizes: Option<&Path>,
@@ -48,12 +47,12 @@ impl Inputs {
         let summary = traces::read(path, &input, &options, &mut collector, ctx)?;
         let n_layer = summary.facts.n_hidden_layer();
         if collector.n_of_mtp_head() > 0 {
-            ctx.remark(format_args!(
-                "left out: {} of experts of the MTP head",
-                counted(collector.n_of_mtp_head(), "selection")
+            ctx.note(format_args!(
+                "omitted {} of experts of the MTP head",
+                counted(collector.n_of_mtp_head(), "activation")
             ));
         }
-        // What goes with the trace must be of its model.
+        // The other inputs must be of the trace's model.
         options.model = Some(summary.facts);
         let named = Experts::read(args.model(), sizes, ctx)?;
         let sizes = match (named, &input) {
@@ -91,7 +90,7 @@ impl Inputs {
     }
 }
 
-/// Bytes of the tensors of a model with `n_layer` hidden layers; the blocks after them are the MTP head.
+/// Returns the size in bytes of the tensors of a model with `n_layer` hidden layers. The blocks after them are the MTP head.
 fn bytes_without_mtp_head(map: &OffsetMap, n_layer: Option<u32>) -> u64 {
     let is_read = |layer: Option<LayerId>| {
         layer.is_none_or(|layer| n_layer.is_none_or(|n| u32::from(layer.0) < n))
@@ -100,7 +99,10 @@ fn bytes_without_mtp_head(map: &OffsetMap, n_layer: Option<u32>) -> u64 {
     rows.map(|row| row.size_bytes).sum()
 }
 
-/// What a learn file observed of the experts that the trace's model has.
+/// Reads the observations of a learn file, without the MTP head.
+///
+/// # Errors
+/// The learn file contains an expert that the trace's model does not have.
 fn read_learn_file(
     path: &Path,
     sizes: &ExpertSizes,
@@ -116,7 +118,7 @@ fn read_learn_file(
         let mut experts = layer.experts.iter().map(|expert| expert.expert);
         if let Some(expert) = experts.find(|&expert| sizes.get(layer.layer, expert).is_none()) {
             bail!(
-                "{}: it counts expert {expert} of layer {}, which the model of the trace does not have; give what is of one model",
+                "{} contains expert {expert} of layer {}, which the model of the trace does not have; pass a learn file of the same model",
                 path.display(),
                 layer.layer
             );
@@ -133,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mtp_head_is_not_read() {
+    fn excludes_the_mtp_head() {
         let raw = Raw::new(3, 1)
             .kv_string("general.architecture", "glm4moe")
             .tensor("token_embd.weight", &[4, 16], F32, 0)

@@ -1,4 +1,4 @@
-//! `simulate`: what a cache of experts would have hit, under which policy, with how many bytes.
+//! `simulate`: hit rates of expert caches by policy and size.
 
 mod budget;
 mod inputs;
@@ -28,23 +28,26 @@ use inputs::Inputs;
 use machine::MachineArgs;
 use prefetch::PrefetchArgs;
 
-/// Simulate caches of experts: hit rates and bytes moved, for every policy and budget
+/// Simulate expert caches on a trace: hit rates and bytes copied by policy and cache size
 ///
-/// A row for each budget and policy: hits of all look-ups and of those of generated tokens, in percent; MiB read for what was
-/// missed; bytes moved, with what was loaded without being asked for; MiB moved beyond Belady's policy; experts evicted. With
-/// --link-gb-s, tokens per second, if nothing overlaps and if loads are hidden as well as can be; with --cpu-expert-us, how
-/// many times those without a cache.
-/// docs/cache-policies.md describes the policies.
+/// Prints one row per cache size and policy: hit rates of all lookups and of decode lookups, MiB read for misses, bytes copied,
+/// regret (MiB copied in excess of Belady's policy) and evictions. With --pcie-gb-s, adds bounds of tokens/s: without any overlap, and
+/// with the best possible overlap of copies. With --cpu-expert-us, adds the speedup over no cache. docs/cache-policies.md describes the
+/// policies.
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  moe-analyze simulate runs/first --budget-mib 256..4096 --policy lru,lfu,belady --plot hits.svg\n  \
+        moe-analyze simulate runs/first --budget-mib 1024 --pcie-gb-s 25 --predictor previous"
+)]
 pub struct Args {
-    /// A run, a trace, a directory of tables, or a trace of another tool that tells the tokens in order
+    /// Run directory, trace.bin, directory of tables, or a trace of another tool with tokens in order
     #[arg(value_name = "TRACE")]
     path: PathBuf,
-    /// Sizes of the cache: numbers, A..B (doubling from A to B) or A..B+STEP [default: eighths of all experts]
+    /// Cache sizes in MiB: numbers, A..B (doubling from A to B) or A..B+STEP [default: eighths of all experts]
     #[arg(long, value_name = "MIB[,…]", value_delimiter = ',')]
     budget_mib: Vec<Budgets>,
-    /// Policies: all, or belady, beladysize, lru, lfu, lfuda, lfru, slru, s3fifo, arc, clock, random; layer and one of them
-    /// for a cache in each layer (layer alone: LRU); static, staticoracle, staticlearn, hotcache
+    /// Cache policies: all, or a list of belady, beladysize, lru, lfu, lfuda, lfru, slru, s3fifo, arc, clock, random; layerNAME for a
+    /// separate cache per layer, such as layerlfu (layer: LRU); static, staticoracle, staticlearn, hotcache
     #[arg(
         long,
         value_name = "NAME[,…]",
@@ -52,28 +55,30 @@ pub struct Args {
         default_value = "belady,lru,lfu,random,layer,layerlfu"
     )]
     policy: Vec<PolicyChoice>,
-    /// Learn file, or anything that `hotness` counts, that staticlearn and hotcache start from
-    #[arg(long, value_name = "FILE")]
+    /// Learn file (or a trace to count) that the policies staticlearn and hotcache start from
+    #[arg(long, value_name = "FILE", help_heading = "Policies")]
     learn: Option<PathBuf>,
-    /// Share of the look-ups that static learns from, before it holds anything
-    #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = share)]
-    first: f64,
-    /// Share of the hot cache that is exchanged after a request, at most
-    #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = share)]
+    /// Fraction of the lookups that the policy static counts before it fills the cache, 0 to 1
+    #[arg(long, value_name = "FRACTION", default_value_t = 0.1, value_parser = fraction, help_heading = "Policies")]
+    train_fraction: f64,
+    /// Maximum fraction of the cache that the policy hotcache exchanges after a request, 0 to 1
+    #[arg(long, value_name = "FRACTION", default_value_t = 0.1, value_parser = fraction, help_heading = "Policies")]
     update_rate: f64,
-    /// Estimate LRU's hits from this share of the experts, for very long traces; half of the 95 % interval is told beside them
-    #[arg(long, value_name = "RATE", value_parser = sample::rate, conflicts_with_all = ["predictor", "predictions", "offload", "link_gb_s"])]
+    /// Estimate the LRU hit rate from this fraction of the experts, above 0 and at most 1, for very long traces; adds the half-width of
+    /// the 95 % confidence interval
+    #[arg(long, value_name = "RATE", value_parser = sample::rate, help_heading = "Policies",
+          conflicts_with_all = ["predictor", "predictions", "offload", "pcie_gb_s"])]
     sample: Option<f64>,
-    /// Seed of random and of --sample
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    /// Random seed for the policy random and for --sample
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Policies")]
     seed: u64,
-    /// Bytes of each expert as CSV, layer,expert,bytes [default: what the trace or --model tells]
+    /// Size of each expert as CSV lines layer,expert,bytes [default: from the trace or --model]
     #[arg(long, value_name = "FILE.csv", conflicts_with = "model")]
     sizes: Option<PathBuf>,
-    /// How rows are printed
+    /// Format of the rows on stdout
     #[arg(short, long = "output", value_name = "FORMAT", default_value = "table")]
     output: Format,
-    /// Draw hit rates against budgets; the extension chooses: png, svg
+    /// Plot hit rates by cache size; the extension selects the format: png, svg
     #[arg(long, value_name = "FILE.png|svg")]
     plot: Option<OutputPath>,
     /// Replace the file of --plot if it exists
@@ -83,14 +88,15 @@ pub struct Args {
     trace: TraceArgs,
     #[command(flatten)]
     machine: MachineArgs,
-    /// Print instead, by size of a batch, what its experts take on the CPU, and on the GPU after they were copied there
-    #[arg(long, requires = "cpu_expert_us", conflicts_with_all = ["plot", "predictor", "predictions", "policy", "budget_mib"])]
+    /// Print, instead of caches, one row per batch size: time of its experts on the CPU, and on the GPU including H2D copies
+    #[arg(long, requires = "cpu_expert_us", help_heading = "Speed model (use measured values)",
+          conflicts_with_all = ["plot", "predictor", "predictions", "policy", "budget_mib"])]
     offload: bool,
     #[command(flatten)]
     prefetch: PrefetchArgs,
 }
 
-/// What is named on the command line.
+/// A value of `--policy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PolicyChoice {
     All,
@@ -108,9 +114,9 @@ impl std::str::FromStr for PolicyChoice {
     }
 }
 
-fn share(text: &str) -> Result<f64, ValueError> {
-    number(text, "a number from 0 to 1", |share| {
-        (0.0..=1.0).contains(share)
+fn fraction(text: &str) -> Result<f64, ValueError> {
+    number(text, "a number from 0 to 1", |fraction| {
+        (0.0..=1.0).contains(fraction)
     })
 }
 
@@ -122,7 +128,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let policies = policies(&args, ctx)?;
     let lru = PolicyName::Shared(Online::Lru);
     if args.sample.is_some() && policies != [lru] {
-        bail!("--sample estimates lru alone; give --policy lru");
+        bail!("--sample supports only the policy lru; pass --policy lru");
     }
     let inputs = Inputs::read(
         &args.path,
@@ -136,25 +142,25 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let machine = args.machine.machine();
     let offload = machine.and_then(|machine| Offload::new(batches, &machine));
     if let Some(offload) = &offload {
-        offload::remark(offload, ctx);
+        offload::print_crossover(offload, ctx);
     }
     if args.offload {
-        let offload = offload.context("the trace chooses no experts")?;
+        let offload = offload.context("the trace contains no selected experts")?;
         output::to_stdout(args.output, |stdout| {
             offload::print(&offload, stdout, args.output)
         })?;
         return Ok(ExitStatus::Done);
     }
     let budgets = budget::bytes(&args.budget_mib, batches.experts().total_bytes());
-    report::remark(&inputs, &budgets, &policies, ctx);
+    report::print_notes(&inputs, &budgets, &policies, ctx);
 
     let options = SimulateOptions {
         learn: inputs.learn,
-        first: args.first,
+        first: args.train_fraction,
         update_rate: args.update_rate,
         seed: args.seed,
     };
-    if let (true, Some(machine)) = (args.prefetch.is_asked(), machine) {
+    if let (true, Some(machine)) = (args.prefetch.is_given(), machine) {
         let how = args.prefetch.prefetch(&machine, batches, ctx)?;
         let plan = prefetch::Plan {
             batches,
@@ -187,7 +193,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         return Ok(ExitStatus::Done);
     }
 
-    // Regret is against Belady's policy, asked for or not.
+    // Regret needs Belady's policy, even if it is not printed.
     let mut simulated = policies.clone();
     if !simulated.contains(&PolicyName::Belady) {
         simulated.push(PolicyName::Belady);
@@ -206,12 +212,12 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         policies: &policies,
         machine,
     };
-    results.remark(ctx);
+    results.print_notes(ctx);
     output::to_stdout(args.output, |stdout| results.print(stdout, args.output))?;
     Ok(ExitStatus::Done)
 }
 
-/// The policies that are named, each once, in their order.
+/// Returns the policies of `--policy` in their order, without duplicates.
 fn policies(args: &Args, ctx: &Context) -> anyhow::Result<Vec<PolicyName>> {
     let mut policies: Vec<PolicyName> = Vec::new();
     for choice in &args.policy {
@@ -222,9 +228,9 @@ fn policies(args: &Args, ctx: &Context) -> anyhow::Result<Vec<PolicyName>> {
         for policy in named {
             if policy.needs_learn_file() && args.learn.is_none() {
                 if *choice != PolicyChoice::All {
-                    bail!("{policy} starts from a learn file; name one with --learn");
+                    bail!("{policy} needs a learn file; pass --learn");
                 }
-                ctx.remark(format_args!("{policy} is left out: it needs --learn"));
+                ctx.note(format_args!("omitted {policy}, because it needs --learn"));
             } else if !policies.contains(&policy) {
                 policies.push(policy);
             }
@@ -243,11 +249,11 @@ fn draw(
     let source = args.path.file_name().unwrap_or(args.path.as_os_str());
     let figure = curves(&source.to_string_lossy(), policies, rows);
     files::commit(vec![figure.prepare(plot, args.force)?])?;
-    ctx.remark(format_args!("drew {}", plot.display()));
+    ctx.note(format_args!("wrote {}", plot.display()));
     Ok(())
 }
 
-/// Hit rates of generated tokens, or of all where the trace does not tell them.
+/// Returns the plot of decode hit rates, or of all hit rates if the trace does not contain phases.
 fn curves(source: &str, policies: &[PolicyName], rows: impl Iterator<Item = Row>) -> Figure {
     let rows: Vec<Row> = rows.collect();
     let is_decode = rows
@@ -264,15 +270,15 @@ fn curves(source: &str, policies: &[PolicyName], rows: impl Iterator<Item = Row>
         });
         Line::new(policy.to_string(), points.collect())
     });
-    let look_ups = if is_decode {
-        "look-ups of generated tokens"
+    let lookups = if is_decode {
+        "lookups of generated tokens"
     } else {
-        "all look-ups"
+        "all lookups"
     };
     let highest = rows.iter().map(|row| row.budget).max().unwrap_or(0);
     Chart {
         title: "Hit rate of an expert cache".into(),
-        subtitle: format!("{source}: {look_ups}"),
+        subtitle: format!("{source}: {lookups}"),
         x: Axis::integers("cache size (MiB)", 0.0, highest as f64 / MIB as f64),
         y: Axis::numbers("hit rate (%)", 0.0, 100.0),
         lines: lines.collect(),
@@ -280,8 +286,9 @@ fn curves(source: &str, policies: &[PolicyName], rows: impl Iterator<Item = Row>
     .figure()
 }
 
-/// LRU and its like forget everything below a token's cycle of layers.
-fn goes_by_last_use(policy: PolicyName) -> bool {
+/// Returns whether a policy evicts by recency. Such a cache has no hits across tokens if it is smaller than the experts of one token in
+/// all layers.
+fn evicts_by_recency(policy: PolicyName) -> bool {
     matches!(
         policy,
         PolicyName::Shared(Online::Lru | Online::Clock | Online::Slru | Online::S3Fifo)

@@ -1,4 +1,4 @@
-//! The offload crossover: rows of batches, and the line that names it.
+//! The offload crossover: the batch size from which copying experts to the GPU is faster than the CPU.
 
 use std::io::{self, Write};
 
@@ -8,10 +8,10 @@ use super::report::rounded;
 use crate::context::Context;
 use crate::output::{Format, Table};
 
-/// The largest batch of the table; llama.cpp's batches hold 512 to 4096 tokens.
+/// Largest batch of the table. llama.cpp's batches have 512 to 4096 tokens.
 const MAX_ROW: u64 = 4096;
 
-/// Prints a row for each power of two.
+/// Prints one row per power of two.
 pub fn print(offload: &Offload, out: &mut dyn Write, format: Format) -> io::Result<()> {
     let sizes = std::iter::successors(Some(1u64), |n| Some(2 * n));
     let sizes = sizes.take_while(|&n| n <= MAX_ROW);
@@ -38,36 +38,36 @@ fn faster(time: &BatchTime) -> &'static str {
     if time.offload_max_s() <= time.cpu_s {
         "gpu"
     } else if time.offload_min_s() <= time.cpu_s {
-        "gpu if copies are hidden"
+        "gpu_if_overlapped"
     } else {
         "cpu"
     }
 }
 
-/// Tells from which batch on copying is faster, and what llama.cpp should be told.
-pub fn remark(offload: &Offload, ctx: &Context) {
+/// Prints the crossover and the setting of llama.cpp that uses it.
+pub fn print_crossover(offload: &Offload, ctx: &Context) {
     let hidden = offload.crossover(BatchTime::offload_min_s);
     let serial = offload.crossover(BatchTime::offload_max_s);
     match (hidden, serial) {
         (_, Some(serial)) => {
             let hidden = match hidden {
                 Some(hidden) if hidden < serial => {
-                    format!(" (from {hidden} on if copies are hidden)")
+                    format!(" ({hidden} tokens if copies are hidden)")
                 }
                 _ => String::new(),
             };
-            ctx.remark(format_args!(
-                "copying a batch's experts to the GPU is faster than computing them on the CPU from a batch of {serial} on{hidden}; \
-                 llama.cpp does so from 32 on unless GGML_OP_OFFLOAD_MIN_BATCH={serial} is set"
+            ctx.note(format_args!(
+                "copying experts to the GPU is faster than computing on the CPU for batches of at least {serial} tokens{hidden}; \
+                 set GGML_OP_OFFLOAD_MIN_BATCH={serial} for llama.cpp, whose default is 32"
             ));
         }
-        (Some(hidden), None) => ctx.remark(format_args!(
-            "copying a batch's experts to the GPU is faster than computing them on the CPU only if copies are hidden, from a \
-             batch of {hidden} on; llama.cpp copies from 32 on (GGML_OP_OFFLOAD_MIN_BATCH)"
+        (Some(hidden), None) => ctx.note(format_args!(
+            "copying experts to the GPU is faster than computing on the CPU only if copies are hidden, for batches of at least \
+             {hidden} tokens; llama.cpp copies for at least 32 (GGML_OP_OFFLOAD_MIN_BATCH)"
         )),
-        (None, None) => ctx.remark(format_args!(
-            "copying a batch's experts to the GPU is not faster than computing them on the CPU for any batch up to {MAX_BATCH}; \
-             llama.cpp copies from 32 on (GGML_OP_OFFLOAD_MIN_BATCH)"
+        (None, None) => ctx.note(format_args!(
+            "copying experts to the GPU is not faster than computing on the CPU for any batch of up to {MAX_BATCH} tokens; \
+             llama.cpp copies for at least 32 (GGML_OP_OFFLOAD_MIN_BATCH)"
         )),
     }
 }

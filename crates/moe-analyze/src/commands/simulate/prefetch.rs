@@ -1,4 +1,4 @@
-//! Predictors beside a cache, on the command line.
+//! Options and rows of prefetching into a cache.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -15,60 +15,65 @@ use crate::option_values::not_negative;
 use crate::output::{Format, Table};
 use crate::progress::Progress;
 
-/// Which predictors, and what they are asked for.
+/// Options of prefetching.
 #[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Prefetching")]
 pub struct PrefetchArgs {
-    /// Prefetch what these predict, and tell what became of it: previous, hottest, markov, coactivation
+    /// Prefetch with these predictors and count timely, late, missed and wasted copies: previous, hottest, markov, coactivation
     #[arg(
         long,
         value_name = "NAME[,…]",
         value_delimiter = ',',
-        requires = "link_gb_s"
+        requires = "pcie_gb_s"
     )]
     predictor: Vec<PredictorName>,
-    /// Prefetch what a trace of predictions names: its n-th generated token in a layer is what is predicted for that one
+    /// Trace with predicted experts to prefetch: the experts of its n-th generated token in a layer are the prediction for the n-th
+    /// generated token in that layer
     #[arg(
         long,
         value_name = "TRACE",
-        requires = "link_gb_s",
+        requires = "pcie_gb_s",
         conflicts_with = "plot"
     )]
     predictions: Option<PathBuf>,
-    /// Layers from a choice to the layer that is predicted then
+    /// Number of layers between a prediction and the predicted layer, from 1 to the number of layers minus 1
     #[arg(long, value_name = "N", default_value_t = 1)]
     depth: usize,
-    /// Experts to predict [default: as many as the layer before chose]
+    /// Number of experts to predict per layer [default: number of experts that the previous layer selected]
     #[arg(long, value_name = "N")]
     n_predict: Option<usize>,
-    /// Time that each layer works, in which experts can come [default: each layer's own, from the trace's times]
+    /// Compute time of each layer in µs, during which copies are hidden [default: from the trace's timestamps]
     #[arg(long, value_name = "µS", value_parser = not_negative)]
     window_us: Option<f64>,
 }
 
-/// What is simulated.
+/// The caches to simulate.
 pub struct Plan<'a> {
     /// The trace.
     pub batches: &'a Batches,
-    /// Sizes of the cache, bytes.
+    /// Cache sizes in bytes.
     pub budgets: &'a [u64],
-    /// Its policies.
+    /// Cache policies.
     pub policies: &'a [PolicyName],
-    /// What policies are made from.
+    /// Inputs of the policies.
     pub setting: &'a Setting,
 }
 
 impl PrefetchArgs {
-    /// Whether something is to be predicted.
-    pub fn is_asked(&self) -> bool {
+    /// Returns whether a predictor or predictions are given.
+    pub fn is_given(&self) -> bool {
         !self.predictor.is_empty() || self.predictions.is_some()
     }
 
-    /// The trace of predictions.
+    /// Returns the path of `--predictions`.
     pub fn predictions(&self) -> Option<&Path> {
         self.predictions.as_deref()
     }
 
-    /// How to prefetch; what is not named, the trace must tell.
+    /// Returns the parameters of prefetching. Compute times that are not given come from the trace.
+    ///
+    /// # Errors
+    /// `--depth` is out of range, or the trace contains no times.
     pub fn prefetch(
         &self,
         machine: &Machine,
@@ -78,7 +83,7 @@ impl PrefetchArgs {
         let n_layer = batches.experts().n_layer();
         if self.depth == 0 || self.depth >= n_layer {
             bail!(
-                "--depth {}: predictions are for 1 to {} layers ahead",
+                "--depth {} is out of range (1..={})",
                 self.depth,
                 n_layer.saturating_sub(1)
             );
@@ -89,8 +94,8 @@ impl PrefetchArgs {
                 let us = |seconds: f64| rounded(1e6 * seconds, 1);
                 let least = windows.iter().copied().fold(f64::INFINITY, f64::min);
                 let most = windows.iter().copied().fold(0.0, f64::max);
-                ctx.remark(format_args!(
-                    "layers work for {} to {} µs by the trace's times, {} µs a token",
+                ctx.note(format_args!(
+                    "compute time per layer from the trace's timestamps: {} to {} µs, {} µs/token",
                     us(least),
                     us(most),
                     us(windows.iter().sum())
@@ -98,7 +103,9 @@ impl PrefetchArgs {
                 windows.to_vec()
             }
             (None, None) => {
-                bail!("the trace has no times; tell with --window-us how long a layer works")
+                bail!(
+                    "the trace contains no timestamps; pass the compute time of a layer with --window-us"
+                )
             }
         };
         Ok(Prefetch {
@@ -110,7 +117,7 @@ impl PrefetchArgs {
         })
     }
 
-    /// A row for each budget, policy and predictor, and one without prediction.
+    /// Returns one row per cache size, policy and predictor, and one row without prediction.
     pub fn rows(
         &self,
         plan: &Plan,
@@ -134,7 +141,7 @@ impl PrefetchArgs {
                         .map(|name| (name.to_string(), name.predictor(experts, how.depth))),
                 );
                 if let Some(given) = given {
-                    predictors.push(("given".into(), Box::new(given.clone())));
+                    predictors.push(("predictions".into(), Box::new(given.clone())));
                 }
                 for (predictor, mut predicts) in predictors {
                     let mut cache = plan.setting.policy(policy, experts, budget)?;
@@ -153,7 +160,7 @@ impl PrefetchArgs {
     }
 }
 
-/// What a cache and a predictor do together.
+/// Results of a cache with a predictor.
 pub struct Row {
     budget: u64,
     policy: PolicyName,
@@ -161,11 +168,11 @@ pub struct Row {
     result: Prefetched,
 }
 
-/// Prints a row for each of them; `tokens` were generated.
+/// Prints the rows. `tokens` is the number of generated tokens.
 pub fn print(out: &mut dyn Write, format: Format, rows: &[Row], tokens: u64) -> io::Result<()> {
     let tokens = tokens as f64;
     Table::of(rows)
-        .column("budget_mib", "budget (MiB)", |row| row.budget / MIB)
+        .column("budget_mib", "cache size (MiB)", |row| row.budget / MIB)
         .column("policy", "policy", |row| row.policy.to_string())
         .column("predictor", "predictor", |row| row.predictor.as_str())
         .column("hit_pct_decode", "hit rate, decode (%)", |row| {

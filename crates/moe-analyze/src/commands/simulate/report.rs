@@ -1,4 +1,4 @@
-//! Rows and remarks.
+//! Rows and notes.
 
 use std::io::{self, Write};
 
@@ -11,23 +11,23 @@ use super::inputs::Inputs;
 use crate::context::Context;
 use crate::output::{Format, Table};
 
-/// Results for each budget and policy.
+/// Results for each cache size and policy.
 pub struct Results<'a> {
-    /// What the trace's tokens need.
+    /// Tokens and bytes of the trace.
     pub needs: Needs,
-    /// Results; Belady's for each budget are there, asked for or not.
+    /// Results, which include Belady's policy for each cache size.
     pub rows: &'a [Row],
-    /// What was asked for.
+    /// Policies to print.
     pub policies: &'a [PolicyName],
-    /// Whose speed is told.
+    /// Machine of the speed bounds.
     pub machine: Option<Machine>,
 }
 
 impl Results<'_> {
-    /// Prints a row for each budget and policy that was asked for. The first five columns are those of published curves.
+    /// Prints one row per cache size and policy. The first five columns are those of published curves.
     pub fn print(&self, out: &mut dyn Write, format: Format) -> io::Result<()> {
         let table = Table::of(self.wanted())
-            .column("budget_mib", "budget (MiB)", |row| row.budget / MIB)
+            .column("budget_mib", "cache size (MiB)", |row| row.budget / MIB)
             .column("policy", "policy", |row| row.policy.to_string())
             .column("hit_pct_cum", "hit rate (%)", |row| {
                 rounded(row.outcome.hit_pct_cum(), 3)
@@ -43,7 +43,7 @@ impl Results<'_> {
             })
             .column("regret_mib", "regret (MiB)", |row| self.regret_mib(row))
             .column("evictions", "evictions", |row| row.outcome.evictions)
-            .column("look_ups", "look-ups", |row| {
+            .column("lookups", "lookups", |row| {
                 row.outcome.look_ups.iter().sum::<u64>()
             })
             .column("hits", "hits", |row| row.outcome.hits.iter().sum::<u64>());
@@ -53,8 +53,8 @@ impl Results<'_> {
         }
     }
 
-    /// Adds the bounds of the speed, the share of the memory's bandwidth if that is known, and, if the CPU's times are known, how
-    /// many times the speed without a cache it is: with nothing overlapped in either, and with all overlapped in both.
+    /// Adds bounds of tokens/s; the percentage of memory bandwidth used, if the bandwidth is known; and, if the CPU's times are known,
+    /// the speedup over no cache, without any overlap in both cases and with full overlap in both cases.
     fn with_speed<'a, I: Iterator<Item = &'a Row> + Clone>(
         &'a self,
         machine: &'a Machine,
@@ -92,7 +92,7 @@ impl Results<'_> {
         table
     }
 
-    /// MiB copied beyond Belady's policy.
+    /// Returns the MiB copied in excess of Belady's policy.
     fn regret_mib(&self, row: &Row) -> Option<f64> {
         let mut same = self.rows.iter().filter(|other| other.budget == row.budget);
         let best = same.find(|other| other.policy == PolicyName::Belady)?;
@@ -105,9 +105,9 @@ impl Results<'_> {
         rows.filter(|row| self.policies.contains(&row.policy))
     }
 
-    /// Tells the speed without a cache, and which caches are not worth having.
-    pub fn remark(&self, ctx: &Context) {
-        self.remark_rows("no hits", ctx, |row| {
+    /// Prints the speed without a cache, and the caches that have no hits or do not pay off.
+    pub fn print_notes(&self, ctx: &Context) {
+        self.note_caches("no hits", ctx, |row| {
             let [_, generated, _] = row.outcome.look_ups;
             generated > 0 && row.outcome.hits[1] == 0
         });
@@ -116,29 +116,29 @@ impl Results<'_> {
         let (Some(machine), Some(without)) = (machine, without) else {
             return;
         };
-        ctx.remark(format_args!(
+        ctx.note(format_args!(
             "without a cache, all experts on the CPU: {} to {} tokens/s",
             rounded(without.tokens_s_min, 3),
             rounded(without.tokens_s_max, 3)
         ));
-        self.remark_rows("not worth having", ctx, |row| {
+        self.note_caches("no speedup over no cache", ctx, |row| {
             let speed = machine.speed(&self.needs, row);
             speed.is_some_and(|speed| speed.is_no_better_than(&without))
         });
     }
 
-    /// Tells the caches of which something holds.
-    fn remark_rows(&self, what: &str, ctx: &Context, is_meant: impl Fn(&Row) -> bool) {
+    /// Prints the caches that satisfy `is_meant`.
+    fn note_caches(&self, what: &str, ctx: &Context, is_meant: impl Fn(&Row) -> bool) {
         let rows: Vec<&Row> = self.wanted().filter(|row| is_meant(row)).collect();
         if rows.len() > 1 && rows.len() == self.wanted().count() {
-            ctx.remark(format_args!("{what}: any of these caches"));
+            ctx.note(format_args!("{what}: all of these caches"));
             return;
         }
-        // Rows of a budget come together.
+        // Rows of a cache size are consecutive.
         for rows in rows.chunk_by(|a, b| a.budget == b.budget) {
             let policies: Vec<String> = rows.iter().map(|row| row.policy.to_string()).collect();
             let mib = rows[0].budget / MIB;
-            ctx.remark(format_args!("{what} at {mib} MiB: {}", policies.join(", ")));
+            ctx.note(format_args!("{what} at {mib} MiB: {}", policies.join(", ")));
         }
     }
 }
@@ -147,21 +147,21 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / MIB as f64
 }
 
-/// The number with so many digits behind the point.
+/// Returns the number rounded to `digits` decimal places.
 pub fn rounded(value: f64, digits: usize) -> f64 {
-    // As printing rounds, not as multiplication would.
+    // Rounds like printing does; multiplication would differ for ties.
     format!("{value:.digits$}").parse().unwrap_or(value)
 }
 
-/// Tells what was read, and what the figures do not say of themselves.
-pub fn remark(inputs: &Inputs, budgets: &[u64], policies: &[PolicyName], ctx: &Context) {
+/// Prints the size of the trace, and warnings that are needed to interpret the rows.
+pub fn print_notes(inputs: &Inputs, budgets: &[u64], policies: &[PolicyName], ctx: &Context) {
     let batches = &inputs.batches;
     let experts = batches.experts();
     let in_mib = |bytes: u64| format!("{:.1} MiB", mib(bytes));
     let total = experts.total_bytes();
-    ctx.remark(format_args!(
-        "{} of {} in {}; all experts take {}",
-        counted(batches.n_look_ups(), "look-up"),
+    ctx.note(format_args!(
+        "{} of {} in {}; size of all experts: {}",
+        counted(batches.n_look_ups(), "lookup"),
         counted(experts.len() as u64, "expert"),
         counted(experts.n_layer() as u64, "layer"),
         in_mib(total)
@@ -178,33 +178,35 @@ pub fn remark(inputs: &Inputs, budgets: &[u64], policies: &[PolicyName], ctx: &C
     if !short.is_empty()
         && policies
             .iter()
-            .any(|&policy| super::goes_by_last_use(policy))
+            .any(|&policy| super::evicts_by_recency(policy))
     {
-        ctx.remark(format_args!(
-            "warning: a token goes through {} of experts, layer by layer; a cache of less ({} MiB) that goes by the last use \
-             has forgotten an expert before its layer comes again",
+        ctx.note(format_args!(
+            "warning: a token reads {} of experts, layer by layer; a smaller cache ({} MiB) with eviction by recency evicts every \
+             expert before its layer runs again",
             in_mib(cycle),
             list(&short)
         ));
     }
-    let whole = which(&|budget| budget >= total);
-    if !whole.is_empty() {
+    let large_enough = which(&|budget| budget >= total);
+    if !large_enough.is_empty() {
         let whole_model = inputs.model_bytes.map(|bytes| {
             let rest = in_mib(bytes.saturating_sub(total));
-            format!("; with {rest} of other weights the whole model fits")
+            format!("; with {rest} of other weights the entire model fits")
         });
-        ctx.remark(format_args!(
-            "all experts fit in {} MiB: no cache is needed there{}",
-            list(&whole),
+        ctx.note(format_args!(
+            "all experts fit into {} MiB, so no cache is needed{}",
+            list(&large_enough),
             whole_model.unwrap_or_default()
         ));
     }
     let large = which(&|budget| budget < batches.largest_batch_bytes());
     if experts.equal_bytes().is_none() {
-        ctx.remark("belady is a guess here, no bound: experts differ in size");
+        ctx.note(
+            "belady is a heuristic for this trace, not a bound, because experts differ in size",
+        );
     } else if !large.is_empty() {
-        ctx.remark(format_args!(
-            "belady is no bound at {} MiB, where a batch exceeds the cache; it is the optimum where none does",
+        ctx.note(format_args!(
+            "belady is not a bound at {} MiB, because a batch exceeds the cache size",
             list(&large)
         ));
     }

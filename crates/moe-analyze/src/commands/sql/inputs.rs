@@ -1,4 +1,4 @@
-//! What a query can read of each input: its own Parquet files, or temporary ones.
+//! The Parquet files that a query reads: files of the inputs, or temporary files.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -28,7 +28,7 @@ use super::temporary::Temporary;
 /// Names of the tables.
 pub const QUERY_TABLES: [&str; 5] = ["ops", "accesses", "routing", "map", "hotness"];
 
-/// A run of records takes less than this part of its bytes as tables.
+/// The tables of a trace of records are smaller than the trace divided by this number.
 const TABLES_OF_TRACE: u64 = 8;
 
 /// An input of a query.
@@ -37,20 +37,20 @@ pub struct QueryInput {
     /// Value of the column `run`.
     run: String,
     source: Source,
-    named: Rc<Named>,
+    trace_options: Rc<TraceOptions>,
 }
 
 enum Source {
-    /// Every operation.
+    /// A run, or a trace of another tool with operations.
     Run(Box<Run>),
-    /// Routing or counts.
+    /// A trace of another tool with routing or counts.
     Foreign(Detected),
     Parquet(Vec<TableFile>),
     Model(Gguf),
 }
 
-/// What the user says about traces.
-struct Named {
+/// Options that describe traces.
+struct TraceOptions {
     options: ImportOptions,
     model: Option<Gguf>,
 }
@@ -58,7 +58,7 @@ struct Named {
 /// Opens all inputs.
 ///
 /// # Errors
-/// An input is in no known format, a run is named twice, or an option applies to no input.
+/// An input has an unknown format, a run is passed twice, or an option applies to no input.
 pub fn open(
     paths: &[PathBuf],
     trace: &TraceArgs,
@@ -71,16 +71,16 @@ pub fn open(
         }
     }
     trace.check(&traces)?;
-    let named = Rc::new(Named {
+    let trace_options = Rc::new(TraceOptions {
         options: trace.options()?,
         model: trace.gguf()?.map(|(_, gguf)| gguf),
     });
     let mut inputs: Vec<QueryInput> = Vec::new();
     for path in paths {
-        let input = QueryInput::open(path, &named, ctx)?;
+        let input = QueryInput::open(path, &trace_options, ctx)?;
         if let Some(same) = inputs.iter().find(|other| other.run == input.run) {
             bail!(
-                "{} and {} are the same run, {}; give each run once",
+                "{} and {} are the same run, {}; pass each run once",
                 same.path.display(),
                 path.display(),
                 input.run
@@ -88,28 +88,29 @@ pub fn open(
         }
         inputs.push(input);
     }
-    if named.model.is_some() && inputs.iter().all(QueryInput::has_map) {
+    if trace_options.model.is_some() && inputs.iter().all(QueryInput::has_map) {
         bail!(
-            "--model: {} has the map of its model; leave the option out",
+            "--model: {} already contains the map of its model; omit the option",
             inputs[0].path.display()
         );
     }
     Ok(inputs)
 }
 
-/// Whether the path is a model, and not another file in GGUF.
+/// Returns whether the path is a model, and not another file in GGUF format, such as an importance matrix.
 fn is_model(path: &Path) -> anyhow::Result<bool> {
     Ok(matches!(Kind::of(path), Ok(Kind::Gguf)) && traces::detect(path)?.is_none())
 }
 
 impl QueryInput {
-    fn open(path: &Path, named: &Rc<Named>, ctx: &Context) -> anyhow::Result<Self> {
+    fn open(path: &Path, trace_options: &Rc<TraceOptions>, ctx: &Context) -> anyhow::Result<Self> {
+        let options = &trace_options.options;
         let (run, source) = if is_model(path)? {
             (path.display().to_string(), Source::Model(Gguf::open(path)?))
         } else {
-            match traces::open(path, &named.options)? {
+            match traces::open(path, options)? {
                 Input::Run(run) => {
-                    traces::remark(&run, ctx)?;
+                    traces::print_warnings(&run, ctx)?;
                     (run.id(), Source::Run(run))
                 }
                 Input::Tables(path) => {
@@ -120,34 +121,32 @@ impl QueryInput {
                     };
                     (run, Source::Parquet(files))
                 }
-                Input::Foreign(trace) => {
-                    match trace.importer.records(&trace.source, &named.options)? {
-                        Some(Records { run, notes }) => {
-                            ctx.remark(format_args!(
-                                "{}: {}",
-                                path.display(),
-                                trace.importer.name()
-                            ));
-                            for note in notes {
-                                ctx.remark(format_args!("  {note}"));
-                            }
-                            (run.id(), Source::Run(Box::new(run)))
+                Input::Foreign(trace) => match trace.importer.records(&trace.source, options)? {
+                    Some(Records { run, notes }) => {
+                        ctx.note(format_args!(
+                            "{}: {}",
+                            path.display(),
+                            trace.importer.name()
+                        ));
+                        for note in notes {
+                            ctx.note(format_args!("  {note}"));
                         }
-                        None => (trace.run_id()?, Source::Foreign(trace)),
+                        (run.id(), Source::Run(Box::new(run)))
                     }
-                }
+                    None => (trace.run_id()?, Source::Foreign(trace)),
+                },
             }
         };
         let mut input = Self {
             path: path.to_owned(),
             run,
             source,
-            named: named.clone(),
+            trace_options: trace_options.clone(),
         };
-        if let (Source::Run(run), Some(model)) = (&mut input.source, &named.model)
+        if let (Source::Run(run), Some(model)) = (&mut input.source, &trace_options.model)
             && run.map.is_none()
         {
-            if let Some(facts) = &named.options.model {
+            if let Some(facts) = &options.model {
                 traces::check_model(path, run.manifest.as_ref(), facts)?;
             }
             run.map = Some(OffsetMap::new(model));
@@ -155,12 +154,12 @@ impl QueryInput {
         Ok(input)
     }
 
-    /// What the user named.
+    /// The path on the command line.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The tables that it has.
+    /// Returns the tables of the input.
     pub fn tables(&self) -> Vec<&'static str> {
         let own = |table: &str| match &self.source {
             Source::Run(_) => table != "map",
@@ -171,14 +170,14 @@ impl QueryInput {
             }
             Source::Model(_) => false,
         };
-        let has_map = self.has_map() || self.named.model.is_some();
+        let has_map = self.has_map() || self.trace_options.model.is_some();
         let tables = QUERY_TABLES.into_iter();
         tables
             .filter(|&table| own(table) || table == "map" && has_map)
             .collect()
     }
 
-    /// Whether it contains the layout of its model, so that `--model` is not needed.
+    /// Returns whether the input contains the map of its model, so that `--model` is not needed.
     fn has_map(&self) -> bool {
         match &self.source {
             Source::Run(run) => run.path.join(map_table::FILE_NAME).is_file(),
@@ -188,7 +187,7 @@ impl QueryInput {
         }
     }
 
-    /// The Parquet files of the tables that are `wanted`. What is not in Parquet is written to temporary files.
+    /// Returns the Parquet files of the `wanted` tables. Tables of other formats are written to temporary files.
     pub fn files(
         &self,
         wanted: &BTreeSet<String>,
@@ -233,7 +232,7 @@ impl QueryInput {
         }
     }
 
-    /// The routing of a trace of another tool.
+    /// Writes the routing of a trace of another tool.
     fn write_routing(
         &self,
         trace: &Detected,
@@ -250,7 +249,7 @@ impl QueryInput {
         let summary = import(
             trace.importer,
             &trace.source,
-            &self.named.options,
+            &self.trace_options.options,
             &mut table,
         )?;
         let (table, _) = table.complete(summary.format, &summary.facts)?;
@@ -260,7 +259,7 @@ impl QueryInput {
     }
 
     fn map_file(&self, temporary: &mut Temporary) -> anyhow::Result<PathBuf> {
-        let gguf = match (&self.source, &self.named.model) {
+        let gguf = match (&self.source, &self.trace_options.model) {
             (Source::Run(run), _) if self.has_map() => {
                 return Ok(run.path.join(map_table::FILE_NAME));
             }
@@ -272,13 +271,13 @@ impl QueryInput {
         Ok(path)
     }
 
-    /// The counts of experts, of each run by itself.
+    /// Writes the counts of experts, one file per run.
     fn hotness_files(
         &self,
         temporary: &mut Temporary,
         ctx: &Context,
     ) -> anyhow::Result<Vec<TableFile>> {
-        let mut bytes = match &self.named.model {
+        let mut bytes = match &self.trace_options.model {
             Some(gguf) => ExpertBytes::of_map(&OffsetMap::new(gguf)),
             None => ExpertBytes::default(),
         };
@@ -292,7 +291,7 @@ impl QueryInput {
                 files.push(self.file("hotness", write_hotness(&hotness, &bytes, temporary)?));
             }
             Source::Foreign(_) => {
-                let options = &self.named.options;
+                let options = &self.trace_options.options;
                 let hotness = counting::read_with(&self.path, options, None, &mut bytes, ctx)?;
                 files.push(self.file("hotness", write_hotness(&hotness, &bytes, temporary)?));
             }
@@ -320,8 +319,8 @@ impl QueryInput {
 
 /// Writes `ops`, `accesses` and `routing`; returns their directory.
 fn write_run(run: &Run, temporary: &mut Temporary, ctx: &Context) -> anyhow::Result<PathBuf> {
-    if let Some(remark) = run.unresolved_remark() {
-        ctx.remark(remark);
+    if let Some(warning) = run.unresolved_remark() {
+        ctx.note(warning);
     }
     let size = run.trace.size_bytes();
     let dir = temporary.path("tables", size / TABLES_OF_TRACE)?;
@@ -347,7 +346,7 @@ fn write_hotness(
     Ok(path)
 }
 
-/// The inputs, for a message.
+/// Lists the inputs for a message.
 pub fn names(inputs: &[QueryInput]) -> String {
     let names = inputs.iter().map(|input| input.path.display().to_string());
     names.collect::<Vec<_>>().join(", ")

@@ -12,8 +12,7 @@ use moe_analysis::sql::{self, Database, Rows, Value};
 
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
-use crate::files::{self, OutputPath};
-use crate::output::{self, Cell, Format, write_streamed};
+use crate::output::{self, Cell, Format, RowOutputArgs, write_streamed};
 use crate::progress::Progress;
 use crate::traces::TraceArgs;
 
@@ -22,37 +21,30 @@ use temporary::Temporary;
 
 /// Run an SQL query over the tables of runs, traces and models
 ///
-/// The tables are ops, accesses, routing, map and hotness; a trace of another tool has routing and hotness, a model has map.
-/// Several inputs are one table, whose column `run` names the run. docs/sql.md lists columns, functions and examples.
+/// The tables are ops, accesses, routing, map and hotness. A trace of another tool has routing and hotness, a model has map. The rows
+/// of several inputs are in one table, with the run in the column `run`. docs/sql.md lists columns, functions and examples.
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Example:\n  moe-analyze sql \"SELECT layer_id, AVG(duration_ns) FROM ops GROUP BY layer_id\" runs/first"
+)]
 pub struct Args {
-    /// Query, for example "SELECT layer_id, AVG(duration_ns) FROM ops GROUP BY layer_id"
+    /// SQL query
     query: String,
     /// Run directories, traces, Parquet tables, directories of tables, GGUF models, or traces of other tools
     #[arg(required = true, value_name = "INPUT")]
     inputs: Vec<PathBuf>,
-    /// Format on stdout [default: table]
-    #[arg(short, long = "output", value_name = "FORMAT")]
-    output: Option<Format>,
-    /// Write the rows to a file; its extension selects the format: csv, json, jsonl, md
-    #[arg(long, value_name = "FILE")]
-    out: Option<OutputPath>,
-    /// Replace the file of --out if it exists
-    #[arg(long)]
-    force: bool,
+    #[command(flatten)]
+    rows: RowOutputArgs,
     #[command(flatten)]
     trace: TraceArgs,
 }
 
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
-    let format_out = args.out.as_deref().map(Format::of_path).transpose()?;
-    if let Some(out) = &args.out {
-        files::check_output(out, args.force)?;
-    }
-    let named = sql::table_names(&args.query);
+    args.rows.check()?;
+    let queried = sql::table_names(&args.query);
     let inputs = inputs::open(&args.inputs, &args.trace, ctx)?;
-    let named: BTreeSet<String> = match named {
-        Ok(named) => named.into_iter().collect(),
+    let queried: BTreeSet<String> = match queried {
+        Ok(queried) => queried.into_iter().collect(),
         Err(error) => {
             return Err(with_tables(
                 error,
@@ -62,27 +54,24 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             ));
         }
     };
-    let mut temporary = Temporary::new(args.out.as_deref());
-    let database = database(&inputs, &named, &mut temporary, ctx)?;
+    let mut temporary = Temporary::new(args.rows.file().map(|file| &**file));
+    let database = database(&inputs, &queried, &mut temporary, ctx)?;
     let query = || {
         let options = sql::QueryOptions::default();
         let progress = Progress::following(ctx, "rows", database.n_rows(), options.n_read.clone());
         let rows = database.query(&args.query, &options);
-        let rows = rows.map_err(|error| with_tables(error, &inputs, &named, &database))?;
+        let rows = rows.map_err(|error| with_tables(error, &inputs, &queried, &database))?;
         anyhow::Ok((rows, progress))
     };
-    if let (Some(out), Some(format)) = (&args.out, format_out) {
+    args.rows.write_file(ctx, |file, format| {
         let (rows, _progress) = query()?;
-        files::write_whole(out, args.force, |file| {
-            write(rows, |columns, rows| {
-                Ok(write_streamed(file, format, columns, rows)?)
-            })
-        })?;
-        ctx.remark(format_args!("wrote {}", out.display()));
-    }
-    if args.out.is_none() || args.output.is_some() {
+        write(rows, |columns, rows| {
+            Ok(write_streamed(file, format, columns, rows)?)
+        })
+    })?;
+    if args.rows.prints() {
         let (rows, _progress) = query()?;
-        let format = args.output.unwrap_or(Format::Table);
+        let format = args.rows.format().unwrap_or(Format::Table);
         write(rows, |columns, rows| {
             output::to_stdout(format, |stdout| {
                 write_streamed(stdout, format, columns, rows)
@@ -92,28 +81,28 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     Ok(ExitStatus::Done)
 }
 
-/// The tables that the query names, as far as the inputs have them.
+/// Returns the tables in the query that the inputs have.
 fn database(
     inputs: &[QueryInput],
-    named: &BTreeSet<String>,
+    queried: &BTreeSet<String>,
     temporary: &mut Temporary,
     ctx: &Context,
 ) -> anyhow::Result<Database> {
     let mut database = Database::default();
     for input in inputs {
-        for file in input.files(named, temporary, ctx)? {
+        for file in input.files(queried, temporary, ctx)? {
             let run = (inputs.len() > 1 || file.is_partition).then_some(file.run.as_str());
             database.add(file.table, &file.path, run)?;
         }
     }
     let has_table = |table: &str| database.tables().any(|(name, _)| name == table);
-    for table in named.iter().filter(|table| has_table(table)) {
+    for table in queried.iter().filter(|table| has_table(table)) {
         let lacking = inputs
             .iter()
             .filter(|input| !input.tables().contains(&table.as_str()));
         for input in lacking {
-            ctx.remark(format_args!(
-                "warning: {} has no table {table}; its rows are missing",
+            ctx.note(format_args!(
+                "warning: {} has no table {table}, so the result does not include it",
                 input.path().display()
             ));
         }
@@ -121,18 +110,18 @@ fn database(
     Ok(database)
 }
 
-/// The error of a query with the tables that there are, or the columns of those that it names.
+/// Adds the available tables to the error of a query, or the columns of the tables in the query.
 fn with_tables(
     error: sql::Error,
     inputs: &[QueryInput],
-    named: &BTreeSet<String>,
+    queried: &BTreeSet<String>,
     database: &Database,
 ) -> anyhow::Error {
     if !matches!(error, sql::Error::Query { .. }) {
         return error.into();
     }
     let tables: Vec<(&str, Vec<&str>)> = database.tables().collect();
-    if named
+    if queried
         .iter()
         .all(|name| tables.iter().any(|(table, _)| table == name))
         && !tables.is_empty()
@@ -152,7 +141,7 @@ fn with_tables(
     )
 }
 
-/// Prints the rows of a result, which ends with the first row that fails.
+/// Prints the rows of a result until the first error.
 fn write(
     rows: Rows,
     print: impl FnOnce(&[&str], &mut dyn Iterator<Item = Vec<Cell<'static>>>) -> anyhow::Result<()>,
@@ -194,7 +183,7 @@ fn json(value: Value) -> serde_json::Value {
         Value::Bool(value) => value.into(),
         Value::Int(value) => value.into(),
         Value::UInt(value) => value.into(),
-        // A number that is not finite is null.
+        // Numbers that are not finite become null.
         Value::Float(value) => value.into(),
         Value::Text(text) => text.into(),
         Value::List(values) => values.into_iter().map(json).collect(),

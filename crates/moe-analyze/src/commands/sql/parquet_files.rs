@@ -1,4 +1,4 @@
-//! The tables that Parquet files hold: a file, the directory of a run's tables, or a dataset of several runs.
+//! Finds the tables in Parquet files: a file, a directory of tables, or a dataset of several runs.
 
 use std::path::{Path, PathBuf};
 
@@ -8,18 +8,18 @@ use moe_trace::tables::{RUN_ID_KEY, SCHEMA_KEY, TABLES, TableMetadata, dataset_p
 
 use super::inputs::QUERY_TABLES;
 
-/// A Parquet file, and where its rows belong.
+/// A Parquet file of a table.
 #[derive(Debug, Clone)]
 pub struct TableFile {
     pub table: &'static str,
     pub path: PathBuf,
-    /// The run that the rows are of.
+    /// Id of the run.
     pub run: String,
-    /// Whether the file is of a dataset, whose tables have a column `run`.
+    /// Whether the file belongs to a dataset, whose tables have a column `run`.
     pub is_partition: bool,
 }
 
-/// The files at a path, which is a Parquet file or a directory of them.
+/// Returns the files at a path, which is a Parquet file or a directory.
 pub fn find(path: &Path) -> anyhow::Result<Vec<TableFile>> {
     if !path.is_dir() {
         return Ok(vec![file(path)?]);
@@ -45,7 +45,7 @@ pub fn find(path: &Path) -> anyhow::Result<Vec<TableFile>> {
     Ok(files)
 }
 
-/// One file: the schema in its metadata, or its name, says which table it holds.
+/// Returns a single file. The schema in its metadata, or its name, identifies the table.
 fn file(path: &Path) -> anyhow::Result<TableFile> {
     let metadata = TableMetadata::read(path)?;
     let stem = path.file_stem().and_then(|stem| stem.to_str());
@@ -60,8 +60,8 @@ fn file(path: &Path) -> anyhow::Result<TableFile> {
     match schema.or(stem).and_then(is_table) {
         Some(table) => of_table(table, path.to_owned()),
         None => bail!(
-            "{} is not one of the tables {}: neither its metadata {SCHEMA_KEY} nor its name says so; rename it after the table \
-             that it holds",
+            "{} is not one of the tables {}: neither the metadata key {SCHEMA_KEY} nor the file name is a table; rename the file to the \
+             name of its table",
             path.display(),
             QUERY_TABLES.join(", ")
         ),
@@ -81,7 +81,7 @@ fn of_table(table: &'static str, path: PathBuf) -> anyhow::Result<TableFile> {
     })
 }
 
-/// The run in the name of a dataset's directory, `run=ID`.
+/// Returns the run in the name of a dataset's directory, `run=ID`.
 fn partition(path: &Path) -> Option<String> {
     let directory = path.parent()?.file_name()?.to_str()?;
     directory.strip_prefix("run=").map(str::to_owned)

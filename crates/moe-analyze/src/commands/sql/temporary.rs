@@ -6,7 +6,7 @@ use moe_files::{TemporaryDirectory, parent_of};
 
 use crate::large_output;
 
-/// Makes the directory when the first table is written into it. Dropped, or ended by a signal, it is removed.
+/// A temporary directory, created when the first table is written. It is removed on drop and after a signal.
 pub struct Temporary {
     parent: PathBuf,
     directory: Option<TemporaryDirectory>,
@@ -14,7 +14,7 @@ pub struct Temporary {
 }
 
 impl Temporary {
-    /// Next to the output, or where the system has its temporary files.
+    /// The directory is created next to the output, or in the system's temporary directory.
     pub fn new(out: Option<&Path>) -> Self {
         Self {
             parent: out.map_or_else(std::env::temp_dir, |out| parent_of(out).to_owned()),
@@ -23,12 +23,12 @@ impl Temporary {
         }
     }
 
-    /// A path for a file or directory of about `size` bytes. Nothing exists there.
+    /// Returns a new path for a file or directory of about `size` bytes.
     ///
     /// # Errors
-    /// So many bytes are not free, or the directory cannot be made.
+    /// There is not enough free space, or the directory cannot be created.
     pub fn path(&mut self, name: &str, size: u64) -> anyhow::Result<PathBuf> {
-        large_output::check_room(&self.parent.join("temporary tables"), size)?;
+        large_output::check_free_space(&self.parent.join("temporary tables"), size)?;
         let directory = match &mut self.directory {
             Some(directory) => directory,
             none => none.insert(TemporaryDirectory::create(&self.parent, "sql")?),

@@ -4,30 +4,33 @@ use anyhow::bail;
 
 use crate::counting::inputs::InputArgs;
 use crate::files::OutputPath;
-use crate::option_values::{ValueError, number, whole};
+use crate::option_values::{ValueError, integer_in, number};
 use crate::output::Format;
 
-/// Report whether the hottest experts of one part of a trace are the hottest of another
+/// Check whether the hottest experts of one part of a trace are the hottest experts of another part
 ///
-/// Without -o and --table a verdict is printed, and how much of the held-out split the hottest experts of the training split cover.
-/// With -o alone the rows of --table split.
+/// Counts the experts of a training split and measures how much of a held-out split the hottest experts cover. Prints a verdict and the
+/// coverage by size of the hot set. -o alone prints the rows of --table split.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  moe-analyze stability runs/first\n  \
+        moe-analyze stability runs/code runs/chat --label code --label chat --split by-label")]
 pub struct Args {
     #[command(flatten)]
     pub inputs: InputArgs,
-    /// Rows to print instead of the summary
+    /// Table to print instead of the summary
     #[arg(long, value_enum)]
     pub table: Option<TableChoice>,
-    /// Format on stdout
+    /// Format of the rows on stdout
     #[arg(short, long = "output", value_name = "FORMAT")]
     pub output: Option<Format>,
-    /// Training split: a fraction of the tokens, from the first on, or all sequences or labels but one [default: 0.5]
+    /// Training split: the first fraction of the tokens (above 0, below 1), or all sequences or labels except one, each in turn
+    /// [default: 0.5]
     #[arg(long, value_name = "0.5|by-sequence|by-label", value_parser = parse_split)]
     split: Option<SplitChoice>,
-    /// Resamples of --table bootstrap
-    #[arg(long, value_name = "N", default_value_t = 200, value_parser = whole(1..=100_000u32))]
+    /// Number of bootstrap resamples for --table bootstrap, 1 to 100000
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = integer_in(1..=100_000u32))]
     pub resamples: u32,
-    /// Random seed of the resamples
+    /// Random seed for the resamples
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
     /// Plot the coverage of the hottest experts, in-sample and held out; the extension selects the format: png, svg
@@ -40,26 +43,26 @@ pub struct Args {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum TableChoice {
-    /// Coverage of the hottest experts, in-sample and held out
+    /// One row per held-out split and size of the hot set: in-sample and out-of-sample coverage
     Split,
-    /// Change of hotness from one eighth of the tokens to the next
+    /// One row per layer and eighth of the tokens: change of hotness from the previous eighth
     Drift,
-    /// Tokens after which the set of hot experts stops changing
+    /// One row per layer: number of tokens after which the set of hot experts stops changing
     Convergence,
-    /// Measures with 95 % intervals
+    /// One row per measure: value with a 95 % confidence interval
     Bootstrap,
-    /// Experts and the labelled domains that select them
+    /// One row per layer and domain: how different the domain's experts are
     Domains,
 }
 
-/// What is trained on.
+/// The training split.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum SplitChoice {
-    /// The first part of the tokens.
+    /// The first fraction of the tokens.
     Time(f64),
-    /// All sequences but one.
+    /// All sequences except one.
     BySequence,
-    /// All labels but one.
+    /// All labels except one.
     ByLabel,
 }
 
@@ -76,7 +79,7 @@ fn parse_split(text: &str) -> Result<SplitChoice, ValueError> {
 }
 
 impl Args {
-    /// The rows that are printed, in the summary too.
+    /// Returns the table to print. The summary contains the default table.
     pub fn table(&self) -> TableChoice {
         self.table.unwrap_or(TableChoice::Split)
     }
@@ -85,7 +88,7 @@ impl Args {
         self.split.unwrap_or(SplitChoice::Time(0.5))
     }
 
-    /// The option that needs the order of the tokens, not only counts.
+    /// Returns the option that needs the order of tokens in addition to counts, if there is one.
     pub fn needs_order(&self) -> Option<&'static str> {
         match (self.table(), self.split()) {
             (TableChoice::Split, SplitChoice::Time(_)) => Some("a split by time"),
@@ -97,10 +100,10 @@ impl Args {
         }
     }
 
-    /// Refuses what does not go together, before anything is read.
+    /// Rejects incompatible options, before anything is read.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.split.is_some() && self.table() != TableChoice::Split {
-            bail!("--split goes with --table split");
+            bail!("--split has no effect with another table than split; omit one of the options");
         }
         let uses_labels =
             self.split() == SplitChoice::ByLabel || self.table() == TableChoice::Domains;

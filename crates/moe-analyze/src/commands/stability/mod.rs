@@ -1,4 +1,4 @@
-//! `stability`: whether the experts that are hot in one part of a trace are hot in another.
+//! `stability`: whether the hot experts of one part of a trace are hot in another part.
 
 mod args;
 mod plot;
@@ -38,7 +38,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         && !counted.survey.is_ordered()
     {
         bail!(
-            "{option} needs the order of the tokens, and {} contains only counts; give a trace",
+            "{option} needs the order of tokens, but {} contains only counts; pass a trace",
             args.inputs.source()
         );
     }
@@ -50,7 +50,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         files::commit(vec![
             plot::coverage(&args, &counted).prepare(plot, args.force)?,
         ])?;
-        ctx.remark(format_args!("drew {}", plot.display()));
+        ctx.note(format_args!("wrote {}", plot.display()));
     }
     output::to_stdout(args.output, |stdout| match (args.table, args.output) {
         (None, None) => print_summary(stdout, &args, &counted, &splits),
@@ -62,7 +62,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     Ok(ExitStatus::Done)
 }
 
-/// Trains on one part and tests on the other.
+/// Counts the training split and measures coverage of the held-out split.
 ///
 /// # Errors
 /// There is only one sequence or label.
@@ -77,7 +77,7 @@ fn split(args: &Args, counted: &Counted) -> anyhow::Result<Vec<Split>> {
     })
 }
 
-/// The verdict, then the coverage of hot sets.
+/// Prints the verdict, then the coverage of hot sets.
 fn print_summary(
     out: &mut dyn Write,
     args: &Args,

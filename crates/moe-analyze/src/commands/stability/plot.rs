@@ -8,8 +8,8 @@ use crate::counting::inputs::Counted;
 use crate::counting::sentences;
 use crate::plot::{Axis, Chart, Figure, Line};
 
-/// Coverage by the hottest experts of every layer, by their number: of all tokens, and trained on the first part and tested on the
-/// rest. With another split than by time, the first part is the first half.
+/// Returns the plot of coverage by the size of the hot set: of all tokens in-sample, and of the training and held-out splits. Without a
+/// split by time, the training split is the first half of the tokens.
 pub fn coverage(args: &Args, counted: &Counted) -> Figure {
     let hotness = &counted.hotness;
     let phases = args.inputs.phases();
@@ -22,7 +22,7 @@ pub fn coverage(args: &Args, counted: &Counted) -> Figure {
         shares.map(|(n, share)| (x(n), 100.0 * share)).collect()
     };
     let mut lines = vec![
-        Line::reference("a uniform router", vec![(0.0, 0.0), (100.0, 100.0)]),
+        Line::reference("uniform router", vec![(0.0, 0.0), (100.0, 100.0)]),
         Line::new("all tokens, in-sample", points(&covered(&layers, n_expert))),
     ];
     let fraction = match args.split() {
@@ -35,19 +35,22 @@ pub fn coverage(args: &Args, counted: &Counted) -> Figure {
     }) = curves(&counted.survey, n_expert, fraction)
     {
         lines.push(Line::new("training split, in-sample", points(&in_sample)));
-        lines.push(Line::strong("held-out split", points(&out_of_sample)));
+        lines.push(Line::strong(
+            "held-out split, out-of-sample",
+            points(&out_of_sample),
+        ));
     }
     Chart {
-        title: "Coverage of a set of the hottest experts".into(),
+        title: "Coverage of the hottest experts".into(),
         subtitle: sentences::subtitle(&args.inputs, hotness),
-        x: Axis::numbers("experts of each layer in the set (%)", 0.0, 100.0),
-        y: Axis::numbers("selections covered (%)", 0.0, 100.0),
+        x: Axis::numbers("hottest experts of each layer (%)", 0.0, 100.0),
+        y: Axis::numbers("activations covered (%)", 0.0, 100.0),
         lines,
     }
     .figure()
 }
 
-/// Share of the selections of all layers that the `n` hottest experts of each cover, for n from 0 to all.
+/// Returns the fraction of activations of all layers that the `n` hottest experts of each layer cover, for n from 0 to `n_expert`.
 fn covered(layers: &[Vec<u64>], n_expert: usize) -> Vec<f64> {
     let total: f64 = layers.iter().flatten().map(|&count| count as f64).sum();
     let mut shares = vec![0.0; n_expert + 1];

@@ -1,4 +1,4 @@
-//! The rows of `--table`. None has more than a few rows for each layer, whatever the length of the trace.
+//! The tables of `--table`. Each has at most a few rows per layer, independent of the length of the trace.
 
 use std::io::{self, Write};
 
@@ -11,7 +11,7 @@ use super::args::{Args, TableChoice};
 use crate::counting::inputs::Counted;
 use crate::output::{Format, Table, or_all};
 
-/// Writes the rows that were asked for; `splits` are the rows of [`TableChoice::Split`].
+/// Writes the selected table; `splits` are the rows of [`TableChoice::Split`].
 pub fn write(
     out: &mut dyn Write,
     format: Format,
@@ -28,36 +28,44 @@ pub fn write(
     }
 }
 
-/// Writes a row for each held-out split and size of the hot set.
+/// Writes one row per held-out split and size of the hot set.
 pub fn split(out: &mut dyn Write, format: Format, splits: &[Split]) -> io::Result<()> {
     let rows = splits.iter().flat_map(|split| {
         let coverage = split.coverage.iter();
         coverage.map(move |coverage| (split, coverage))
     });
     Table::of(rows)
-        .column("tested", "held-out split", |(split, _)| {
+        .column("held_out", "held-out split", |(split, _)| {
             split.tested.as_str()
         })
-        .column("rows_learned", "training (tokens)", |(split, _)| {
-            split.rows_learned
-        })
-        .column("rows_tested", "held out (tokens)", |(split, _)| {
-            split.rows_tested
-        })
+        .column(
+            "training_tokens",
+            "training split (tokens)",
+            |(split, _)| split.rows_learned,
+        )
+        .column(
+            "held_out_tokens",
+            "held-out split (tokens)",
+            |(split, _)| split.rows_tested,
+        )
         .column("percent", "hottest experts (%)", |(_, coverage)| {
             coverage.percent
         })
-        .column("in_sample", "coverage in-sample", |(_, coverage)| {
-            coverage.in_sample
-        })
+        .column(
+            "in_sample",
+            "coverage, in-sample (fraction)",
+            |(_, coverage)| coverage.in_sample,
+        )
         .column(
             "out_of_sample",
-            "coverage out-of-sample",
+            "coverage, out-of-sample (fraction)",
             |(_, coverage)| coverage.out_of_sample,
         )
-        .column("uniform", "uniform router", |(_, coverage)| {
-            coverage.uniform
-        })
+        .column(
+            "uniform",
+            "coverage, uniform router (fraction)",
+            |(_, coverage)| coverage.uniform,
+        )
         .write(out, format)
 }
 
@@ -65,14 +73,14 @@ fn drift(out: &mut dyn Write, format: Format, counted: &Counted) -> io::Result<(
     let rows = stability::drift(&counted.survey, counted.hotness.n_expert());
     Table::of(&rows)
         .column("layer_id", "layer", move |row| or_all(row.layer, format))
-        .column("from", "from span", |row| row.from)
-        .column("to", "to span", |row| row.to)
-        .column("rows", "tokens", |row| row.rows)
-        .column("total_variation", "total variation", |row| {
+        .column("from", "from eighth", |row| row.from)
+        .column("to", "to eighth", |row| row.to)
+        .column("tokens", "tokens", |row| row.rows)
+        .column("total_variation", "total variation (0..1)", |row| {
             row.total_variation
         })
-        .column("noise", "expected by chance", |row| row.noise)
-        .column("jaccard", "Jaccard index of the hot sets", |row| {
+        .column("noise", "total variation by chance", |row| row.noise)
+        .column("jaccard", "Jaccard index of hot sets (0..1)", |row| {
             row.jaccard
         })
         .write(out, format)
@@ -82,11 +90,15 @@ fn convergence(out: &mut dyn Write, format: Format, counted: &Counted) -> io::Re
     let rows = stability::settling(&counted.survey, counted.hotness.n_expert());
     Table::of(&rows)
         .column("layer_id", "layer", |row| row.layer)
-        .column("rows", "tokens", |row| row.rows)
-        .column("settled", "converged after (tokens)", |row| row.settled)
-        .column("almost_settled", "almost converged after (tokens)", |row| {
-            row.almost_settled
+        .column("tokens", "tokens", |row| row.rows)
+        .column("converged_after", "converged after (tokens)", |row| {
+            row.settled
         })
+        .column(
+            "almost_converged_after",
+            "almost converged after (tokens)",
+            |row| row.almost_settled,
+        )
         .write(out, format)
 }
 
@@ -103,21 +115,21 @@ fn bootstrap(
         .column("measure", "measure", |row| row.measure.as_str())
         .column("value", "value", |row| row.value)
         .column("low", "95 % interval, low", |row| row.low)
-        .column("high", "high", |row| row.high)
+        .column("high", "95 % interval, high", |row| row.high)
         .write(out, format)
 }
 
-/// How a layer's experts belong to a domain.
+/// Experts of a layer in a domain.
 struct Domain<'a> {
     layer: LayerId,
     label: &'a str,
     rows: u64,
-    /// Of the layer.
+    /// Mutual information of expert and domain in the layer.
     information_bits: f64,
-    /// From all other domains.
+    /// Distance from all other domains.
     total_variation: Option<f64>,
-    favourite: Option<Specialisation>,
-    /// Share of the tokens that an expert of a uniform router has.
+    most_used: Option<Specialisation>,
+    /// Fraction of the tokens that select an expert of a uniform router.
     uniform: f64,
 }
 
@@ -151,7 +163,7 @@ fn domains(out: &mut dyn Write, format: Format, args: &Args, counted: &Counted) 
                 rows: n_rows,
                 information_bits,
                 total_variation: total_variation(&counts[group], &others),
-                favourite: specialisation(&counts[group], n_rows),
+                most_used: specialisation(&counts[group], n_rows),
                 uniform: f64::from(hotness.n_expert_used()) / f64::from(hotness.n_expert().max(1)),
             });
         }
@@ -159,29 +171,29 @@ fn domains(out: &mut dyn Write, format: Format, args: &Args, counted: &Counted) 
     Table::of(&rows)
         .column("layer_id", "layer", |row| row.layer)
         .column("label", "domain", |row| row.label)
-        .column("rows", "tokens", |row| row.rows)
+        .column("tokens", "tokens", |row| row.rows)
         .column("information_bits", "mutual information (bits)", |row| {
             row.information_bits
         })
-        .column("total_variation", "total variation", |row| {
+        .column("total_variation", "total variation (0..1)", |row| {
             row.total_variation
         })
         .column("expert_id", "most used expert", |row| {
-            Some(row.favourite?.expert)
+            Some(row.most_used?.expert)
         })
-        .column("specialisation", "its share of tokens", |row| {
-            Some(row.favourite?.share_of_tokens)
+        .column("specialization", "its tokens (fraction of domain)", |row| {
+            Some(row.most_used?.share_of_tokens)
         })
-        .column("over_even", "times a uniform router's", |row| {
-            Some(row.favourite?.share_of_tokens / row.uniform)
+        .column("over_uniform", "relative to a uniform router (×)", |row| {
+            Some(row.most_used?.share_of_tokens / row.uniform)
         })
         .write(out, format)
 }
 
-/// Number of tokens, computed from the counts of a trace that does not record it.
+/// Returns the number of tokens, computed from counts.
 fn rows_of_counts(counts: &[u64], n_expert_used: u32) -> u64 {
-    let choices = counts
+    let activations = counts
         .iter()
         .fold(0u64, |sum, &count| sum.saturating_add(count));
-    LayerCounts::tokens_of(choices, n_expert_used.max(1))
+    LayerCounts::tokens_of(activations, n_expert_used.max(1))
 }

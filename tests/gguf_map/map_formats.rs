@@ -1,4 +1,4 @@
-//! The report as JSON, and the thesis's exchange forms.
+//! The JSON report, and the formats of TensorAccessLog.
 
 use std::fs;
 
@@ -11,10 +11,10 @@ use moe_testkit::gguf::{F32, Raw};
 const MODEL: &str = "fixtures/tiny-gpt-oss-MXFP4.gguf";
 
 #[test]
-fn memory_map() {
+fn writes_memory_map() {
     let model = repository(MODEL);
     let map: Value =
-        serde_json::from_str(&run!["gguf-map", model, "--form", "memory-map"]).unwrap();
+        serde_json::from_str(&run!["gguf-map", model, "--format", "memory-map"]).unwrap();
     let keys: Vec<&String> = map.as_object().unwrap().keys().collect();
     assert_eq!(keys, ["model_name", "total_size_bytes", "metadata", "tensors"]);
     assert_eq!(
@@ -46,9 +46,9 @@ fn memory_map() {
 }
 
 #[test]
-fn gguf_dump() {
+fn writes_gguf_dump() {
     let model = repository(MODEL);
-    let csv = run!["gguf-map", model, "--form", "gguf-dump"];
+    let csv = run!["gguf-map", model, "--format", "gguf-dump"];
     let lines: Vec<&str> = csv.lines().collect();
     assert_eq!(lines.len(), 1 + 675);
     assert_eq!(
@@ -63,13 +63,13 @@ fn gguf_dump() {
 }
 
 #[test]
-fn files_and_formats_of_forms() {
+fn rejects_encodings_that_a_format_lacks() {
     let model = repository(MODEL);
     let dir = tempfile::tempdir().unwrap();
     for (form, extension, other) in
         [("memory-map", "json", "csv"), ("gguf-dump", "csv", "json"), ("report", "json", "md")]
     {
-        let own = ["gguf-map", arg(&model), "--form", form];
+        let own = ["gguf-map", arg(&model), "--format", form];
         let out = dir.path().join(format!("{form}.{extension}"));
         assert_eq!(run![own, "--out", out], "");
         let printed = run![own, "-o", extension];
@@ -85,16 +85,16 @@ fn files_and_formats_of_forms() {
 }
 
 #[test]
-fn the_report_has_what_was_found() {
+fn report_contains_findings() {
     let dir = tempfile::tempdir().unwrap();
-    // b begins inside a, c behind a hole; the file ends inside c.
+    // b starts inside a, c after a hole; the file ends inside c.
     let raw = Raw::new(3, 0)
         .tensor("blk.0.a", &[12], F32, 0)
         .tensor("blk.10.b", &[8], F32, 32)
         .tensor("blk.2.c", &[8], F32, 128)
         .data(32, 128 + 20);
     let path = write(dir.path(), raw);
-    let (code, out, err) = output_of(args!["gguf-map", path, "--verify", "--form", "report"]);
+    let (code, out, err) = output_of(args!["gguf-map", path, "--verify", "--format", "report"]);
     assert_eq!(code, 1, "{err}");
     let report: Value = serde_json::from_str(&out).unwrap();
     let check = &report["check"];
@@ -118,5 +118,5 @@ fn the_report_has_what_was_found() {
     );
     assert_eq!(report["layers"]["order"], json!([0, 10, 2]));
     assert_eq!(report["layers"]["string_sorted"], true);
-    assert_eq!(report["data"], Value::Null, "what cannot be is not read");
+    assert_eq!(report["data"], Value::Null, "overlapping data is not read");
 }

@@ -1,4 +1,4 @@
-//! What the command prints or writes, and in which formats.
+//! The formats of `--format`, and the encodings that each has.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -12,53 +12,56 @@ use super::report::Survey;
 use super::rows;
 use crate::output::Format;
 
-/// What is printed or written.
+/// Format of the map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Form {
-    /// A row a tensor or expert
+pub enum MapFormat {
+    /// One row per tensor or expert
     Rows,
-    /// What the checks found, as JSON; tensors are named by their tensor_idx
+    /// JSON report of the checks; tensors are identified by tensor_idx
     Report,
-    /// The memory-map.json of the thesis's tensor tracer
+    /// memory-map.json of TensorAccessLog's tensor tracer
     MemoryMap,
-    /// The CSV of the thesis's gguf-dump
+    /// CSV of TensorAccessLog's gguf-dump
     GgufDump,
 }
 
-/// The format of a file.
+/// The encoding of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileFormat {
     Text(Format),
     Parquet,
 }
 
-impl Form {
-    /// How it is called on the command line.
+impl MapFormat {
+    /// Returns the name on the command line.
     fn name(self) -> String {
         let value = self.to_possible_value();
         value.map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    /// Whether it says in which file of the model an offset is.
+    /// Returns whether the format contains the file of each offset.
     pub fn names_files(self) -> bool {
-        matches!(self, Form::Rows | Form::Report)
+        matches!(self, MapFormat::Rows | MapFormat::Report)
     }
 
-    /// The only format that a form has, and the extension of its files; none for rows, which have all.
+    /// Returns the only encoding of the format and its file extension, or `None` for rows, which have all encodings.
     fn only(self) -> Option<(Format, &'static str)> {
         match self {
-            Form::Rows => None,
-            Form::Report | Form::MemoryMap => Some((Format::Json, "json")),
-            Form::GgufDump => Some((Format::Csv, "csv")),
+            MapFormat::Rows => None,
+            MapFormat::Report | MapFormat::MemoryMap => Some((Format::Json, "json")),
+            MapFormat::GgufDump => Some((Format::Csv, "csv")),
         }
     }
 
-    /// The format on stdout, if `wanted` is one that the form has.
-    pub fn format(self, wanted: Option<Format>) -> anyhow::Result<Format> {
+    /// Returns the encoding on stdout: `wanted`, or the default.
+    ///
+    /// # Errors
+    /// The format does not have the encoding.
+    pub fn encoding(self, wanted: Option<Format>) -> anyhow::Result<Format> {
         match (self.only(), wanted) {
             (Some((only, name)), Some(wanted)) if wanted != only => {
                 bail!(
-                    "--form {} has one format; pass -o {name}, or no -o",
+                    "--format {} can only be printed as {name}; pass -o {name}, or omit -o",
                     self.name()
                 )
             }
@@ -67,7 +70,7 @@ impl Form {
         }
     }
 
-    /// The format of a file, by its extension.
+    /// Returns the encoding of a file from its extension.
     pub fn file_format(self, path: &Path) -> anyhow::Result<FileFormat> {
         let extension = path
             .extension()
@@ -81,7 +84,7 @@ impl Form {
             }
             (Some((_, name)), _) => {
                 bail!(
-                    "{}: --form {} has one format; name a .{name} file",
+                    "{}: with --format {} the extension must be .{name}",
                     path.display(),
                     self.name()
                 )
@@ -92,13 +95,13 @@ impl Form {
             (None, Some("md")) => Ok(FileFormat::Text(Format::Md)),
             (None, Some("parquet")) => Ok(FileFormat::Parquet),
             (None, _) => bail!(
-                "{}: no format of the map has that extension; name a .csv, .json, .jsonl, .md or .parquet file",
+                "{}: the extension must be .csv, .json, .jsonl, .md or .parquet",
                 path.display()
             ),
         }
     }
 
-    /// Writes the form in one of its formats.
+    /// Writes the map in an encoding of the format.
     pub fn write(
         self,
         out: &mut dyn Write,
@@ -107,10 +110,10 @@ impl Form {
         map: &OffsetMap,
     ) -> io::Result<()> {
         match self {
-            Form::Rows => rows::write(out, format, map),
-            Form::Report => write_json(out, survey),
-            Form::MemoryMap => write_json(out, &thesis::memory_map(survey.gguf, map)),
-            Form::GgufDump => thesis::write_gguf_dump_csv(out, survey.gguf, map),
+            MapFormat::Rows => rows::write(out, format, map),
+            MapFormat::Report => write_json(out, survey),
+            MapFormat::MemoryMap => write_json(out, &thesis::memory_map(survey.gguf, map)),
+            MapFormat::GgufDump => thesis::write_gguf_dump_csv(out, survey.gguf, map),
         }
     }
 }
