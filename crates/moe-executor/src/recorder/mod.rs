@@ -240,7 +240,7 @@ impl Recorder {
     }
 
     /// Ends a forward pass, which must be complete on all `devices`: writes pending records, and flushes if the last flush
-    /// was more than [`FLUSH_EVERY`] ago.
+    /// was more than 20 ms ago.
     ///
     /// # Errors
     /// The first write error of this pass.
