@@ -101,6 +101,36 @@ fn several_gpus_leave_a_sound_run() {
     leave_sound_runs(&SEVERAL);
 }
 
+/// Name of the result of each record in a run on these devices.
+fn recorded_operations(stand_in: &Path, out: &Path, devices: &str) -> Vec<String> {
+    let model = moe_testkit::fixture("tiny-qwen3moe-Q4_K_M.gguf");
+    let always = ["--quiet", "record", "-n", "8", "--ignore-eos", "-t", "1"];
+    let run = ["--prompt", "The quick brown fox", "--model", arg(&model), "--out", arg(out)];
+    let mut command = with_gpu(stand_in, "", args![always, run, ["--device", devices]]);
+    command.env("STAND_IN_GPUS", "2").env("STAND_IN_LOAD", "1");
+    command.assert().success();
+    let run = Run::open(out).unwrap();
+    let names = run.trace.records().iter();
+    names.map(|record| record.dst_name().into_owned()).collect()
+}
+
+/// Records are in the order of their starts. If each GPU reads the result of the previous one, this is the order of the graph. A clock
+/// whose offset is only known from delayed calls must not change it.
+#[test]
+fn records_of_split_layers_are_in_the_order_of_the_graph() {
+    let Some(stand_in) = stand_in() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let record =
+        |name, devices| recorded_operations(stand_in.path(), &dir.path().join(name), devices);
+    let graph = record("cpu", "cpu");
+    assert!(graph.len() > 1000, "{} records", graph.len());
+    for (name, devices) in [("twice", "cuda:0,cuda:0"), ("both", "cuda:0,cuda:1,cuda:0")] {
+        let recorded = record(name, devices);
+        let differ = graph.iter().zip(&recorded).position(|(a, b)| a != b);
+        assert_eq!((recorded.len(), differ), (graph.len(), None), "{devices}");
+    }
+}
+
 /// Every policy with every placement; batch sizes and models take turns.
 fn leave_sound_runs(places: &[&[&str]]) {
     let Some(stand_in) = stand_in() else { return };

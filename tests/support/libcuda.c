@@ -5,6 +5,9 @@
    microsecond. A kernel that chooses experts chooses the first ones; the others write nothing. What is given to a stream is refused
    while another GPU is the current one.
 
+   With the environment variable STAND_IN_LOAD, kernels take 300 us, and a call that records an event on an idle stream waits 1.5 ms
+   before it records the event, as if the thread had been preempted.
+
    With the environment variable STAND_IN_FAILS it fails at the step of that name:
 
    old         the driver knows no newer CUDA than 11.8
@@ -25,13 +28,15 @@ enum {
     INVALID_HANDLE = 400, NOT_READY = 600
 };
 /* Nanoseconds. */
-enum { START = 3000, KERNEL = 20000, COPY = 5000, RESOLUTION = 512 };
+enum { START = 3000, KERNEL = 20000, LONG_KERNEL = 300000, COPY = 5000, RESOLUTION = 512, PREEMPTED = 1500000 };
 enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, MEMORY_POOLS = 115 };
 
 static int fails_at(const char *step) {
     const char *at = getenv("STAND_IN_FAILS");
     return at && strcmp(at, step) == 0;
 }
+
+static int is_loaded(void) { return getenv("STAND_IN_LOAD") != NULL; }
 
 /* Handles that are never looked into. */
 static int handle;
@@ -141,6 +146,7 @@ int cuEventDestroy_v2(struct event *event) { free(event); return SUCCESS; }
 int cuEventRecord(struct event *event, struct stream *stream) {
     if (event->context != stream->context) return INVALID_HANDLE;
     if (stream->context != current) return INVALID_CONTEXT;
+    if (is_loaded() && stream->end < now()) wait_until(now() + PREEMPTED);
     event->at = later(stream->end, now() + START);
     return SUCCESS;
 }
@@ -205,7 +211,7 @@ static int launch(const char *function, void **args, struct stream *stream) {
             weights[i] = 1.0f / (float)k;
         }
     }
-    return work(stream, KERNEL);
+    return work(stream, is_loaded() ? LONG_KERNEL : KERNEL);
 }
 
 int cuLaunchKernel(char *function, unsigned x, unsigned y, unsigned z, unsigned width, unsigned height, unsigned depth,
