@@ -157,8 +157,8 @@ fn rows_of_simulations() {
     let dir = tempfile::tempdir().unwrap();
     let run = recorded(dir.path());
     let machine = [
-        ["--link-gb-s", "0.5"],
-        ["--link-us", "5"],
+        ["--pcie-gb-s", "0.5"],
+        ["--pcie-us", "5"],
         ["--memory-gb-s", "4"],
         ["--dense-mib", "1"],
         ["--gpu-expert-us", "10"],
