@@ -23,7 +23,7 @@ use crate::tables::{MODEL_KEY, RUN_ID_KEY, TableMetadata};
 
 /// Name of the file in a run directory.
 pub const FILE_NAME: &str = "gguf-map.parquet";
-/// Value of [`SCHEMA_KEY`] in the file's metadata.
+/// Schema name with version in the file's metadata.
 pub const SCHEMA: &str = "moe-analyze.gguf-map.v1";
 /// Metadata key of the model's files, a JSON array of `{name, size_bytes}`. The column `file` is an index into it.
 pub const FILES_KEY: &str = "moe-analyze.files";

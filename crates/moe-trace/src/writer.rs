@@ -99,7 +99,7 @@ impl RunWriter {
             ] {
                 file.sync()?;
             }
-            // Until the new trace replaces the old one, the manifest must not claim the old trace.
+            // Until the new trace replaces the old one, the manifest states that `trace.bin` belongs to the old run.
             manifest.replacing = true;
             transaction.rename(manifest.write_pending(&manifest_path)?)?;
             transaction.sync()?;
