@@ -154,7 +154,7 @@ def prose_of_notebook(text):
         source = line.replace("\\n", "  ") if in_source else erase(re.match(".*", line))
         if in_source and cell == "code":
             quoted = re.match(r'(\s*")(.*?)(\s*",?\s*)$', source)
-            inner = pieces_of_code(PYTHON, quoted.group(2).replace('\\"', " '")) if quoted else ""
+            inner = pieces_of_code(PYTHON, quoted.group(2).replace('\\"', "'\0")) if quoted else ""
             source = " " * len(quoted.group(1)) + inner if quoted else erase(re.match(".*", source))
         lines.append(source)
     return "\n".join(lines)
