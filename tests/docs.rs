@@ -61,7 +61,10 @@ macro_rules! pages {
 pages! {
     readme: "README.md",
     page_accuracy: "docs/accuracy.md",
+    page_cache_policies: "docs/cache-policies.md",
     page_comparing_runs: "docs/comparing-runs.md",
+    page_durability: "docs/durability.md",
+    page_foreign_formats: "docs/foreign-formats.md",
     page_foreign_traces: "docs/foreign-traces.md",
     page_getting_started: "docs/getting-started.md",
     page_gpu_and_post_fetch: "docs/gpu-and-post-fetch.md",
