@@ -205,11 +205,11 @@ fn rejects_invalid_orders_without_output() {
 #[test]
 fn rejects_truncated_model_without_output() {
     let (dir, out) = temporary();
-    let cut = dir.path().join("cut.gguf");
+    let truncated = dir.path().join("short.gguf");
     let whole = fs::read(fixture("random-gpt-oss-F16")).unwrap();
-    fs::write(&cut, &whole[..whole.len() - 1000]).unwrap();
-    let line = fail!["relayout", cut, "--out", out];
-    assert!(line.contains("it is cut"), "{line}");
+    fs::write(&truncated, &whole[..whole.len() - 1000]).unwrap();
+    let line = fail!["relayout", truncated, "--out", out];
+    assert!(line.contains("short.gguf"), "{line}");
     assert!(!out.exists());
 }
 
