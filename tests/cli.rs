@@ -170,14 +170,14 @@ fn closed_pipe_is_not_an_error() {
 #[test]
 fn closed_pipe_does_not_change_the_exit_code() {
     let dir = tempfile::tempdir().unwrap();
-    let cut = dir.path().join("cut.gguf");
+    let truncated = dir.path().join("truncated.gguf");
     let whole = std::fs::read(repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf")).unwrap();
-    std::fs::write(&cut, &whole[..whole.len() - 64]).unwrap();
+    std::fs::write(&truncated, &whole[..whole.len() - 64]).unwrap();
     for format in ["table", "csv", "json", "jsonl", "md"] {
         for args in [
-            &["gguf-map", arg(&cut), "--check-overlaps", "-o", format][..],
-            &["gguf-map", arg(&cut), "--verify", "-o", format],
-            &["info", arg(&cut), "-o", format],
+            &["gguf-map", arg(&truncated), "--check-overlaps", "-o", format][..],
+            &["gguf-map", arg(&truncated), "--verify", "-o", format],
+            &["info", arg(&truncated), "-o", format],
         ] {
             assert_eq!(code_with_stdout(args, closed_pipe()), 1, "{args:?}");
         }

@@ -198,9 +198,9 @@ fn rejects_inputs_that_are_not_runs() {
     assert!(fail!["diff", run, run, "--only", "text"].contains("routing"));
 
     // A truncated trace is compared up to its end.
-    let cut = dir.path().join("cut.bin");
-    fs::write(&cut, &trace[..trace.len() - 100]).unwrap();
-    let (code, text) = diff(&cut, &run, ["--only", "operations"]);
+    let truncated = dir.path().join("truncated.bin");
+    fs::write(&truncated, &trace[..trace.len() - 100]).unwrap();
+    let (code, text) = diff(&truncated, &run, ["--only", "operations"]);
     assert_eq!(code, 1);
     assert!(text.starts_with("different: operations (1 only in B)"), "{text}");
 }

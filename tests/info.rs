@@ -185,12 +185,12 @@ fn describes_and_checks_models() {
     let table = run!["info", mtp];
     assert!(table.contains("nextn layers"), "{table}");
 
-    let cut = dir.path().join("cut.gguf");
+    let truncated = dir.path().join("short.gguf");
     let whole = fs::read(repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf")).unwrap();
-    fs::write(&cut, &whole[..whole.len() - 64]).unwrap();
-    unsound(&cut, " past the end of the file");
-    fs::write(&cut, &whole[..1000]).unwrap();
-    assert!(fail!["info", cut].contains("cut"));
+    fs::write(&truncated, &whole[..whole.len() - 64]).unwrap();
+    unsound(&truncated, " past the end of the file");
+    fs::write(&truncated, &whole[..1000]).unwrap();
+    assert!(fail!["info", truncated].contains("short.gguf"));
 }
 
 #[test]
@@ -250,9 +250,9 @@ fn describes_and_checks_runs_and_traces() {
     assert!(facts.get("prompt_tokens").is_none());
     fs::write(run.join("manifest.json"), manifest).unwrap();
 
-    let mut cut = trace.clone();
-    cut.extend_from_slice(&trace[..100]);
-    fs::write(&trace_file, cut).unwrap();
+    let mut truncated = trace.clone();
+    truncated.extend_from_slice(&trace[..100]);
+    fs::write(&trace_file, truncated).unwrap();
     unsound(&run, "trace.bin is truncated: 100 bytes");
     fs::write(&trace_file, &trace[..trace.len() - 1024]).unwrap();
     unsound(&run, "declares");

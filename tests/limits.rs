@@ -233,12 +233,12 @@ fn limits_memory_of_json_values() {
     );
     let order = file_of(dir, "order.json", format!("{{\"1\":[{objects}0]}}"));
     let (learn, order, out) = (arg(&learn), arg(&order), dir.join("out"));
-    let (gguf, cut) = (out.with_extension("gguf"), out.with_extension("json"));
+    let (gguf, subset) = (out.with_extension("gguf"), out.with_extension("json"));
     let plan = ["--model", model, "--budget-mib", "1"];
     for (args, file) in [
         (args!["plan", learn, plan], learn),
         (args!["plan", learn, learn, plan], learn),
-        (args!["plan", learn, "--out", cut, plan], learn),
+        (args!["plan", learn, "--out", subset, plan], learn),
         (args!["plan", run, "--update", learn], learn),
         (args!["plan", run, "--update", order], order),
         (args!["hotness", learn], learn),

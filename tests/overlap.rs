@@ -252,8 +252,8 @@ fn reports_missing_and_damaged_inputs() {
     let good = fs::read_to_string(&file).unwrap();
     // The recorder was killed, so the last line is truncated.
     fs::write(&file, &good[..good.len() - 30]).unwrap();
-    let cut = rows(&[arg(&run), "--phase", "generate"]);
-    assert_eq!(cut[5]["executions"], N_PASS - 1);
+    let truncated = rows(&[arg(&run), "--phase", "generate"]);
+    assert_eq!(truncated[5]["executions"], N_PASS - 1);
     let damaged = good.replacen("\"n_fetched\":3", "\"n_fetched\":9", 2);
     fs::write(&file, damaged).unwrap();
     let error = fail!["overlap", run];

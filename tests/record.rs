@@ -286,7 +286,7 @@ fn invalid_input_exits_with_2_and_writes_no_run() {
         (file("text.gguf", b"no model"), "not a GGUF file"),
         (file("empty.gguf", b""), "empty.gguf"),
         (file("header.gguf", &whole[..3000]), "header.gguf"),
-        (file("cut.gguf", &whole[..whole.len() - 10_000]), "cut"),
+        (file("short.gguf", &whole[..whole.len() - 10_000]), "short.gguf"),
         (dir.path().join("absent.gguf"), "absent.gguf"),
         (dir.path().to_owned(), arg(dir.path())),
         (patched(dir.path(), "arch.gguf", "qwen3moe", "qwen9moe"), "qwen9moe"),

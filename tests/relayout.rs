@@ -205,10 +205,10 @@ fn rejects_invalid_orders_without_output() {
 #[test]
 fn rejects_truncated_model_without_output() {
     let (dir, out) = temporary();
-    let cut = dir.path().join("cut.gguf");
+    let truncated = dir.path().join("short.gguf");
     let whole = fs::read(fixture("random-gpt-oss-F16")).unwrap();
-    fs::write(&cut, &whole[..whole.len() - 1000]).unwrap();
-    let line = fail!["relayout", cut, "--out", out];
+    fs::write(&truncated, &whole[..whole.len() - 1000]).unwrap();
+    let line = fail!["relayout", truncated, "--out", out];
     assert!(line.contains("is truncated"), "{line}");
     assert!(!out.exists());
 }

@@ -38,17 +38,17 @@ fn findings_do_not_change_machine_readable_stdout() {
 #[test]
 fn detects_truncated_data() {
     let dir = tempfile::tempdir().unwrap();
-    let cut = dir.path().join("cut.gguf");
+    let truncated = dir.path().join("truncated.gguf");
     let whole = fs::read(repository("fixtures/random-qwen3moe-F16.gguf")).unwrap();
-    fs::write(&cut, &whole[..whole.len() - 1000]).unwrap();
+    fs::write(&truncated, &whole[..whole.len() - 1000]).unwrap();
 
-    let rows = run!["gguf-map", cut, "-o", "csv"];
+    let rows = run!["gguf-map", truncated, "-o", "csv"];
     assert_eq!(
         rows,
         run!["gguf-map", repository("fixtures/random-qwen3moe-F16.gguf"), "-o", "csv"]
     );
     let assert = moe_analyze()
-        .args(args!["gguf-map", cut, "--check-overlaps"])
+        .args(args!["gguf-map", truncated, "--check-overlaps"])
         .assert()
         .code(1);
     let out = String::from_utf8_lossy(&assert.get_output().stdout).into_owned();

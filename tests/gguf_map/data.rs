@@ -223,13 +223,13 @@ fn reports_values_that_are_not_finite() {
 fn does_not_read_overlapping_or_truncated_data() {
     let dir = tempfile::tempdir().unwrap();
     let manifest = dir.path().join("manifest");
-    let mut cut = abc();
-    cut.bytes.pop();
+    let mut truncated = abc();
+    truncated.bytes.pop();
     let twice = Raw::new(2, 0)
         .tensor("a", &[8], F32, 0)
         .tensor("b", &[8], F32, 0)
         .data(32, 32);
-    for raw in [cut, twice] {
+    for raw in [truncated, twice] {
         let model = write(dir.path(), raw);
         let (code, out, err) = verify(&model, args!["--manifest-out", manifest]);
         assert_eq!(code, 1, "{out}");

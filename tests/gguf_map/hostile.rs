@@ -133,14 +133,14 @@ fn corrupt_files_never_panic() {
         .data(32, 320);
     let whole = raw.bytes;
     let n = whole.len();
-    let cut = (0..n).step_by(7).map(|n| whole[..n].to_vec());
+    let truncated = (0..n).step_by(7).map(|n| whole[..n].to_vec());
     let flipped = (0..n - 320).step_by(3).map(|at| {
         let mut bytes = whole.clone();
         bytes[at] ^= [0xFF, 0x80, 0x01][at % 2 + at % 5 / 4];
         bytes
     });
     let mut codes = [0; 3];
-    for bytes in cut.chain(flipped).chain([whole.clone()]) {
+    for bytes in truncated.chain(flipped).chain([whole.clone()]) {
         let path = dir.path().join("spoilt.gguf");
         fs::write(&path, &bytes).unwrap();
         let (code, out, err) = output_of(args!["--quiet", "gguf-map", path, "--verify"]);

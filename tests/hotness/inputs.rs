@@ -118,9 +118,9 @@ fn reports_impossible_numbers_of_layers_and_experts() {
 fn counts_complete_records_of_a_truncated_trace() {
     let fixture = Fixture::new();
     let trace = fs::read(fixture.path("run/trace.bin")).unwrap();
-    let cut = fixture.path("cut.bin");
-    fs::write(&cut, &trace[..trace.len() - 100]).unwrap();
-    let summary = run!["hotness", cut];
+    let truncated = fixture.path("truncated.bin");
+    fs::write(&truncated, &trace[..trace.len() - 100]).unwrap();
+    let summary = run!["hotness", truncated];
     let counted = summary.lines().nth(1).unwrap();
     assert!(counted.starts_with("16 prompt and generated tokens"), "{summary}");
 }

@@ -185,20 +185,20 @@ fn fills_free_space_at_random() {
 #[test]
 fn writes_learn_file_of_the_plan() {
     let dir = workplace();
-    let (learn, cut, model) =
-        (dir.path().join("learn.json"), dir.path().join("cut.json"), repository(QWEN));
+    let (learn, subset, model) =
+        (dir.path().join("learn.json"), dir.path().join("subset.json"), repository(QWEN));
     let budget = (3 * 29_696).to_string();
     let args =
         |learn| ["plan", learn, "--model", arg(&model), "--budget-bytes", &budget, "-o", "json"];
-    let plan = json_of(args![args(arg(&learn)), "--out", cut]);
+    let plan = json_of(args![args(arg(&learn)), "--out", subset]);
     assert_eq!(selected(&plan), [(0, 3, 0), (0, 5, 0)]);
     let expected = json!({"schema": "llama.cpp.moe_layer_opt_perf.v1", "n_expert": 32, "layers": [
         {"layer": 0, "calls": 7, "experts": [[3, 9], [5, 4]], "note": "kept"}]});
-    let written: Value = serde_json::from_str(&fs::read_to_string(&cut).unwrap()).unwrap();
+    let written: Value = serde_json::from_str(&fs::read_to_string(&subset).unwrap()).unwrap();
     assert_eq!(written, expected);
-    assert_eq!(selected(&json_of(args(arg(&cut)))), selected(&plan));
+    assert_eq!(selected(&json_of(args(arg(&subset)))), selected(&plan));
 
-    let again = args![args(arg(&learn)), "--out", cut];
+    let again = args![args(arg(&learn)), "--out", subset];
     assert!(fail![again].contains("--force"));
     run![again, "--force"];
 }

@@ -143,13 +143,6 @@ int cuEventCreate(struct event **event, unsigned flags) {
     return created;
 }
 int cuEventDestroy_v2(struct event *event) { free(event); return SUCCESS; }
-/* Waits if the call is one that loses its CPU. */
-static void maybe_preempt(void) {
-    static unsigned calls;
-    const char *every = getenv("STAND_IN_PREEMPT");
-    if (every && ++calls % (unsigned)atoi(every) == 0) wait_until(now() + PREEMPTED);
-}
-
 int cuEventRecord(struct event *event, struct stream *stream) {
     if (event->context != stream->context) return INVALID_HANDLE;
     if (stream->context != current) return INVALID_CONTEXT;

@@ -11,7 +11,7 @@ const N_BANDS: usize = 3;
 /// Usage, name and colour of the bands, from bottom to top.
 const BANDS: [(u8, &str, Colour); N_BANDS] = [
     (usage::WEIGHTS, "weights", colour::SLATE),
-    (usage::ANY, "key-value cache, other", colour::RED),
+    (usage::ANY, "KV cache, other", colour::RED),
     (usage::COMPUTE, "results of operations", colour::ORANGE),
 ];
 
