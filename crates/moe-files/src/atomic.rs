@@ -268,7 +268,11 @@ pub(crate) fn create_locked(
 ) -> io::Result<NamedTempFile<File>> {
     temporary_names(path, |builder| {
         for _ in 0..MAX_ATTEMPTS {
-            let file = builder.make_in(dir, &create)?;
+            let file = match builder.make_in(dir, &create) {
+                // `create` makes a directory and opens it; another process removed it in between.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && dir.is_dir() => continue,
+                result => result?,
+            };
             if stale::lock(file.as_file())? {
                 return Ok(file);
             }
@@ -289,5 +293,29 @@ pub(crate) fn remove_stale_once(dir: &Path) {
         .insert(dir.clone());
     if is_new {
         stale::remove(&dir);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn retries_if_another_process_removes_a_new_directory_before_it_is_opened() {
+        let parent = tempfile::tempdir().unwrap();
+        let attempts = Cell::new(0);
+        let create = |path: &Path| {
+            fs::create_dir(path)?;
+            attempts.set(attempts.get() + 1);
+            if attempts.get() == 1 {
+                fs::remove_dir(path)?;
+            }
+            File::open(path)
+        };
+        let directory = create_locked(parent.path(), Path::new("name"), create).unwrap();
+        assert!(directory.path().is_dir());
+        assert_eq!(attempts.get(), 2);
     }
 }
