@@ -299,6 +299,7 @@ pub(crate) fn remove_stale_once(dir: &Path) {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::fs;
 
     use super::*;
 
