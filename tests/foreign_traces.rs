@@ -160,7 +160,7 @@ fn model_is_compared_with_the_trace_and_its_map_is_written() {
     let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
     let route = golden("bigmoeonedge/small.route.csv");
     let error = fail!["--quiet", "hotness", route, "--model", model];
-    assert!(error.contains("it says 2 layers") && error.contains("has 6"), "{error}");
+    assert!(error.contains("it has 2 layers") && error.contains("has 6"), "{error}");
 
     let trace = golden("jsonl/small.jsonl");
     let tables = dir.path().join("tables");

@@ -119,10 +119,10 @@ fn rejects_partially_replaced_run() {
     manifest.write(&path).unwrap();
     for command in ["graph", "buffers", "overlap", "accesses", "hotness", "info"] {
         let line = fail![command, run];
-        assert!(line.contains("was being replaced"), "{command}: {line}");
+        assert!(line.contains("was killed while it replaced this run"), "{command}: {line}");
     }
     let line = fail!["graph", run, "--phase", "prompt", "--from-records"];
-    assert!(line.contains("was being replaced"), "{line}");
+    assert!(line.contains("was killed while it replaced this run"), "{line}");
     run!["graph", run.join("trace.bin")];
 }
 

@@ -249,7 +249,7 @@ fn limits_memory_of_json_values() {
     ] {
         let line = failure_in_4_gb(&args);
         assert!(
-            line.contains(file) && line.contains("limit of 536870912 bytes of memory"),
+            line.contains(file) && line.contains("more memory than the limit of 536870912 bytes"),
             "{args:?}: {line}"
         );
     }

@@ -180,7 +180,7 @@ fn warns_about_incomplete_run() {
     fs::remove_file(run.join("gguf-map.parquet")).unwrap();
     let parquet = ["parquet", arg(&run), "--out", arg(&out)];
     for (args, expected) in
-        [(&parquet[..], "accesses name whole tensors"), (&["hotness", arg(&run)][..], "states")]
+        [(&parquet[..], "accesses are to entire expert tensors"), (&["hotness", arg(&run)][..], "states")]
     {
         let output = moe_analyze().args(args).assert().success();
         let warnings = String::from_utf8(output.get_output().stderr.clone()).unwrap();

@@ -98,7 +98,7 @@ fn reports_the_format_of_files_that_are_not_traces() {
     tar.extend(&gguf);
     let cases: [(&[u8], &str); 9] = [
         (&tar, "is a tar archive"),
-        (&[b"\x01\0\0\0\0\0\0\0", &gguf[..]].concat(), "with 8 bytes in front"),
+        (&[b"\x01\0\0\0\0\0\0\0", &gguf[..]].concat(), "with 8 bytes before its magic number"),
         (b"\x1f\x8b\x08\0\0\0\0\0\0\x03", "is a gzip archive"),
         (b"PK\x03\x04\x14\0\0\0\x08\0", "is a ZIP archive"),
         (b"\x28\xb5\x2f\xfd\x24\0", "is a zstd archive"),

@@ -104,10 +104,10 @@ fn rejects_learn_files_and_predictions_of_another_model() {
     let bare = args!["--quiet", "simulate", trace, "--budget-mib", "1", "--model", model];
     for simulate in [with_run, bare] {
         for (more, path, expected) in [
-            (learnt(&few), &few, "it has 8 experts in a layer, but the model"),
-            (learnt(&deep), &deep, "it counts expert 7 of layer 6, which"),
-            (learnt(&other), &other, "it has 2 layers, but the model"),
-            (predicted(&other), &other, "it has 2 layers, but the model"),
+            (learnt(&few), &few, ": it has 8 experts in a layer, but the model"),
+            (learnt(&deep), &deep, ": it counts expert 7 of layer 6, which"),
+            (learnt(&other), &other, ": it has 2 layers, but the model"),
+            (predicted(&other), &other, ": it has 2 layers, but the model"),
         ] {
             let line = fail![simulate, more];
             let expected = format!("moe-analyze: {}{expected}", arg(path));

@@ -418,7 +418,7 @@ fn must_not_panic(path: &Path) {
             "record",
             "element",
             "no routing",
-            "more than any model has",
+            "more than the limit of",
             "tensor",
         ];
         assert!(
