@@ -2,10 +2,14 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::error::Error;
+
+/// Maximum number of attempts to remove a directory.
+const MAX_ATTEMPTS: usize = 1000;
 
 /// The temporary files and new directories of this process.
 #[derive(Debug, Default)]
@@ -31,10 +35,21 @@ impl Registry {
             let _ = fs::remove_file(file);
         }
         for tree in self.trees.drain() {
-            let _ = fs::remove_dir_all(tree);
+            remove_tree(&tree);
         }
         for directory in self.directories.drain(..).rev() {
             let _ = fs::remove_dir(directory);
+        }
+    }
+}
+
+/// Removes a directory with its contents, in which other threads may still create files.
+fn remove_tree(tree: &Path) {
+    for _ in 0..MAX_ATTEMPTS {
+        match fs::remove_dir_all(tree) {
+            // A file appeared after the directory had been listed.
+            Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {}
+            _ => return,
         }
     }
 }
@@ -64,7 +79,7 @@ impl NewDirectories {
                     self.created.push(dir.clone());
                 }
                 // Another process created it meanwhile, so it must not be removed here.
-                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(Error::io("create", dir)(error)),
             }
         }
@@ -88,5 +103,32 @@ impl Drop for NewDirectories {
             let _ = fs::remove_dir(dir);
         }
         self.keep();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn removes_a_directory_in_which_another_thread_creates_files() {
+        let parent = tempfile::tempdir().unwrap();
+        let tree = parent.path().join("tree");
+        fs::create_dir(&tree).unwrap();
+        thread::scope(|scope| {
+            let names = (0_u64..).map(|n| tree.join(n.to_string()));
+            let first = tree.join("0");
+            scope.spawn(|| names.map(File::create).take_while(Result::is_ok).count());
+            while !first.exists() {
+                thread::yield_now();
+            }
+            let mut registry = Registry::default();
+            registry.trees.insert(tree.clone());
+            registry.remove_all();
+            assert!(!tree.exists());
+        });
     }
 }
