@@ -1,4 +1,4 @@
-//! What fails is done by the host, counted, and told by the records.
+//! Failed operations of Post-Fetch: the CPU computes them, they are counted, and records contain them.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -12,11 +12,11 @@ use moe_executor::{Model, Session};
 use moe_trace::Phase;
 use moe_trace::record::{FLAG_CPU_FALLBACK, lane};
 
-use super::recorded::{distinct, record, stem};
+use super::recording::{distinct, record, stem};
 use super::{Case, case, has_gpu, open};
 use moe_testkit::Report;
 
-/// Post-Fetch with a step that fails.
+/// Post-Fetch with an injected failure.
 pub fn failing(fault: InjectedFault) -> Case {
     Case {
         post_fetch: Settings {
@@ -44,13 +44,15 @@ fn every_failure_is_counted_and_recorded() {
         ] {
             let what = format!("{name}, {fault:?}");
             let recorded = record(&gguf, Some(&failing(fault)), true);
-            // One error a layer and pass.
+            // One error per layer and pass.
             let fallbacks = &recorded.fallbacks;
             let want = n_layer * recorded.passes.len();
             let is_injected = |first: &String| first.ends_with("a test injected the error");
             println!("{what}: {fallbacks:?}");
             if fallbacks.ops != want as u64 || !fallbacks.first.as_ref().is_some_and(is_injected) {
-                report.fail(format!("{what}: {fallbacks:?}, not {want} operations"));
+                report.fail(format!(
+                    "{what}: {fallbacks:?}, not {want} injected failures"
+                ));
             }
             let mut wrong = Vec::new();
             let mut n_down = 0;
@@ -58,10 +60,10 @@ fn every_failure_is_counted_and_recorded() {
                 let records = pass.of(&recorded.records);
                 for down in records.filter(|r| stem(r) == "ffn_moe_down") {
                     n_down += 1;
-                    let chosen = distinct(&recorded.observed, down.layer_id.get(), pass);
-                    // The first transfer of a layer is none of the later ones.
+                    let selected = distinct(&recorded.observed, down.layer_id.get(), pass);
+                    // `LaterCopy` does not affect the first transfer of a layer.
                     let lane = |id: i32| {
-                        if fault == InjectedFault::LaterCopy && id == chosen[0] {
+                        if fault == InjectedFault::LaterCopy && id == selected[0] {
                             lane::POST_FETCHED
                         } else {
                             lane::POST_FETCH_MISS
@@ -83,7 +85,7 @@ fn every_failure_is_counted_and_recorded() {
             if n_down < want || !wrong.is_empty() {
                 let (n, first) = (wrong.len(), wrong.first());
                 report.fail(format!(
-                    "{what}: {n} of {n_down} records, the first: {first:?}"
+                    "{what}: {n} of {n_down} down records are wrong; the first: {first:?}"
                 ));
             }
         }
@@ -91,7 +93,7 @@ fn every_failure_is_counted_and_recorded() {
     report.finish();
 }
 
-/// Only the first transfer of each layer begins; the others' failure is told.
+/// Only the first transfer of each layer is started; the failure of the others is reported.
 #[test]
 fn uses_started_copies_and_reports_failed_ones() {
     if !has_gpu() {
@@ -111,7 +113,7 @@ fn uses_started_copies_and_reports_failed_ones() {
     session.decode(&[1], Phase::Prompt, Logits::Last).unwrap();
 
     let fallbacks = &session.devices().gpus()[0].fallbacks;
-    assert_eq!(fallbacks.ops, n_layer as u64, "one error a layer");
+    assert_eq!(fallbacks.ops, n_layer as u64, "one error per layer");
     let first = fallbacks.first.as_deref();
     assert_eq!(first, Some("a transfer failed: a test injected the error"));
     let events = events.borrow();

@@ -1,14 +1,14 @@
-//! Models on the GPU: held to what llama.cpp did under every policy and with every failure, what is recorded of them, how often
-//! the host waits, what memory they take. Without a GPU the tests are skipped.
+//! Models on GPUs: results compared with llama.cpp under every policy and after every failure, records, waits of the CPU, and GPU
+//! memory. The tests are skipped without a GPU.
 
 mod failures;
 mod memory;
+mod multi_gpu;
 mod policies;
-mod recorded;
+mod recording;
 mod records;
 mod scratchpad;
-mod several;
-mod sound;
+mod soundness;
 mod waits;
 
 use moe_executor::cuda::post_fetch::Settings;
@@ -20,6 +20,7 @@ use moe_testkit::{Need, Report, fixture, skip};
 
 use crate::reference::{Bounds, Distance, F16, GPT_OSS, Look, OfPrompt, Open, QWEN3MOE, distances};
 
+/// Fixtures with the maximum distance of each from llama.cpp.
 const MODELS: [(&str, &Bounds); 8] = [
     ("random-qwen3moe-F16", &F16),
     ("random-gpt-oss-F16", &F16),
@@ -35,7 +36,7 @@ fn open(name: &str) -> Gguf {
     Gguf::open(fixture(format!("{name}.gguf"))).unwrap()
 }
 
-/// Whether there is a GPU; skips the running test if not.
+/// Whether the machine has a GPU. If not, reports the test as skipped; the caller must return.
 #[track_caller]
 fn has_gpu() -> bool {
     match Gpu::detect() {
@@ -47,32 +48,35 @@ fn has_gpu() -> bool {
     }
 }
 
-/// A GPU of a list: the number of the physical GPU, and the limit of its memory as a share of what the model's matrices take.
+/// An entry of the list of GPUs: the index of the physical GPU, and its memory limit as a fraction of the size of the matrices
+/// that can be on a GPU.
 type Entry = (usize, Option<f64>);
 
-/// The first GPU.
+/// GPU 0.
 const ONCE: &[Entry] = &[(0, None)];
-/// The first GPU, listed twice.
+/// GPU 0, listed twice.
 const TWICE: &[Entry] = &[(0, None), (0, None)];
 
-/// How a model is put onto GPUs.
+/// Placement of a model on GPUs, and the settings that it runs with.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     gpus: &'static [Entry],
-    /// Shares of the layers of each GPU; empty: equal ones.
+    /// Proportion of the layers on each GPU; empty: equal.
     split: &'static [f32],
     n_gpu_layers: usize,
-    /// Layers whose experts live with the host, the first ones.
+    /// Number of layers, from the first one, with experts in CPU memory.
     n_cpu_moe: usize,
-    /// Rules before that, as `--override-tensor` takes them.
+    /// Rules that take precedence, in the syntax of `--override-tensor`.
     overrides: &'static [&'static str],
     policy: Policy,
+    /// Number of tokens from which weights in CPU memory are copied to the GPU for a product; `None`: never.
     min_batch: Option<usize>,
     post_fetch: Settings,
-    /// Size of the scratchpad in down matrices of an expert, those of the layer with the largest.
+    /// Size of the scratchpad as a multiple of the largest down matrix of an expert; `None`: as large as required.
     scratchpad: Option<f64>,
 }
 
+/// The entire model on GPU 0; for the policies that compute experts on the CPU, without the experts.
 fn case(policy: Policy) -> Case {
     Case {
         gpus: ONCE,
@@ -92,9 +96,9 @@ fn case(policy: Policy) -> Case {
 
 impl Case {
     fn open<'g>(&self, gguf: &'g Gguf, model: &Model<'g>) -> Devices<'g> {
-        let specs = self.gpus.iter().map(|&(ordinal, share)| GpuSpec {
+        let specs = self.gpus.iter().map(|&(ordinal, fraction)| GpuSpec {
             ordinal,
-            limit: share.map(|share| limit(gguf, share)),
+            limit: fraction.map(|fraction| limit(gguf, fraction)),
         });
         let gpus = Gpu::open_all(&specs.collect::<Vec<_>>()).unwrap();
         let n_layer = model.hparams().n_layer;
@@ -111,9 +115,9 @@ impl Case {
         let names = gguf.tensors().iter().map(|tensor| tensor.name.as_str());
         let placement = rules.resolve(names).unwrap();
         let mut devices = Devices::new(gpus, placement, self.policy, self.min_batch);
-        let some_on_host = self.n_cpu_moe > 0 || !self.overrides.is_empty();
-        if some_on_host && !devices.register(gguf) {
-            println!("the driver does not register the mapped model");
+        let has_cpu_tensors = self.n_cpu_moe > 0 || !self.overrides.is_empty();
+        if has_cpu_tensors && !devices.register(gguf) {
+            println!("the driver cannot register the mapped model");
         }
         let post_fetch = Settings {
             scratchpad_bytes: self.scratchpad.map(|experts| {
@@ -128,17 +132,17 @@ impl Case {
         }
     }
 
-    /// Holds models to llama.cpp; all that is outside the bounds is told together.
-    fn holds(&self, models: &[(&str, &Bounds)], prompts: &[&str]) {
-        self.holds_and(models, prompts, &|_| None);
+    /// Compares models with llama.cpp. Reports everything outside the bounds at the end.
+    fn compare(&self, models: &[(&str, &Bounds)], prompts: &[&str]) {
+        self.compare_and_check(models, prompts, &|_| None);
     }
 
-    /// The same, and looks at the devices after each prompt.
-    fn holds_and(&self, models: &[(&str, &Bounds)], prompts: &[&str], look: Look) {
+    /// Compares models with llama.cpp, and checks the devices after each prompt.
+    fn compare_and_check(&self, models: &[(&str, &Bounds)], prompts: &[&str], look: Look) {
         if !has_gpu() {
             return;
         }
-        assert!(prompts.len() > 1, "bounds are for a group of prompts");
+        assert!(prompts.len() > 1, "bounds apply to a group of prompts");
         let mut report = Report::default();
         for &(name, bounds) in models {
             let gguf = open(name);
@@ -154,8 +158,8 @@ impl Case {
                     report.fail(format!("{name} {prompt}: {wrong}; {self:?}"));
                 }
             }
-            // Rounding of the activations makes the near ties of a quantized model fall either way, and each carries on
-            // through the text that follows it; so they are counted over all prompts.
+            // Rounded activations decide near ties of a quantized model either way, and each affects all later tokens.
+            // Therefore the bounds apply to all prompts together.
             let all = of_prompts.iter().map(|of_prompt| of_prompt.all);
             let all = all.fold(Distance::default(), Distance::and);
             if !all.is_within(bounds) {
@@ -166,38 +170,40 @@ impl Case {
     }
 }
 
-/// What of a prompt is outside the bounds of an F16 model.
+/// Describes how a prompt of an F16 model is outside the bounds; `None` if it is within them.
 ///
-/// Its rounding hardly matters but for a tie: two experts whose scores are nearer to each other than what rounding leaves of
-/// them. If it falls the other way, no implementation is wrong, and the text behind it is another one, since it reads the keys
-/// and values of that token. So a prompt must be within the bounds up to such a token, and as a whole if there is none.
-/// That experts which were swapped lie close together holds for all of it, as do the bounds of all prompts together.
+/// Rounding has little effect on such a model, except in a tie: two experts with scores closer to each other than the rounding
+/// error. Either order is correct, but results of later tokens differ, because they depend on the keys and values of that token.
+/// Therefore a prompt must be within the bounds up to the first token with other experts, and entirely without such a token.
+/// Swapped experts must have similar scores in the entire prompt.
 fn outside(what: &str, of_prompt: &OfPrompt, bounds: &Bounds) -> Option<String> {
     let (all, before) = (&of_prompt.all, &of_prompt.before_other_experts);
     if all.is_within(bounds) {
         return None;
     }
-    let Some(at) = of_prompt.other_experts_at else {
+    let Some(position) = of_prompt.other_experts_at else {
         return Some(all.to_string());
     };
-    let text = format!("{all}; before the first other choice, at position {at}: {before}");
+    let text = format!(
+        "{all}; before the first token with other experts, at position {position}: {before}"
+    );
     if all.has_near_ties(bounds) && before.is_within(bounds) {
-        println!("{what}: taken for a tie that fell the other way: {text}");
+        println!("{what}: accepted as a tie: {text}");
         return None;
     }
     Some(text)
 }
 
-/// A share of what the matrices take that can live on the GPU: all but the embeddings.
-fn limit(gguf: &Gguf, share: f64) -> u64 {
+/// A fraction of the size of the matrices that can be on a GPU, in bytes. These are all matrices except the embeddings.
+fn limit(gguf: &Gguf, fraction: f64) -> u64 {
     let matrices = gguf.tensors().iter().filter(|tensor| {
         tensor.n_dims > 1 && tensor.name.ends_with(".weight") && tensor.name != "token_embd.weight"
     });
     let bytes: u64 = matrices.map(|tensor| tensor.size_bytes).sum();
-    (bytes as f64 * share) as u64
+    (bytes as f64 * fraction) as u64
 }
 
-/// Bytes of the down matrix of an expert of a layer; 0 if it has no experts.
+/// Size of the down matrix of one expert of a layer in bytes; 0 for a layer without experts.
 fn down_size(gguf: &Gguf, model: &Model, il: usize) -> usize {
     let stack = gguf.tensor(&format!("blk.{il}.ffn_down_exps.weight"));
     stack.map_or(0, |stack| {

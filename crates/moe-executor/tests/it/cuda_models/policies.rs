@@ -1,4 +1,4 @@
-//! Every policy and setting, held to llama.cpp.
+//! Comparison with llama.cpp under every policy and setting.
 
 use moe_executor::cuda::Policy;
 use moe_executor::cuda::post_fetch::{InjectedFault, Settings};
@@ -8,62 +8,62 @@ use super::{Case, MODELS, case};
 use crate::reference::PROMPTS;
 
 #[test]
-fn the_whole_model_on_the_gpu() {
-    case(Policy::Gpu).holds(&MODELS, &PROMPTS);
+fn model_on_gpu_matches_llama_cpp() {
+    case(Policy::Gpu).compare(&MODELS, &PROMPTS);
 }
 
 #[test]
-fn experts_with_the_host() {
-    case(Policy::Cpu).holds(&MODELS, &PROMPTS);
+fn experts_on_cpu_match_llama_cpp() {
+    case(Policy::Cpu).compare(&MODELS, &PROMPTS);
 }
 
 #[test]
-fn experts_copied_when_they_are_chosen() {
+fn experts_copied_on_demand_match_llama_cpp() {
     let on_demand = Case {
         n_cpu_moe: usize::MAX,
         ..case(Policy::Gpu)
     };
-    on_demand.holds(&MODELS, &PROMPTS);
+    on_demand.compare(&MODELS, &PROMPTS);
 }
 
 #[test]
-fn down_travels_while_the_host_computes() {
-    case(Policy::PostFetch).holds(&MODELS, &PROMPTS);
+fn post_fetch_matches_llama_cpp() {
+    case(Policy::PostFetch).compare(&MODELS, &PROMPTS);
 }
 
 #[test]
-fn prompts_are_not_copied_for() {
+fn post_fetch_without_copies_for_prompts_matches_llama_cpp() {
     let no_copies = Case {
         min_batch: None,
         ..case(Policy::PostFetch)
     };
-    no_copies.holds(&MODELS, &["python", "long"]);
+    no_copies.compare(&MODELS, &["python", "long"]);
 }
 
 #[test]
-fn some_layers_on_the_gpu() {
+fn some_layers_on_gpu_match_llama_cpp() {
     for n_gpu_layers in [0, 1, 3] {
         let some = Case {
             n_gpu_layers,
             ..case(Policy::Gpu)
         };
-        some.holds(&MODELS, &["python", "long"]);
+        some.compare(&MODELS, &["python", "long"]);
     }
 }
 
 #[test]
-fn the_first_layer_s_experts_with_the_host() {
+fn experts_of_first_layer_on_cpu_match_llama_cpp() {
     for policy in [Policy::Cpu, Policy::PostFetch] {
         let first = Case {
             n_cpu_moe: 1,
             ..case(policy)
         };
-        first.holds(&MODELS, &["python", "long"]);
+        first.compare(&MODELS, &["python", "long"]);
     }
 }
 
 #[test]
-fn some_matrices_of_the_experts_on_the_gpu() {
+fn single_expert_matrices_on_gpu_match_llama_cpp() {
     const GATE: &[&str] = &["ffn_gate_exps=CUDA0"];
     const GATE_AND_UP: &[&str] = &["ffn_(gate|up)_exps=CUDA0"];
     const DOWN: &[&str] = &["ffn_down_exps=CUDA0"];
@@ -73,76 +73,76 @@ fn some_matrices_of_the_experts_on_the_gpu() {
         (GATE, Policy::PostFetch),
         (DOWN, Policy::Cpu),
     ] {
-        // Copies for prompts would bring the others there, too.
+        // With copies for prompts, the GPU would also compute the other matrices.
         let some = Case {
             overrides,
             min_batch: None,
             ..case(policy)
         };
-        some.holds(&MODELS, &["python", "long"]);
+        some.compare(&MODELS, &["python", "long"]);
     }
 }
 
 #[test]
-fn settings_of_post_fetch() {
-    let given = Settings::default();
+fn every_setting_of_post_fetch_matches_llama_cpp() {
+    let default = Settings::default();
     for post_fetch in [
         Settings {
             enable: false,
-            ..given
+            ..default
         },
         Settings {
             force_cpu: true,
-            ..given
+            ..default
         },
         Settings {
             block_on_miss: false,
-            ..given
+            ..default
         },
         Settings {
             max_transfers: 2,
-            ..given
+            ..default
         },
         Settings {
             dedicated_streams: false,
-            ..given
+            ..default
         },
         Settings {
             cpu_limit: Some(1),
-            ..given
+            ..default
         },
         Settings {
             cpu_limit: Some(3),
-            ..given
+            ..default
         },
-        // What the host goes on with, the GPU has computed.
+        // For some experts, the GPU computes gate and up, and the CPU computes down.
         Settings {
             cpu_limit: Some(1),
             max_transfers: 2,
-            ..given
+            ..default
         },
         Settings {
             cpu_limit: Some(1),
             fault: Some(InjectedFault::LaterCopy),
-            ..given
+            ..default
         },
     ] {
         let set = Case {
             post_fetch,
             ..case(Policy::PostFetch)
         };
-        set.holds(&MODELS, &["python", "long"]);
+        set.compare(&MODELS, &["python", "long"]);
     }
 }
 
 #[test]
-fn whatever_fails_the_host_does() {
+fn cpu_fallback_after_every_failure_matches_llama_cpp() {
     for fault in [
         InjectedFault::Alloc,
         InjectedFault::Copy,
         InjectedFault::LaterCopy,
         InjectedFault::Kernel,
     ] {
-        failing(fault).holds(&MODELS, &["python", "long"]);
+        failing(fault).compare(&MODELS, &["python", "long"]);
     }
 }

@@ -1,4 +1,4 @@
-//! Records of runs that a GPU takes part in: those of the host's run, with the run's own experts, lanes and times.
+//! Records of runs with GPUs: the same as those of a run on the CPU, except for experts, lanes and times.
 
 use moe_executor::Model;
 use moe_executor::cuda::Policy;
@@ -7,18 +7,18 @@ use moe_trace::record::{SOURCE_BUFFER, lane};
 use moe_trace::transfers::Span;
 use moe_trace::{LayerId, TensorAccessLog, TokenId};
 
-use super::recorded::{MeasuredPass, Recorded, distinct, record, stem};
+use super::recording::{MeasuredPass, Recorded, distinct, record, stem};
 use super::{Case, MODELS, TWICE, case, down_size, has_gpu, open};
 use moe_testkit::Report;
 
-/// What is set in the id of a buffer's twin on a GPU: that it is one, and the GPU's index.
-const ON_GPU: u64 = 1 << 23 | 0b1111 << 19;
-/// Nanoseconds by which a time may seem to be after the end of its pass: both are rounded.
-const ROUNDING: u64 = 1_000;
-/// Passes that load kernels: their times are rounded to more than a kernel takes.
-const COLD: usize = 2;
+/// Bits of a buffer id that are set for a copy of the buffer on a GPU: a flag, and the index of the GPU.
+const GPU_BITS: u64 = 1 << 23 | 0b1111 << 19;
+/// Tolerance of the end of a pass in ns. It and the times of events are rounded.
+const ROUNDING_NS: u64 = 1_000;
+/// Number of passes at the start that load kernels. The driver rounds event times in them by more than the duration of a kernel.
+const N_WARM_UP: usize = 2;
 
-/// What a record tells that is the same wherever the operation runs.
+/// The contents of a record that do not depend on the device.
 #[derive(PartialEq, Debug)]
 struct Facts {
     operation: (u8, String, u16),
@@ -31,15 +31,15 @@ struct Facts {
 
 fn facts(record: &TensorAccessLog) -> Facts {
     let source = |(i, source): (usize, &moe_trace::SourceLog)| {
-        let twin = match source.memory_source {
-            SOURCE_BUFFER => ON_GPU,
+        let ignored_bits = match source.memory_source {
+            SOURCE_BUFFER => GPU_BITS,
             _ => 0,
         };
         (
             source.name().into_owned(),
             source.layer_id.get(),
             source.memory_source,
-            source.offset_or_buffer_id.get() & !twin,
+            source.offset_or_buffer_id.get() & !ignored_bits,
             source.tensor_idx.get(),
             record.source_file[i].get(),
             record.source_size(i),
@@ -63,7 +63,7 @@ fn facts(record: &TensorAccessLog) -> Facts {
     }
 }
 
-/// Ways to put a model onto GPUs.
+/// Placements of a model on GPUs.
 fn cases() -> [Case; 7] {
     [
         case(Policy::Gpu),
@@ -88,16 +88,16 @@ fn cases() -> [Case; 7] {
     ]
 }
 
-/// Where the policy has an expert of a record computed; `chosen` are those of the pass and layer, each once.
-fn lane_of(case: &Case, record: &TensorAccessLog, expert: i32, chosen: &[i32]) -> u8 {
+/// The lane of an expert of a record under the policy. `selected` are the distinct experts of the layer in this pass.
+fn lane_of(case: &Case, record: &TensorAccessLog, expert: i32, selected: &[i32]) -> u8 {
     if usize::from(record.layer_id.get()) >= case.n_cpu_moe {
         return lane::GPU_RESIDENT;
     }
     match case.policy {
         Policy::Gpu => lane::CACHE_MISS,
         Policy::PostFetch if stem(record).starts_with("ffn_moe_down") => {
-            let place = chosen.iter().position(|&id| id == expert);
-            if place.is_some_and(|place| place < case.post_fetch.max_transfers) {
+            let index = selected.iter().position(|&id| id == expert);
+            if index.is_some_and(|index| index < case.post_fetch.max_transfers) {
                 lane::POST_FETCHED
             } else {
                 lane::POST_FETCH_MISS
@@ -115,86 +115,89 @@ fn gpu_records_equal_cpu_records() {
     let mut report = Report::default();
     for (name, _) in MODELS {
         let gguf = open(name);
-        let host = record(&gguf, None, false);
+        let on_cpu = record(&gguf, None, false);
         for case in cases() {
             let what = format!(
-                "{name}, {} GPUs, {:?}, {} layers' experts with the host",
+                "{name}, {} GPUs, {:?}, experts of {} layers in CPU memory",
                 case.gpus.len(),
                 case.policy,
                 case.n_cpu_moe
             );
             let observed = record(&gguf, Some(&case), true);
-            // Without an observer nothing waits for the choices that are recorded.
-            let alone = record(&gguf, Some(&case), false);
+            // Without an observer, the CPU does not wait for the routing decisions that are recorded.
+            let unobserved = record(&gguf, Some(&case), false);
             let before = report.n_failures();
-            for recorded in [&observed, &alone] {
-                same_operations(&mut report, &what, &host, recorded);
-                times(&mut report, &what, recorded);
+            for recorded in [&observed, &unobserved] {
+                check_operations(&mut report, &what, &on_cpu, recorded);
+                check_times(&mut report, &what, recorded);
             }
-            experts(&mut report, &what, &case, &observed);
-            same_experts(&mut report, &what, &observed, &alone);
-            for recorded in [&observed, &alone] {
-                transfers(&mut report, &what, (&gguf, &case), recorded, &observed);
+            check_experts(&mut report, &what, &case, &observed);
+            compare_experts(&mut report, &what, &observed, &unobserved);
+            for recorded in [&observed, &unobserved] {
+                check_transfers(&mut report, &what, (&gguf, &case), recorded, &observed);
             }
             let failed = report.n_failures() - before;
             println!(
                 "{what}: {} records, {} transfers, {failed} failures",
-                alone.records.len(),
-                alone.transfers.len()
+                unobserved.records.len(),
+                unobserved.transfers.len()
             );
         }
     }
     report.finish();
 }
 
-fn same_operations(report: &mut Report, what: &str, host: &Recorded, here: &Recorded) {
-    if host.records.len() != here.records.len() {
+/// The records must contain the same operations as those of the run on the CPU. No operation may fall back to the CPU.
+fn check_operations(report: &mut Report, what: &str, on_cpu: &Recorded, on_gpu: &Recorded) {
+    if on_cpu.records.len() != on_gpu.records.len() {
         report.fail(format!(
-            "{what}: {} records, {} on the host",
-            here.records.len(),
-            host.records.len()
+            "{what}: {} records, not {} as on the CPU",
+            on_gpu.records.len(),
+            on_cpu.records.len()
         ));
     }
-    let differ = host.records.iter().zip(&here.records).enumerate();
-    let mut differ = differ
-        .map(|(i, (host, here))| (i, facts(host), facts(here)))
-        .filter(|(_, host, here)| host != here);
-    if let Some((i, host, here)) = differ.next() {
+    let pairs = on_cpu.records.iter().zip(&on_gpu.records).enumerate();
+    let mut different = pairs
+        .map(|(i, (on_cpu, on_gpu))| (i, facts(on_cpu), facts(on_gpu)))
+        .filter(|(_, on_cpu, on_gpu)| on_cpu != on_gpu);
+    if let Some((i, on_cpu, on_gpu)) = different.next() {
         report.fail(format!(
-            "{what}: record {i} and {} others differ from the host's: {here:?}, not {host:?}",
-            differ.count()
+            "{what}: record {i} and {} others differ from those of the CPU: {on_gpu:?}, not {on_cpu:?}",
+            different.count()
         ));
     }
-    if here.fallbacks.ops > 0 || !here.fallbacks.tensors.is_empty() {
-        report.fail(format!("{what}: {:?}", here.fallbacks));
+    if on_gpu.fallbacks.ops > 0 || !on_gpu.fallbacks.tensors.is_empty() {
+        report.fail(format!("{what}: {:?}", on_gpu.fallbacks));
     }
 }
 
-/// The experts of each record are those that the observer was told, computed where the policy says.
-fn experts(report: &mut Report, what: &str, case: &Case, recorded: &Recorded) {
+/// The experts of each record must be those that the observer received, on the lanes of the policy.
+fn check_experts(report: &mut Report, what: &str, case: &Case, recorded: &Recorded) {
     for pass in &recorded.passes {
         for record in pass.of(&recorded.records).filter(|r| r.num_experts > 0) {
             let (layer, position) = (record.layer_id.get(), record.token_id.get());
             let Some((ids, weights)) = recorded.observed.get(&(layer, position)) else {
-                return report.fail(format!("{what}: layer {layer} did not route {position}"));
+                return report.fail(format!(
+                    "{what}: the observer did not receive layer {layer} of position {position}"
+                ));
             };
             let n = record.expert_ids().len();
             let first = usize::from(record.expert_slot_base);
             let have: Vec<i32> = record.expert_ids().iter().map(|id| id.get()).collect();
             let have_weights: Vec<f32> =
                 record.expert_weights[..n].iter().map(|w| w.get()).collect();
-            let chosen = distinct(&recorded.observed, layer, pass);
+            let selected = distinct(&recorded.observed, layer, pass);
             let lanes: Vec<u8> = have
                 .iter()
-                .map(|&id| lane_of(case, record, id, &chosen))
+                .map(|&id| lane_of(case, record, id, &selected))
                 .collect();
             let is_right = ids.get(first..first + n) == Some(&have)
                 && weights.get(first..first + n) == Some(&have_weights)
                 && record.expert_lane[..n] == lanes;
             if !is_right {
                 return report.fail(format!(
-                    "{what}: {} of position {position} has experts {have:?} with {have_weights:?} on lanes {:?}, not \
-                     {ids:?} with {weights:?} from {first} on, on lanes {lanes:?}",
+                    "{what}: {} of position {position} has experts {have:?} with weights {have_weights:?} on lanes {:?}, \
+                     not {ids:?} with {weights:?} from slot {first} on, on lanes {lanes:?}",
                     record.dst_name(),
                     &record.expert_lane[..n]
                 ));
@@ -203,7 +206,8 @@ fn experts(report: &mut Report, what: &str, case: &Case, recorded: &Recorded) {
     }
 }
 
-fn same_experts(report: &mut Report, what: &str, observed: &Recorded, alone: &Recorded) {
+/// The records with and without an observer must contain the same experts.
+fn compare_experts(report: &mut Report, what: &str, observed: &Recorded, unobserved: &Recorded) {
     let routed = |recorded: &Recorded| -> Vec<(String, u32, Vec<i32>, [u8; 16])> {
         let experts = recorded.records.iter().filter(|r| r.num_experts > 0);
         let experts = experts.map(|r| {
@@ -217,18 +221,20 @@ fn same_experts(report: &mut Report, what: &str, observed: &Recorded, alone: &Re
         });
         experts.collect()
     };
-    let (observed, alone) = (routed(observed), routed(alone));
-    let differ = observed.iter().zip(&alone).find(|(a, b)| a != b);
-    if let Some((observed, alone)) = differ {
+    let (observed, unobserved) = (routed(observed), routed(unobserved));
+    let different = observed.iter().zip(&unobserved).find(|(a, b)| a != b);
+    if let Some((observed, unobserved)) = different {
         report.fail(format!(
-            "{what}: without an observer {alone:?}, with one {observed:?}"
+            "{what}: {unobserved:?} without an observer, {observed:?} with an observer"
         ));
     }
 }
 
-/// Operations lie within their pass and take time, unless they ran within the kernel of the one before.
-fn times(report: &mut Report, what: &str, recorded: &Recorded) {
-    const TAKE_TIME: [&str; 7] = [
+/// Operations must be within their pass, in order. Each must have a duration, unless the kernel of the operation before it also
+/// computes it.
+fn check_times(report: &mut Report, what: &str, recorded: &Recorded) {
+    /// Operations that always have a duration.
+    const TIMED: [&str; 7] = [
         "norm",
         "kqv_out",
         "ffn_moe_logits",
@@ -237,35 +243,35 @@ fn times(report: &mut Report, what: &str, recorded: &Recorded) {
         "l_out",
         "result_output",
     ];
-    for pass in &recorded.passes[COLD..] {
-        let mut begin_of_pass = None;
+    for pass in &recorded.passes[N_WARM_UP..] {
+        let mut start_of_pass = None;
         let mut last = 0;
         for record in pass.of(&recorded.records) {
-            let (begin, took) = (record.timestamp_ns.get(), record.duration_ns.get());
-            // The embeddings, which the host looks up.
-            let first = *begin_of_pass.get_or_insert(begin);
-            let end = first + pass.took.as_nanos() as u64 + ROUNDING;
-            let is_within = took == 0 && (begin == last + 1 || begin == last);
-            let is_timed = took > 0 || is_within && !TAKE_TIME.contains(&stem(record).as_str());
-            let is_in_order = begin >= last;
-            if begin < first || begin + took > end || !is_timed || !is_in_order {
+            let (start, duration) = (record.timestamp_ns.get(), record.duration_ns.get());
+            // The first operation is the look-up of the embeddings, on the CPU.
+            let first = *start_of_pass.get_or_insert(start);
+            let end = first + pass.took.as_nanos() as u64 + ROUNDING_NS;
+            let is_fused = duration == 0 && (start == last + 1 || start == last);
+            let is_timed = duration > 0 || is_fused && !TIMED.contains(&stem(record).as_str());
+            let is_in_order = start >= last;
+            if start < first || start + duration > end || !is_timed || !is_in_order {
                 return report.fail(format!(
-                    "{what}: {} of position {} begins {} ns after its pass ({} ns after the one before) and takes {took} \
-                     ns; the pass takes {:?}",
+                    "{what}: {} of position {} starts {} ns after the start of its pass, {} ns after the operation before \
+                     it, with a duration of {duration} ns; the duration of the pass is {:?}",
                     record.dst_name(),
                     pass.position,
-                    begin as i128 - i128::from(first),
-                    begin as i128 - i128::from(last),
+                    start as i128 - i128::from(first),
+                    start as i128 - i128::from(last),
                     pass.took
                 ));
             }
-            last = begin;
+            last = start;
         }
     }
 }
 
-/// Under Post-Fetch each layer of each pass tells what travelled.
-fn transfers(
+/// Under Post-Fetch, `transfers.jsonl` must contain the transfers of each layer of each pass, with times within the pass.
+fn check_transfers(
     report: &mut Report,
     what: &str,
     (gguf, case): (&Gguf, &Case),
@@ -301,18 +307,18 @@ fn transfers(
         })
         .collect();
     if have != want {
-        let at = have.iter().zip(&want).position(|(have, want)| have != want);
-        let at = at.unwrap_or(have.len().min(want.len()));
+        let i = have.iter().zip(&want).position(|(have, want)| have != want);
+        let i = i.unwrap_or(have.len().min(want.len()));
         return report.fail(format!(
-            "{what}: {} transfers, not {}; number {at} is {:?}, not {:?} (phase, position, layer, experts, fetched, bytes)",
+            "{what}: {} transfers, not {}; transfer {i} is {:?}, not {:?} (phase, position, layer, experts, fetched, bytes)",
             have.len(),
             want.len(),
-            have.get(at),
-            want.get(at)
+            have.get(i),
+            want.get(i)
         ));
     }
-    for pass in &recorded.passes[COLD..] {
-        let begin = pass
+    for pass in &recorded.passes[N_WARM_UP..] {
+        let start = pass
             .of(&recorded.records)
             .next()
             .map(|r| r.timestamp_ns.get());
@@ -320,17 +326,19 @@ fn transfers(
             (t.phase, t.token_id.0) == (pass.phase, pass.position)
         };
         for transfer in recorded.transfers.iter().filter(is_of_pass) {
-            let (Some(begin), Some(copies), Some(product)) =
-                (begin, transfer.transfer, transfer.product)
+            let (Some(start), Some(copies), Some(product)) =
+                (start, transfer.transfer, transfer.product)
             else {
-                return report.fail(format!("{what}: nothing travelled: {transfer:?}"));
+                return report.fail(format!(
+                    "{what}: no transfer or no product was measured: {transfer:?}"
+                ));
             };
-            let is_in = |span: Span| is_in_pass(span, begin, pass);
-            // Both are events of one GPU, told to half a microsecond.
+            let is_in = |span: Span| is_in_pass(span, start, pass);
+            // Both are events of one GPU; the driver reports times in steps of half a microsecond.
             let waits = product.start_ns + 10_000 >= copies.end_ns;
             if ![copies, transfer.window, product].into_iter().all(is_in) || !waits {
                 return report.fail(format!(
-                    "{what}: the pass begins at {begin} and takes {:?}: {transfer:?}",
+                    "{what}: the pass starts at {start} ns, with a duration of {:?}: {transfer:?}",
                     pass.took
                 ));
             }
@@ -338,8 +346,8 @@ fn transfers(
     }
 }
 
-/// Whether something takes time, within its pass.
-fn is_in_pass(span: Span, begin: u64, pass: &MeasuredPass) -> bool {
-    let end = begin + pass.took.as_nanos() as u64 + ROUNDING;
-    span.ns() > 0 && span.start_ns >= begin && span.end_ns <= end
+/// Whether a span is not empty and is within its pass, which starts at `start` (ns).
+fn is_in_pass(span: Span, start: u64, pass: &MeasuredPass) -> bool {
+    let end = start + pass.took.as_nanos() as u64 + ROUNDING_NS;
+    span.ns() > 0 && span.start_ns >= start && span.end_ns <= end
 }

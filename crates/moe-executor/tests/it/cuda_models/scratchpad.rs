@@ -1,4 +1,4 @@
-//! As many experts travel as the scratchpad has room for.
+//! A limited scratchpad: it receives as many experts as fit; the CPU computes the others.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -14,6 +14,7 @@ use moe_trace::Phase;
 use super::{Case, MODELS, case, down_size, has_gpu, open};
 use moe_testkit::Report;
 
+/// Post-Fetch with a scratchpad for this number of experts.
 fn with_room_for(experts: f64) -> Case {
     Case {
         scratchpad: Some(experts),
@@ -22,14 +23,14 @@ fn with_room_for(experts: f64) -> Case {
 }
 
 #[test]
-fn what_has_no_room_the_host_does() {
+fn experts_without_room_match_llama_cpp() {
     for experts in [1.5, 0.5] {
-        with_room_for(experts).holds(&MODELS, &["python", "long"]);
+        with_room_for(experts).compare(&MODELS, &["python", "long"]);
     }
 }
 
 #[test]
-fn as_many_travel_as_have_room() {
+fn transfers_as_many_experts_as_fit() {
     if !has_gpu() {
         return;
     }
@@ -57,16 +58,16 @@ fn as_many_travel_as_have_room() {
             let fits = |&size: &usize| room.checked_div(size).unwrap_or(0).min(k);
             let want: Vec<usize> = sizes.iter().map(fits).collect();
             let device = &session.devices().gpus()[0];
-            let (ready, took) = (ready.borrow(), device.scratchpad_bytes());
+            let (ready, size) = (ready.borrow(), device.scratchpad_bytes());
             let text = format!(
-                "{name}, {experts} experts of {largest} bytes: a scratchpad of {took} bytes, layers took {ready:?} of {k} \
-                 experts there; {:?}",
+                "{name}, room for {experts} experts of {largest} bytes: scratchpad of {size} bytes, {ready:?} of {k} experts \
+                 transferred by layer; {:?}",
                 device.fallbacks
             );
             println!("{text}");
-            // What finds no room is no failure.
-            if *ready != want || took != room || device.fallbacks.ops > 0 {
-                report.fail(format!("{text}; not {room} bytes and {want:?}"));
+            // An expert without room is not a failure.
+            if *ready != want || size != room || device.fallbacks.ops > 0 {
+                report.fail(format!("{text}; expected {room} bytes and {want:?}"));
             }
         }
     }

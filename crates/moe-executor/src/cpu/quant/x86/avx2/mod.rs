@@ -7,8 +7,8 @@ mod decoded;
 mod float;
 mod gemm;
 mod gemm_float;
+mod k_quants;
 mod quantize;
-mod super_blocks;
 mod transpose;
 
 use std::arch::x86_64::*;

@@ -7,7 +7,7 @@ mod decoded;
 mod float;
 mod gemm;
 mod gemm_float;
-mod super_blocks;
+mod k_quants;
 mod transpose;
 
 use std::arch::x86_64::*;

@@ -1,4 +1,4 @@
-//! Several GPUs in the list of devices. Most of it is tested with one GPU that is listed more than once.
+//! Lists of several GPUs. All tests but one use a single GPU that is listed more than once.
 
 use std::collections::BTreeMap;
 
@@ -8,25 +8,26 @@ use moe_testkit::{Need, Report, skip};
 use moe_trace::buffers::Change;
 use moe_trace::record::SOURCE_BUFFER;
 
-use super::recorded::record;
+use super::recording::record;
 use super::{Case, Entry, MODELS, ONCE, TWICE, case, has_gpu, open};
 use crate::reference::{ModelRun, reference, run};
 
+/// GPU 0, listed three times.
 const THRICE: &[Entry] = &[(0, None), (0, None), (0, None)];
 
-/// Logits and routing, bit by bit.
+/// The bits of the logits, router logits and ids of the selected experts.
 fn bits(ran: &ModelRun) -> Vec<u32> {
     let routed = ran.routed.iter().flatten();
-    let routed = routed.flat_map(|row| {
-        let ids = row.ids.iter().map(|&id| id as u32);
-        ids.chain(row.logits.iter().map(|x| x.to_bits()))
+    let routed = routed.flat_map(|token| {
+        let ids = token.ids.iter().map(|&id| id as u32);
+        ids.chain(token.logits.iter().map(|x| x.to_bits()))
     });
     let logits = ran.logits.iter().flatten().map(|x| x.to_bits());
     routed.chain(logits).collect()
 }
 
-/// Compares what cases compute with what the first of them does.
-fn compute_the_same(report: &mut Report, cases: &[Case]) {
+/// Requires that all cases compute the same bits as the first case.
+fn require_equal_results(report: &mut Report, cases: &[Case]) {
     for (name, _) in MODELS {
         let gguf = open(name);
         let model = Model::load(&gguf).unwrap();
@@ -42,15 +43,15 @@ fn compute_the_same(report: &mut Report, cases: &[Case]) {
             );
             let bits = bits(&ran);
             let same = *first.get_or_insert_with(|| bits.clone()) == bits;
-            println!("{name}, {} values, the same: {same}; {case:?}", bits.len());
+            println!("{name}, {} values, equal: {same}; {case:?}", bits.len());
             if !same {
-                report.fail(format!("{name}: other values with {case:?}"));
+                report.fail(format!("{name}: different values with {case:?}"));
             }
         }
     }
 }
 
-/// How layers are split among GPUs, with a list for each.
+/// Lists of GPUs with the proportions of the layers on them.
 const SPLITS: [(&[Entry], &[f32]); 6] = [
     (ONCE, &[]),
     (TWICE, &[]),
@@ -61,7 +62,7 @@ const SPLITS: [(&[Entry], &[f32]); 6] = [
 ];
 
 #[test]
-fn layers_split_among_entries_of_a_gpu_compute_the_same() {
+fn split_layers_compute_the_same() {
     if !has_gpu() {
         return;
     }
@@ -74,15 +75,15 @@ fn layers_split_among_entries_of_a_gpu_compute_the_same() {
                 n_gpu_layers,
                 ..case(policy)
             });
-            compute_the_same(&mut report, &cases);
+            require_equal_results(&mut report, &cases);
         }
     }
     report.finish();
 }
 
-/// Experts that are copied when they are chosen go to the GPU of their layer.
+/// Selected experts are copied on demand to the GPU of their layer.
 #[test]
-fn experts_copied_to_the_gpu_of_their_layer_compute_the_same() {
+fn experts_copied_on_demand_compute_the_same_on_several_gpus() {
     if !has_gpu() {
         return;
     }
@@ -94,17 +95,17 @@ fn experts_copied_to_the_gpu_of_their_layer_compute_the_same() {
         min_batch: Some(1),
         ..case(Policy::Gpu)
     });
-    compute_the_same(&mut report, &cases);
+    require_equal_results(&mut report, &cases);
     report.finish();
 }
 
-/// Tensors by name on another GPU than their layer: what they read is copied there, and their results back.
+/// Overrides place tensors on a GPU other than that of their layer. Inputs are copied to that GPU, results are copied back.
 #[test]
-fn parts_of_a_layer_on_another_gpu() {
+fn tensors_on_another_gpu_match_llama_cpp() {
     const PARTS: [&[&str]; 6] = [
         &["_exps=CUDA1"],
         &["blk.[13].ffn_.*_exps=CUDA1"],
-        // Gate and up on one GPU, down on the other.
+        // Gate and up are on one GPU, down is on the other.
         &["ffn_(gate|up)_exps=CUDA1"],
         &["ffn_down_exps=CUDA1"],
         &["attn_(q|v|output)=CUDA1", "ffn_gate_inp=CUDA1"],
@@ -123,13 +124,13 @@ fn parts_of_a_layer_on_another_gpu() {
             min_batch: None,
             ..case(Policy::Gpu)
         };
-        parts.holds(&MODELS, &["python", "long"]);
+        parts.compare(&MODELS, &["python", "long"]);
     }
 }
 
-/// Every buffer that a record names was allocated, on the device that its id stands for.
+/// Each buffer that a source refers to must have an `alloc` event, and sources must be on all devices.
 #[test]
-fn records_name_the_buffers_of_their_gpu() {
+fn sources_refer_to_allocated_buffers_of_each_device() {
     if !has_gpu() {
         return;
     }
@@ -146,7 +147,7 @@ fn records_name_the_buffers_of_their_gpu() {
                 backends.insert(buffer.buffer_id, buffer.backend.as_str());
             }
         }
-        // Sources by device.
+        // Number of sources by device.
         let mut n_sources = BTreeMap::new();
         for record in &recorded.records {
             let sources = record.sources().iter();
@@ -156,7 +157,7 @@ fn records_name_the_buffers_of_their_gpu() {
                 *n_sources.entry(backend).or_insert(0) += 1;
                 if backend.is_none() && source.name() != "attn_inp_kq_mask" {
                     report.fail(format!(
-                        "{name}: {} of buffer {id} is not known",
+                        "{name}: {} refers to buffer {id}, which has no alloc event",
                         source.name()
                     ));
                 }
@@ -177,7 +178,7 @@ fn records_name_the_buffers_of_their_gpu() {
 }
 
 #[test]
-fn a_gpu_that_the_machine_does_not_have_is_an_error() {
+fn rejects_gpu_that_does_not_exist() {
     if !has_gpu() {
         return;
     }
@@ -210,7 +211,7 @@ fn two_physical_gpus_compute_the_same() {
             split,
             ..case(policy)
         });
-        compute_the_same(&mut report, &cases);
+        require_equal_results(&mut report, &cases);
     }
     report.finish();
 }

@@ -1,4 +1,4 @@
-//! A run that is recorded, and what came of it.
+//! Records a run of a model, and returns its records and measurements.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -20,40 +20,41 @@ use moe_trace::{Manifest, Run, RunOptions, RunWriter, TRACE_FILE, TensorAccessLo
 
 use super::Case;
 
-/// Too few rows for a prompt's copies.
+/// Tokens of the prompt, fewer than the `min_batch` of [`case`](super::case), so that no weights are copied for products.
 pub const PROMPT: std::ops::Range<u32> = 300..320;
-/// Tokens that follow it, a pass each. The cache grows at the first one, and then at none.
+/// Number of tokens after the prompt, one pass each. The KV cache grows only at the first one.
 pub const N_GENERATED: u32 = 8;
 
-/// Experts of a row and their weights, by layer and position.
-pub type Choices = BTreeMap<(u16, u32), (Vec<i32>, Vec<f32>)>;
+/// Selected experts of a token and their weights, by layer and position.
+pub type Selected = BTreeMap<(u16, u32), (Vec<i32>, Vec<f32>)>;
 
+/// A recorded run.
 pub struct Recorded {
     pub records: Vec<TensorAccessLog>,
     pub transfers: Vec<Transfer>,
-    /// What the observer was told, if there was one.
-    pub observed: Choices,
+    /// Selected experts as the observer received them; empty without an observer.
+    pub observed: Selected,
     pub passes: Vec<MeasuredPass>,
-    /// Of all GPUs together.
+    /// Total of all GPUs.
     pub fallbacks: Fallbacks,
     pub buffers: Vec<BufferEvent>,
-    /// What is wrong with the run.
+    /// Faults of the run directory.
     pub faults: Vec<String>,
 }
 
-/// The prompt's, or that of a token behind it.
+/// A forward pass: the prompt, or one token after it.
 pub struct MeasuredPass {
     pub phase: Phase,
-    /// Of the first row.
+    /// Position of the first token.
     pub position: u32,
-    /// From before it to behind it.
+    /// Duration of the call of `decode`.
     pub took: Duration,
-    /// Times that the host waited for a GPU.
+    /// Number of times that the CPU waited for a GPU.
     pub waits: u64,
 }
 
 impl MeasuredPass {
-    /// Its part of the records.
+    /// The records of this pass.
     pub fn of<'r>(
         &self,
         records: &'r [TensorAccessLog],
@@ -65,7 +66,7 @@ impl MeasuredPass {
     }
 }
 
-/// Records a model, on the host alone without a case. With an observer the host waits for every choice.
+/// Records a run of a model; without a case, on the CPU alone. With `observe`, the CPU waits for every routing decision.
 pub fn record(gguf: &Gguf, case: Option<&Case>, observe: bool) -> Recorded {
     let model = Model::load(gguf).unwrap();
     let dir = tempfile::tempdir().unwrap();
@@ -76,17 +77,17 @@ pub fn record(gguf: &Gguf, case: Option<&Case>, observe: bool) -> Recorded {
     let devices = case.map_or_else(Devices::cpu, |case| case.open(gguf, &model));
     let recorder = Recorder::new(Some(writer));
     let mut session = Session::with_devices(&model, &threads, devices, recorder, 1024);
-    let observed = Rc::new(RefCell::new(Choices::new()));
+    let observed = Rc::new(RefCell::new(Selected::new()));
     if observe {
         let seen = observed.clone();
         session.observe(Box::new(move |routed| {
             let k = routed.n_expert_used;
-            let rows = routed.ids.chunks_exact(k);
-            let rows = rows.zip(routed.weights.chunks_exact(k));
-            for (&position, (ids, weights)) in routed.positions.iter().zip(rows) {
-                let choice = (ids.to_vec(), weights.to_vec());
-                let at = (routed.layer.0, position);
-                seen.borrow_mut().insert(at, choice);
+            let tokens = routed.ids.chunks_exact(k);
+            let tokens = tokens.zip(routed.weights.chunks_exact(k));
+            for (&position, (ids, weights)) in routed.positions.iter().zip(tokens) {
+                let key = (routed.layer.0, position);
+                seen.borrow_mut()
+                    .insert(key, (ids.to_vec(), weights.to_vec()));
             }
         }));
     }
@@ -142,21 +143,21 @@ fn transfers_of(run: &Path) -> Vec<Transfer> {
     }
 }
 
-/// The name of a record's operation, without its layer.
+/// The name of the operation of a record without the layer number.
 pub fn stem(record: &TensorAccessLog) -> String {
     let name = record.dst_name().into_owned();
-    let cut = name.rsplit_once('-').map(|(stem, _)| stem.to_owned());
-    cut.unwrap_or(name)
+    let stem = name.rsplit_once('-').map(|(stem, _)| stem.to_owned());
+    stem.unwrap_or(name)
 }
 
-/// Of the experts that a layer chose in a pass, each once, in the order of the rows.
-pub fn distinct(observed: &Choices, layer: u16, pass: &MeasuredPass) -> Vec<i32> {
-    let rows = match pass.phase {
+/// The distinct selected experts of a layer in a pass, in the order of their first selection.
+pub fn distinct(observed: &Selected, layer: u16, pass: &MeasuredPass) -> Vec<i32> {
+    let positions = match pass.phase {
         Phase::Prompt => 0..PROMPT.len() as u32,
         Phase::Generate => pass.position..pass.position + 1,
     };
     let mut distinct = Vec::new();
-    for (ids, _) in rows.filter_map(|position| observed.get(&(layer, position))) {
+    for (ids, _) in positions.filter_map(|position| observed.get(&(layer, position))) {
         for &id in ids {
             if !distinct.contains(&id) {
                 distinct.push(id);

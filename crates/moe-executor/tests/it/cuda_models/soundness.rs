@@ -1,4 +1,4 @@
-//! Whatever part of a model is where: timestamps never decrease, and the run is sound.
+//! Soundness of recorded runs for every combination of placement, policy and batch size.
 
 use std::sync::atomic::AtomicBool;
 
@@ -17,17 +17,23 @@ use super::{Case, MODELS, TWICE, case, has_gpu, open};
 
 const PROMPTS: [&[u32]; 2] = [&[1, 17, 300, 42, 9, 250, 77], &[5, 6, 7]];
 
-/// Where layers and matrices are.
-fn places() -> Vec<Case> {
+/// Placements of layers and matrices.
+fn placements() -> Vec<Case> {
     let all = case(Policy::Gpu);
     let twice = Case { gpus: TWICE, ..all };
-    let n_gpu_layers = |n_gpu_layers, place| Case {
+    let n_gpu_layers = |n_gpu_layers, placement| Case {
         n_gpu_layers,
-        ..place
+        ..placement
     };
-    let n_cpu_moe = |n_cpu_moe, place| Case { n_cpu_moe, ..place };
-    let limited = |gpus, place| Case { gpus, ..place };
-    let overrides = |overrides, place| Case { overrides, ..place };
+    let n_cpu_moe = |n_cpu_moe, placement| Case {
+        n_cpu_moe,
+        ..placement
+    };
+    let limited = |gpus, placement| Case { gpus, ..placement };
+    let overrides = |overrides, placement| Case {
+        overrides,
+        ..placement
+    };
     vec![
         all,
         n_cpu_moe(1, all),
@@ -38,7 +44,7 @@ fn places() -> Vec<Case> {
         n_gpu_layers(3, n_cpu_moe(2, all)),
         limited(&[(0, Some(0.3))], all),
         limited(&[(0, Some(0.6))], n_cpu_moe(usize::MAX, all)),
-        // The shared expert runs on the host next to the experts that the GPU computes.
+        // The CPU computes the shared expert in parallel with the selected experts on the GPU.
         n_gpu_layers(0, overrides(&["_exps=CUDA0"], all)),
         overrides(
             &[
@@ -53,25 +59,25 @@ fn places() -> Vec<Case> {
         n_cpu_moe(1, twice),
         n_gpu_layers(3, n_cpu_moe(usize::MAX, twice)),
         limited(&[(0, Some(0.1)), (0, Some(0.3)), (0, None)], all),
-        // The experts of a layer on the other GPU, or on both.
+        // The experts of a layer are on the other GPU, or on both GPUs.
         overrides(&["blk.[13].ffn_.*_exps=CUDA0", "_exps=CUDA1"], twice),
         overrides(&["ffn_down_exps=CUDA0", "_exps=CUDA1", "shexp=CPU"], twice),
         n_gpu_layers(0, overrides(&["_exps=CUDA1", "attn_q=CUDA0"], twice)),
     ]
 }
 
-/// Policies with their settings, and rows from which weights are copied for a product.
+/// Policies with their settings, and the number of tokens from which weights are copied for a product.
 fn policies() -> Vec<(Policy, Settings, Option<usize>)> {
-    let given = Settings::default();
+    let default = Settings::default();
     let limited = |limit| Settings {
         cpu_limit: Some(limit),
-        ..given
+        ..default
     };
     vec![
-        (Policy::Cpu, given, Some(32)),
-        (Policy::Gpu, given, Some(32)),
-        (Policy::Gpu, given, Some(1)),
-        (Policy::PostFetch, given, None),
+        (Policy::Cpu, default, Some(32)),
+        (Policy::Gpu, default, Some(32)),
+        (Policy::Gpu, default, Some(1)),
+        (Policy::PostFetch, default, None),
         (Policy::PostFetch, limited(2), None),
         (
             Policy::PostFetch,
@@ -86,14 +92,14 @@ fn policies() -> Vec<(Policy, Settings, Option<usize>)> {
             Policy::PostFetch,
             Settings {
                 dedicated_streams: false,
-                ..given
+                ..default
             },
             None,
         ),
     ]
 }
 
-/// Records a run of both prompts, and returns what is wrong with it.
+/// Records a run of both prompts, and returns the faults of the run.
 fn faults(gguf: &Gguf, case: &Case, n_batch: usize, mode: Mode) -> Vec<String> {
     let model = Model::load(gguf).unwrap();
     let dir = tempfile::tempdir().unwrap();
@@ -111,9 +117,17 @@ fn faults(gguf: &Gguf, case: &Case, n_batch: usize, mode: Mode) -> Vec<String> {
     };
     for (sequence, prompt) in (0..).zip(PROMPTS) {
         session.begin_sequence(sequence);
-        let go_on = AtomicBool::new(false);
+        let interrupted = AtomicBool::new(false);
         let mut sampler = Sampler::new(SamplerParams::default());
-        generate(&mut session, &mut sampler, prompt, &limits, &go_on, |_| {}).unwrap();
+        generate(
+            &mut session,
+            &mut sampler,
+            prompt,
+            &limits,
+            &interrupted,
+            |_| {},
+        )
+        .unwrap();
     }
     let (recorder, written) = session.into_recorder();
     written.unwrap();
@@ -124,37 +138,37 @@ fn faults(gguf: &Gguf, case: &Case, n_batch: usize, mode: Mode) -> Vec<String> {
     faults.iter().map(ToString::to_string).collect()
 }
 
-/// Every placement with every policy and batch size; the models take turns, so that each is in every row and column.
+/// The models alternate, so that each model is tested with every placement, policy and batch size.
 #[test]
-fn every_policy_placement_and_batch_size_leaves_a_sound_run() {
+fn records_a_sound_run_for_every_placement_policy_and_batch_size() {
     if !has_gpu() {
         return;
     }
     let mut report = Report::default();
     let models: Vec<Gguf> = MODELS.iter().map(|(name, _)| open(name)).collect();
     let mut n_runs = 0;
-    for place in places() {
+    for placement in placements() {
         for (policy, post_fetch, min_batch) in policies() {
             for n_batch in [1, 3, 512] {
-                let placed = Case {
+                let case = Case {
                     policy,
                     min_batch,
                     post_fetch,
-                    ..place
+                    ..placement
                 };
-                // Eight models and three batch sizes have no divisor in common.
-                let at = n_runs % models.len();
+                // 8 models and 3 batch sizes have no common divisor.
+                let index = n_runs % models.len();
                 let mode = if n_runs % 5 == 4 {
                     Mode::Experts
                 } else {
                     Mode::All
                 };
                 n_runs += 1;
-                let faults = faults(&models[at], &placed, n_batch, mode);
+                let faults = faults(&models[index], &case, n_batch, mode);
                 if !faults.is_empty() {
-                    let name = MODELS[at].0;
+                    let name = MODELS[index].0;
                     report.fail(format!(
-                        "{name}, batches of {n_batch}, {mode:?}, {placed:?}: {faults:?}"
+                        "{name}, batches of {n_batch}, {mode:?}, {case:?}: {faults:?}"
                     ));
                 }
             }
