@@ -179,9 +179,10 @@ fn warns_about_incomplete_run() {
     fs::write(run.join("trace.bin"), &trace[..trace.len() - 24]).unwrap();
     fs::remove_file(run.join("gguf-map.parquet")).unwrap();
     let parquet = ["parquet", arg(&run), "--out", arg(&out)];
-    for (args, expected) in
-        [(&parquet[..], "accesses are to entire expert tensors"), (&["hotness", arg(&run)][..], "states")]
-    {
+    for (args, expected) in [
+        (&parquet[..], "accesses are to entire expert tensors"),
+        (&["hotness", arg(&run)][..], "states"),
+    ] {
         let output = moe_analyze().args(args).assert().success();
         let warnings = String::from_utf8(output.get_output().stderr.clone()).unwrap();
         assert!(warnings.contains("truncated to 1000 bytes"), "{warnings}");

@@ -166,8 +166,8 @@ pub fn walk(run: &moe_trace::Run) {
     for fault in moe_trace::check::check(run) {
         check_error(&fault);
     }
-    match run.remarks() {
-        Ok(remarks) => remarks.iter().for_each(check_error),
+    match run.warnings() {
+        Ok(warnings) => warnings.iter().for_each(check_error),
         Err(error) => check_error(&error),
     }
 }

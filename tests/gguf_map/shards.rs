@@ -97,7 +97,10 @@ fn reports_repeated_shard() {
     let dir = model();
     fs::copy(path(&dir, 2), path(&dir, 3)).unwrap();
     let line = fail!["gguf-map", path(&dir, 1)];
-    assert!(line.contains(arg(&path(&dir, 3))) && line.contains("it was copied or renamed"), "{line}");
+    assert!(
+        line.contains(arg(&path(&dir, 3))) && line.contains("it was copied or renamed"),
+        "{line}"
+    );
 }
 
 #[test]

@@ -30,7 +30,7 @@ pub fn read_learn_files(
         }
         let hotness = count(path, options, ctx)?;
         for earlier in counted.iter().flatten() {
-            let checked = earlier.check_beside(&hotness);
+            let checked = earlier.check_mergeable(&hotness);
             checked.with_context(|| path.display().to_string())?;
         }
         counted.push(Some(hotness));

@@ -94,7 +94,7 @@ fn with_op_names(run: Run, ops: Option<&OpTable>) -> Run {
 /// Prints the warnings about a run.
 pub fn print_warnings(run: &Run, ctx: &Context) -> anyhow::Result<()> {
     let progress = Progress::of_run(ctx, run);
-    let warnings = run.remarks()?;
+    let warnings = run.warnings()?;
     drop(progress);
     warnings.iter().for_each(|warning| ctx.note(warning));
     Ok(())

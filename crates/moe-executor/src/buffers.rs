@@ -77,7 +77,7 @@ impl Inventory {
     /// Adds the memory of values on the CPU and on GPUs.
     pub(crate) fn mirrored<T: Plain>(&mut self, buffer_id: u64, name: &str, values: &Mirrored<T>) {
         let on_cpu = on_cpu(buffer_id, name, values.cpu_memory());
-        self.gpu_copies(&on_cpu, values.room_on_gpus());
+        self.gpu_copies(&on_cpu, values.gpu_memory());
         self.add(on_cpu);
     }
 

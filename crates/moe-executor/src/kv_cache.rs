@@ -80,7 +80,7 @@ impl KvCache {
                     usage: usage::ANY,
                     layer: Some(il),
                 };
-                inventory.gpu_copies(&on_host, data.room_on_gpus());
+                inventory.gpu_copies(&on_host, data.gpu_memory());
                 inventory.add(on_host);
             }
         }

@@ -272,7 +272,7 @@ impl<T: Plain> Mirrored<T> {
     }
 
     /// The memory on each GPU, for the inventory of buffers. The values in it may be stale.
-    pub(crate) fn room_on_gpus(&self) -> &PerGpu<DeviceBuffer> {
+    pub(crate) fn gpu_memory(&self) -> &PerGpu<DeviceBuffer> {
         &self.gpu_copies
     }
 

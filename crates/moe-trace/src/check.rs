@@ -371,7 +371,7 @@ impl Run {
     ///
     /// # Errors
     /// The map belongs to another model; a record has more sources or experts than it can contain, or an unknown extension.
-    pub fn remarks(&self) -> Result<Vec<String>, Error> {
+    pub fn warnings(&self) -> Result<Vec<String>, Error> {
         #[cfg(feature = "parquet")]
         if let Some(error) = foreign_map(self)? {
             return Err(error);
@@ -389,30 +389,30 @@ impl Run {
         }
         keep_record_count(self, n_records);
         let trace = self.trace.path().display();
-        let mut remarks = Vec::new();
-        let cut = self.trace.cut_bytes();
+        let mut warnings = Vec::new();
+        let cut = self.trace.truncated_bytes();
         if cut > 0 {
-            remarks.push(format!(
+            warnings.push(format!(
                 "{trace}: the last record is truncated to {}; the {n_records} complete records before it are used",
                 counted(cut, "byte")
             ));
         }
         match self.manifest.as_ref().map(|manifest| manifest.records) {
-            Some(Some(promised)) if promised != n_records => remarks.push(format!(
+            Some(Some(promised)) if promised != n_records => warnings.push(format!(
                 "manifest.json states {}, but {trace} contains {n_records}; these are used",
                 counted(promised, "record")
             )),
-            Some(None) => remarks.push(format!(
+            Some(None) => warnings.push(format!(
                 "{trace} {}; the {} in it are used",
                 unfinished_state(self),
                 counted(n_records, "record")
             )),
             _ => {}
         }
-        remarks.extend(truncated_files(self));
-        remarks.extend(traps.finish());
+        warnings.extend(truncated_files(self));
+        warnings.extend(traps.finish());
         #[cfg(feature = "parquet")]
-        remarks.extend(stale_tables(self));
-        Ok(remarks)
+        warnings.extend(stale_tables(self));
+        Ok(warnings)
     }
 }

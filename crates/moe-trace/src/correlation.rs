@@ -179,7 +179,7 @@ pub fn unresolved(run: &Run) -> (Vec<Unresolved>, u64) {
 
 impl Run {
     /// A warning that lists the accesses to the model's files that the map does not contain; `None` if it contains all.
-    pub fn unresolved_remark(&self) -> Option<String> {
+    pub fn unresolved_warning(&self) -> Option<String> {
         const N_NAMED: usize = 4;
         let (unresolved, n_accesses) = unresolved(self);
         let n: u64 = unresolved.iter().map(|source| source.n_accesses).sum();

@@ -118,7 +118,7 @@ impl Trace {
     }
 
     /// Bytes of a truncated record at the end of the file; 0 if there is none.
-    pub fn cut_bytes(&self) -> u64 {
+    pub fn truncated_bytes(&self) -> u64 {
         self.size_bytes() % RECORD_SIZE as u64
     }
 

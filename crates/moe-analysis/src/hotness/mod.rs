@@ -237,7 +237,7 @@ impl Hotness {
     /// [`Error::OtherModel`] or [`Error::Mixed`] if the models differ, [`Error::SameRun`] if a run would be counted twice,
     /// [`Error::TooMany`] if the counts exceed 64 bits.
     pub fn merge(&mut self, other: &Hotness) -> Result<(), Error> {
-        self.check_beside(other)?;
+        self.check_mergeable(other)?;
         self.add_counts(other)?;
         self.origins.extend_from_slice(&other.origins);
         Ok(())
@@ -247,7 +247,7 @@ impl Hotness {
     ///
     /// # Errors
     /// [`Error::OtherModel`] if the models differ, [`Error::SameRun`] if a run would be counted twice.
-    pub fn check_beside(&self, other: &Hotness) -> Result<(), Error> {
+    pub fn check_mergeable(&self, other: &Hotness) -> Result<(), Error> {
         let mut pairs = self.origins.iter().flat_map(|origin| {
             let others = other.origins.iter();
             others.map(move |other| origin.check(other))

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use arrow::array::Array;
-use moe_trace::tables::{ChoiceBatch, read_routing, routing_files};
+use moe_trace::tables::{CountingBatch, read_routing, routing_files};
 use moe_trace::{Error as TraceError, ExpertId, LayerId, Phase, Run, TokenId};
 use rayon::prelude::*;
 
@@ -192,7 +192,7 @@ fn not_routing(error: TraceError) -> Error {
 }
 
 /// Counts the rows of a batch, one pass at a time.
-fn add_batch(counter: &mut Counter, batch: &ChoiceBatch) -> Result<(), Error> {
+fn add_batch(counter: &mut Counter, batch: &CountingBatch) -> Result<(), Error> {
     let (slot, expert, weight) = (batch.slot(), batch.expert_id(), batch.weight());
     let (token_id, sequence_id) = (batch.token_id(), batch.sequence_id());
     let place = || batch.file().display().to_string();
@@ -223,7 +223,7 @@ struct Passes<'a> {
 }
 
 impl Passes<'_> {
-    fn of(batch: &ChoiceBatch) -> Passes<'_> {
+    fn of(batch: &CountingBatch) -> Passes<'_> {
         Passes {
             layer: batch.layer_id(),
             phase: batch.phase(),

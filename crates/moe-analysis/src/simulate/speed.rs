@@ -86,7 +86,7 @@ impl Machine {
     }
 
     /// Speed without a cache, where the CPU computes all experts. `None` if the CPU time is unknown.
-    pub fn speed_without(&self, needs: &Needs) -> Option<Speed> {
+    pub fn speed_without_cache(&self, needs: &Needs) -> Option<Speed> {
         self.cpu?;
         let all = SomeExperts {
             n: needs.look_ups as f64,

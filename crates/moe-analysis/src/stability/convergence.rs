@@ -10,7 +10,7 @@ const ALMOST: f64 = 0.9;
 
 /// Convergence of the hot set of a layer: the hottest [`HOT_PERCENT`] % of the experts by all counts since the first token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Settling {
+pub struct Convergence {
     /// Block number.
     pub layer: LayerId,
     /// Number of tokens routed in the layer.
@@ -24,14 +24,14 @@ pub struct Settling {
 
 /// Convergence of each layer. A converged hot set may still change in later tokens. A hot set that converges late, or in the
 /// last window, is not reliable.
-pub fn settling(survey: &Survey, n_expert: u32) -> Vec<Settling> {
+pub fn convergence(survey: &Survey, n_expert: u32) -> Vec<Convergence> {
     let layers = survey.layers().into_iter();
     layers
         .map(|layer| convergence_of(survey, layer, n_expert))
         .collect()
 }
 
-fn convergence_of(survey: &Survey, layer: LayerId, n_expert: u32) -> Settling {
+fn convergence_of(survey: &Survey, layer: LayerId, n_expert: u32) -> Convergence {
     let windows = survey.windows();
     let n_hot = n_of_percent(n_expert as usize, HOT_PERCENT);
     let mut counts = Vec::new();
@@ -49,7 +49,7 @@ fn convergence_of(survey: &Survey, layer: LayerId, n_expert: u32) -> Settling {
         let good = sets.iter().rev().take_while(|set| is_good(set)).count();
         windows.rows(layer, &(0..sets.len() - good + 1))
     };
-    Settling {
+    Convergence {
         layer,
         rows: survey.rows(layer),
         settled: since(&|set| set == last),

@@ -8,7 +8,7 @@ mod split;
 mod verdict;
 
 pub use bootstrap::{Interval, bootstrap};
-pub use convergence::{Settling, settling};
+pub use convergence::{Convergence, convergence};
 pub use curve::{Curve, curves};
 pub use drift::{Drift, N_SPANS, drift};
 pub use split::{Coverage, Split, split_by_group, split_by_time};

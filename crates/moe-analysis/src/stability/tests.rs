@@ -58,9 +58,12 @@ fn stationary_trace_generalizes() {
         (0.5, 0.5, 0.25)
     );
     let trust = trust(&survey, 8);
-    assert_eq!((trust.verdict, trust.unsettled), (Stability::Holds, 0));
+    assert_eq!(
+        (trust.verdict, trust.unsettled),
+        (Stability::Generalizes, 0)
+    );
     // Expert 1 appears with the second token. From then on, 0 and 1 are the hottest.
-    assert_eq!(settling(&survey, 8)[0].settled, 2);
+    assert_eq!(convergence(&survey, 8)[0].settled, 2);
 }
 
 #[test]
@@ -74,7 +77,7 @@ fn changed_second_half_does_not_generalize() {
     // Four of sixteen experts: 0, 1, and two of the three that share the other half of the selections.
     let in_sample = split.of_percent(25).unwrap().in_sample;
     assert!((in_sample - (0.5 + 2.0 / 6.0)).abs() < 1e-12, "{in_sample}");
-    assert_eq!(trust(&survey, 16).verdict, Stability::DoesNotHold);
+    assert_eq!(trust(&survey, 16).verdict, Stability::DoesNotGeneralize);
 
     let drifts = drift(&survey, 16);
     let between = |from, to| {
@@ -108,7 +111,7 @@ fn verdict_depends_on_gain_over_uniform_router() {
     let split = split_by_time(&survey, 8, 0.5).unwrap();
     let hot = split.of_percent(25).unwrap();
     assert_eq!((hot.in_sample, hot.out_of_sample), (1.0, 0.5));
-    assert_eq!(trust(&survey, 8).verdict, Stability::DoesNotHold);
+    assert_eq!(trust(&survey, 8).verdict, Stability::DoesNotGeneralize);
     let survey = one_sequence((0..120).map(|token| {
         if token >= 60 && token % 4 == 1 {
             vec![2, 3]
@@ -116,7 +119,7 @@ fn verdict_depends_on_gain_over_uniform_router() {
             vec![0, 1]
         }
     }));
-    assert_eq!(trust(&survey, 8).verdict, Stability::HoldsInPart);
+    assert_eq!(trust(&survey, 8).verdict, Stability::GeneralizesInPart);
 }
 
 #[test]
@@ -129,7 +132,7 @@ fn reports_short_traces_and_uniform_routers() {
     );
     assert_eq!(
         trust(&one_sequence(steady(40)), 8).verdict,
-        Stability::Holds
+        Stability::Generalizes
     );
     assert_eq!(
         trust(&one_sequence(steady(1)), 8).verdict,
@@ -172,8 +175,8 @@ fn hot_set_that_changes_at_the_end_has_not_converged() {
     let tokens = (0..64).map(|token| vec![if token < 31 { 0 } else { 5 }]);
     let survey = one_sequence(tokens);
     // One of four experts is hot: expert 0 up to the 62nd token, where both have 31 selections and the lower id wins.
-    let settling = settling(&survey, 4)[0];
-    assert_eq!((settling.rows, settling.settled), (64, 63));
+    let convergence = convergence(&survey, 4)[0];
+    assert_eq!((convergence.rows, convergence.settled), (64, 63));
     assert_eq!(trust(&survey, 4).unsettled, 1);
 }
 

@@ -1,7 +1,7 @@
 //! A verdict on the stability of hotness in a trace.
 
 use crate::stability::split::{Split, split_by_time};
-use crate::stability::{HOT_PERCENT, settling};
+use crate::stability::{HOT_PERCENT, convergence};
 use crate::survey::Survey;
 
 /// Minimum mean number of selections per expert in each half of the trace. With fewer, chance determines which experts look
@@ -11,9 +11,9 @@ use crate::survey::Survey;
 const MIN_SELECTIONS_PER_EXPERT: f64 = 5.0;
 /// Minimum in-sample gain in coverage over a uniform router for which a cache is useful.
 const MIN_GAIN: f64 = 0.05;
-/// Minimum fraction of the gain that remains out of sample for [`Stability::Holds`].
+/// Minimum fraction of the gain that remains out of sample for [`Stability::Generalizes`].
 const GENERALIZES: f64 = 0.9;
-/// Minimum fraction of the gain that remains out of sample for [`Stability::HoldsInPart`].
+/// Minimum fraction of the gain that remains out of sample for [`Stability::GeneralizesInPart`].
 const GENERALIZES_IN_PART: f64 = 0.6;
 
 /// Stability of hotness. The hot set is the hottest [`HOT_PERCENT`] % of each layer's experts. The training split is the
@@ -27,11 +27,11 @@ pub enum Stability {
     /// Uniform router: the in-sample gain over a uniform router is below 0.05.
     Even,
     /// At least 0.9 of the gain over a uniform router remains on the held-out split.
-    Holds,
+    Generalizes,
     /// At least 0.6 of the gain remains.
-    HoldsInPart,
+    GeneralizesInPart,
     /// Less than 0.6 of the gain remains.
-    DoesNotHold,
+    DoesNotGeneralize,
 }
 
 /// A verdict and its basis.
@@ -50,7 +50,7 @@ pub struct Trust {
 /// Evaluates the stability of a survey. `n_expert` is the number of experts per layer.
 pub fn trust(survey: &Survey, n_expert: u32) -> Trust {
     let is_late = |settled: u64, rows: u64| settled > rows - rows / 8;
-    let unsettled = settling(survey, n_expert).into_iter();
+    let unsettled = convergence(survey, n_expert).into_iter();
     let split = split_by_time(survey, n_expert, 0.5);
     Trust {
         verdict: verdict(survey, n_expert, split.as_ref()),
@@ -87,8 +87,8 @@ fn verdict(survey: &Survey, n_expert: u32, split: Option<&Split>) -> Stability {
         return Stability::Even;
     }
     match (hot.out_of_sample - hot.uniform) / gain {
-        kept if kept >= GENERALIZES => Stability::Holds,
-        kept if kept >= GENERALIZES_IN_PART => Stability::HoldsInPart,
-        _ => Stability::DoesNotHold,
+        kept if kept >= GENERALIZES => Stability::Generalizes,
+        kept if kept >= GENERALIZES_IN_PART => Stability::GeneralizesInPart,
+        _ => Stability::DoesNotGeneralize,
     }
 }

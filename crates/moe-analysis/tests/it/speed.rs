@@ -128,14 +128,14 @@ fn static_policies_compute_missing_experts_on_cpu() {
     // Without the CPU time, the missing experts are read at the bandwidth of the interconnect.
     close(times(&MACHINE, PolicyName::HotCache), (0.5, 0.3));
     let needs = ten_tokens().needs();
-    let without = machine.speed_without(&needs).unwrap();
+    let without = machine.speed_without_cache(&needs).unwrap();
     // Six experts of 0.2 s on the CPU, 10 bytes and 0.1 s on the device.
     close(
         (1.0 / without.tokens_s_min, 1.0 / without.tokens_s_max),
         (1.35, 1.2),
     );
     assert!(without.is_no_better_than(&machine.speed(&needs, &row(LRU)).unwrap()));
-    assert_eq!(MACHINE.speed_without(&needs), None);
+    assert_eq!(MACHINE.speed_without_cache(&needs), None);
 }
 
 /// Two layers, in which each token selects experts 0 and 1, or 0 and 2.

@@ -17,9 +17,9 @@ pub fn verdict(read: &Counted) -> String {
         }
         Stability::TooShort => "too_short",
         Stability::Even => "uniform",
-        Stability::Holds => "generalizes",
-        Stability::HoldsInPart => "generalizes_in_part",
-        Stability::DoesNotHold => "does_not_generalize",
+        Stability::Generalizes => "generalizes",
+        Stability::GeneralizesInPart => "generalizes_in_part",
+        Stability::DoesNotGeneralize => "does_not_generalize",
     };
     let tokens = counted(trust.rows, "token");
     let hot = trust.split.as_ref().and_then(|split| {

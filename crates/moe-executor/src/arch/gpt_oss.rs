@@ -22,7 +22,7 @@ const SPEC: DecoderSpec = DecoderSpec {
     },
     ffn_norm: ("post_attention_norm", "attn_post_norm"),
     moe: MoeSpec {
-        gating: Gating::SoftmaxOfChosen,
+        gating: Gating::SoftmaxOfSelected,
         glu: Glu::SwigluOai,
         biases: true,
         ..MoeSpec::PLAIN

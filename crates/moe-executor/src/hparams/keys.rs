@@ -212,7 +212,7 @@ impl<'g> Keys<'g> {
         match self.usize(KEY)? {
             1 => Ok(Gating::Softmax),
             2 => Ok(Gating::Sigmoid),
-            3 => Ok(Gating::SoftmaxOfChosen),
+            3 => Ok(Gating::SoftmaxOfSelected),
             other => Err(self.bad(
                 KEY,
                 other,

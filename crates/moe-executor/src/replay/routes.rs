@@ -99,7 +99,7 @@ impl Routes {
     }
 
     /// Whether expert weights are missing in the trace, so that all experts of a token have the same weight.
-    pub fn has_even_weights(&self) -> bool {
+    pub fn has_uniform_weights(&self) -> bool {
         self.has_uniform_weights
     }
 

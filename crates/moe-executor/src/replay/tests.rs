@@ -66,7 +66,7 @@ fn batches_a_prompt_without_timestamps_by_position() {
         (Phase::Generate, vec![one(1, 3, [7, 2]), one(3, 3, [7, 2])]),
     ];
     assert_eq!(list(&routes), expected);
-    assert!(routes.has_even_weights());
+    assert!(routes.has_uniform_weights());
     let weights: Vec<f32> = routes
         .passes()
         .flat_map(|p| p.layers())
@@ -97,7 +97,7 @@ fn batches_rows_with_the_same_timestamp_across_sequences() {
         (Phase::Generate, vec![both(0)]),
     ];
     assert_eq!(list(&routes), expected);
-    assert!(!routes.has_even_weights());
+    assert!(!routes.has_uniform_weights());
 }
 
 /// A prompt of an unknown sequence between the sequences 0 and 2.

@@ -226,7 +226,7 @@ impl fmt::Display for Distance {
 }
 
 /// The distance over one prompt and its generated tokens.
-pub struct OfPrompt {
+pub struct PromptDistance {
     pub all: Distance,
     /// The distance before the first token for which a layer selects other experts. Later tokens depend on its keys and values.
     pub before_other_experts: Distance,
@@ -243,7 +243,7 @@ pub fn distances(
     prompts: &[&str],
     open: Open,
     look: Look,
-) -> Vec<OfPrompt> {
+) -> Vec<PromptDistance> {
     let model = Model::load(gguf).unwrap();
     let mut distances = Vec::new();
     for prompt in prompts {
@@ -268,7 +268,7 @@ pub fn distances(
     distances
 }
 
-fn compare(gguf: &Gguf, reference: &Reference, ran: &ModelRun, what: &str) -> OfPrompt {
+fn compare(gguf: &Gguf, reference: &Reference, ran: &ModelRun, what: &str) -> PromptDistance {
     let routed = (0..).zip(&ran.routed).filter(|(_, rows)| !rows.is_empty());
     let routed: Vec<(usize, &Vec<Row>)> = routed.collect();
     assert_eq!(reference.expert_ids_by_layer.len(), routed.len(), "{what}");
@@ -303,7 +303,7 @@ fn compare(gguf: &Gguf, reference: &Reference, ran: &ModelRun, what: &str) -> Of
     };
     let others = rows.iter().filter(|(_, tie)| tie.is_some());
     let other_experts_at = others.map(|(at, _)| *at).min();
-    OfPrompt {
+    PromptDistance {
         all: before(u32::MAX),
         before_other_experts: before(other_experts_at.unwrap_or(u32::MAX)),
         other_experts_at,

@@ -21,7 +21,7 @@ pub use crate::parquet_file::{SCHEMA_KEY, TableMetadata};
 pub use dataset::dataset_parts;
 pub use pending::PendingTables;
 pub use read::{
-    ChoiceBatch, RoutingBatch, RoutingFile, RoutingReader, read_routing, routing_files,
+    CountingBatch, RoutingBatch, RoutingFile, RoutingReader, read_routing, routing_files,
 };
 pub use routing_table::RoutingTable;
 pub use write::{

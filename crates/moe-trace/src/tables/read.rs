@@ -63,12 +63,12 @@ impl RoutingFile {
     pub fn choices(
         &self,
         part: usize,
-    ) -> Result<impl Iterator<Item = Result<ChoiceBatch, Error>>, Error> {
+    ) -> Result<impl Iterator<Item = Result<CountingBatch, Error>>, Error> {
         let path = self.path.clone();
         let mut reader = parquet_file::open_row_groups(&path, &self.footer, &COUNTING, vec![part])?;
         Ok(std::iter::from_fn(move || {
             let batch = next(&path, &mut reader, &COUNTING)?;
-            Some(batch.and_then(|batch| ChoiceBatch::new(&path, batch)))
+            Some(batch.and_then(|batch| CountingBatch::new(&path, batch)))
         }))
     }
 }
@@ -108,16 +108,16 @@ fn next(
     parquet_file::next_batch(file, reader, schema).transpose()
 }
 
-/// Rows of `routing` with the columns that counting needs. Each column has [`ChoiceBatch::len`] values.
+/// Rows of `routing` with the columns that counting needs. Each column has [`CountingBatch::len`] values.
 #[derive(Clone, Debug)]
-pub struct ChoiceBatch {
+pub struct CountingBatch {
     file: Arc<Path>,
     batch: RecordBatch,
     phase: Vec<Option<Phase>>,
     timestamp_ns: ScalarBuffer<u64>,
 }
 
-impl ChoiceBatch {
+impl CountingBatch {
     /// `batch` must have the columns of [`COUNTING`].
     fn new(file: &Arc<Path>, batch: RecordBatch) -> Result<Self, Error> {
         let phase = |name: &str| Phase::of_name(name).map(Some);
@@ -185,17 +185,17 @@ impl ChoiceBatch {
     }
 }
 
-/// Rows of `routing` with all columns: those of [`ChoiceBatch`] and the lane.
+/// Rows of `routing` with all columns: those of [`CountingBatch`] and the lane.
 #[derive(Clone, Debug)]
 pub struct RoutingBatch {
-    choices: ChoiceBatch,
+    choices: CountingBatch,
     lane: Vec<u8>,
 }
 
 impl Deref for RoutingBatch {
-    type Target = ChoiceBatch;
+    type Target = CountingBatch;
 
-    fn deref(&self) -> &ChoiceBatch {
+    fn deref(&self) -> &CountingBatch {
         &self.choices
     }
 }
@@ -206,7 +206,7 @@ impl RoutingBatch {
         let lane = |name: &str| number(&lane::NAMES, name);
         Ok(Self {
             lane: coded_names(&batch, "lane", lane, lane::UNKNOWN).map_err(Error::table(file))?,
-            choices: ChoiceBatch::new(file, batch)?,
+            choices: CountingBatch::new(file, batch)?,
         })
     }
 

@@ -90,7 +90,7 @@ proptest! {
         fs::write(&path, &bytes).unwrap();
         let run = Run::open(&path).unwrap();
         prop_assert_eq!(walk(&run.trace), run.trace.records().len());
-        prop_assert_eq!(run.trace.cut_bytes(), bytes.len() as u64 % 1024);
+        prop_assert_eq!(run.trace.truncated_bytes(), bytes.len() as u64 % 1024);
         make_tables(&run, tmp.path());
         make_graphs(&run);
     }

@@ -66,7 +66,7 @@ fn refuses_map_of_another_model() {
     let tmp = tempfile::tempdir().unwrap();
     let run = run_of(&tmp.path().join("run"), &good());
     assert!(foreign_map(&run).unwrap().is_none());
-    assert_eq!(run.remarks().unwrap(), [""; 0]);
+    assert_eq!(run.warnings().unwrap(), [""; 0]);
     let other = OffsetMap::new(&model("tiny-qwen3moe-Q4_K_M.gguf"));
     let files = [moe_trace::manifest::ModelFile {
         name: "other.gguf".into(),
@@ -74,7 +74,7 @@ fn refuses_map_of_another_model() {
     }];
     let path = run.path.join("gguf-map.parquet");
     map_table::write(&path, &other, &files, true).unwrap();
-    let error = Run::open(&run.path).unwrap().remarks().unwrap_err();
+    let error = Run::open(&run.path).unwrap().warnings().unwrap_err();
     assert!(
         matches!(&error, Error::Table { path: at, fault: TableFault::OtherModel } if *at == path),
         "{error:?}"
@@ -105,24 +105,24 @@ fn warns_about_incomplete_runs_and_foreign_tables() {
     let trace = run.path.join("trace.bin");
     let bytes = std::fs::read(&trace).unwrap();
     std::fs::write(&trace, &bytes[..bytes.len() - 24]).unwrap();
-    let remarks = Run::open(&run.path).unwrap().remarks().unwrap();
-    assert_eq!(remarks.len(), 2, "{remarks:?}");
+    let warnings = Run::open(&run.path).unwrap().warnings().unwrap();
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
     assert!(
-        remarks[0].contains("truncated to 1000 bytes"),
-        "{remarks:?}"
+        warnings[0].contains("truncated to 1000 bytes"),
+        "{warnings:?}"
     );
-    assert!(remarks[1].contains("states 7 records") && remarks[1].contains("contains 6"));
+    assert!(warnings[1].contains("states 7 records") && warnings[1].contains("contains 6"));
 
     let (_, map) = gpt_oss();
     let dir = tmp.path().join("killed");
     drop(RunWriter::create(&dir, manifest(), &map, RunOptions::default()).unwrap());
     write_tables(&run, &dir.join("tables"), TableOptions::default()).unwrap();
-    let remarks = Run::open(&dir).unwrap().remarks().unwrap();
-    assert!(remarks[0].contains("killed"), "{remarks:?}");
+    let warnings = Run::open(&dir).unwrap().warnings().unwrap();
+    assert!(warnings[0].contains("killed"), "{warnings:?}");
     assert_eq!(
-        remarks.len(),
+        warnings.len(),
         4,
-        "three tables belong to the other run: {remarks:?}"
+        "three tables belong to the other run: {warnings:?}"
     );
 }
 

@@ -108,7 +108,7 @@ fn lists_unresolved_accesses_and_keeps_them_in_tables() {
         n_accesses: 2,
     };
     assert_eq!(unresolved(&run), (vec![expected], 4));
-    let warning = run.unresolved_remark().unwrap();
+    let warning = run.unresolved_warning().unwrap();
     assert!(
         warning.starts_with(
             "the offset map does not contain 2 of 4 accesses to the model's files: lora.weight;"
@@ -141,5 +141,5 @@ fn lists_nothing_without_a_map() {
     std::fs::remove_file(tmp.path().join("gguf-map.parquet")).unwrap();
     let bare = moe_trace::Run::open(run.path.join("trace.bin")).unwrap();
     assert_eq!(unresolved(&bare), (Vec::new(), 0));
-    assert_eq!(bare.unresolved_remark(), None);
+    assert_eq!(bare.unresolved_warning(), None);
 }

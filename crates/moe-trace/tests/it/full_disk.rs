@@ -58,7 +58,7 @@ fn reports_failed_write_and_keeps_complete_records() {
     let run = Run::open(&dir).unwrap();
     assert_eq!(run.trace.records().len(), 1000);
     assert_eq!(
-        (run.trace.size_bytes(), run.trace.cut_bytes()),
+        (run.trace.size_bytes(), run.trace.truncated_bytes()),
         (1000 * 1024, 0)
     );
     let manifest = run.manifest.unwrap();
@@ -107,7 +107,10 @@ fn removes_truncated_last_record_and_stores_the_error_when_dropped() {
     let dir = tmp.path().join("run");
     with_small_files("record_until_full_and_drop", &dir, 201);
     let run = Run::open(&dir).unwrap();
-    assert_eq!((run.trace.records().len(), run.trace.cut_bytes()), (100, 0));
+    assert_eq!(
+        (run.trace.records().len(), run.trace.truncated_bytes()),
+        (100, 0)
+    );
     assert!(run.manifest.unwrap().stopped.is_some());
 }
 

@@ -33,7 +33,7 @@ fn reads_a_run_as_written() {
             record(i, MUL_MAT, &format!("node-{i}")).as_bytes()
         );
     }
-    assert_eq!(run.trace.cut_bytes(), 0);
+    assert_eq!(run.trace.truncated_bytes(), 0);
     assert_eq!(run.map.as_ref(), Some(&map));
     let read = run.manifest.as_ref().unwrap();
     assert_eq!(read.records, Some(1000));
@@ -168,7 +168,7 @@ fn reads_complete_records_of_a_truncated_trace() {
         fs::write(&path, &bytes[..len]).unwrap();
         let trace = Trace::open(&path).unwrap();
         assert_eq!(
-            (trace.records().len(), trace.cut_bytes()),
+            (trace.records().len(), trace.truncated_bytes()),
             (n_records, n_truncated)
         );
         assert_eq!(trace.operations().count(), n_records);

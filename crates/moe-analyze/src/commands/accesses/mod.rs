@@ -64,7 +64,7 @@ enum TableChoice {
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     args.rows.check()?;
     let run = open(&args, ctx)?;
-    if let Some(warning) = run.unresolved_remark() {
+    if let Some(warning) = run.unresolved_warning() {
         ctx.note(warning);
     }
     let mut windows = args.windows.clone();

@@ -51,7 +51,7 @@ pub fn describe(path: &Path, findings: &mut Findings, ctx: &Context) -> anyhow::
     findings.fact("records", n_records);
     findings.fact("record format", record_format(&survey));
     findings.size("trace size", run.trace.size_bytes());
-    let cut = run.trace.cut_bytes();
+    let cut = run.trace.truncated_bytes();
     if cut > 0 {
         findings.fault(format!(
             "trace.bin is truncated: {} of an incomplete record at the end are ignored",

@@ -107,7 +107,7 @@ fn write(args: &Args, run: &Run, ctx: &Context) -> anyhow::Result<ExitStatus> {
             args.run.display()
         ));
     }
-    if let Some(warning) = run.unresolved_remark() {
+    if let Some(warning) = run.unresolved_warning() {
         ctx.note(warning);
     }
     let records = run.trace.size_bytes() / moe_trace::record::RECORD_SIZE as u64;

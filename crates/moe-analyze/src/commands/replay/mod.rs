@@ -153,7 +153,7 @@ fn read(args: &Args, ctx: &Context) -> anyhow::Result<Routes> {
     traces::read(&args.path, &input, &options, &mut collector, ctx)?;
     let routes = collector.finish();
     let routes = routes.with_context(|| args.path.display().to_string())?;
-    if routes.has_even_weights() {
+    if routes.has_uniform_weights() {
         ctx.note(
             "the trace contains no router weights: all experts of a token get the same weight",
         );

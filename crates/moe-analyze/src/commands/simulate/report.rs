@@ -61,7 +61,7 @@ impl Results<'_> {
         table: Table<'a, I>,
     ) -> Table<'a, I> {
         let of = move |row: &Row| machine.speed(&self.needs, row);
-        let without = machine.speed_without(&self.needs);
+        let without = machine.speed_without_cache(&self.needs);
         let mut table = table
             .column("tokens_s_min", "tokens/s, min", move |row| {
                 of(row).map(|speed| rounded(speed.tokens_s_min, 3))
@@ -112,7 +112,7 @@ impl Results<'_> {
             generated > 0 && row.outcome.hits[1] == 0
         });
         let machine = self.machine;
-        let without = machine.and_then(|machine| machine.speed_without(&self.needs));
+        let without = machine.and_then(|machine| machine.speed_without_cache(&self.needs));
         let (Some(machine), Some(without)) = (machine, without) else {
             return;
         };

@@ -319,7 +319,7 @@ impl QueryInput {
 
 /// Writes `ops`, `accesses` and `routing`; returns their directory.
 fn write_run(run: &Run, temporary: &mut Temporary, ctx: &Context) -> anyhow::Result<PathBuf> {
-    if let Some(warning) = run.unresolved_remark() {
+    if let Some(warning) = run.unresolved_warning() {
         ctx.note(warning);
     }
     let size = run.trace.size_bytes();

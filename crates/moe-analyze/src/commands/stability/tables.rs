@@ -87,7 +87,7 @@ fn drift(out: &mut dyn Write, format: Format, counted: &Counted) -> io::Result<(
 }
 
 fn convergence(out: &mut dyn Write, format: Format, counted: &Counted) -> io::Result<()> {
-    let rows = stability::settling(&counted.survey, counted.hotness.n_expert());
+    let rows = stability::convergence(&counted.survey, counted.hotness.n_expert());
     Table::of(&rows)
         .column("layer_id", "layer", |row| row.layer)
         .column("tokens", "tokens", |row| row.rows)

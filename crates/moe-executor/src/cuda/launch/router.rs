@@ -66,7 +66,7 @@ impl Kernels {
         let gating = match it.gating {
             Gating::Softmax => 0u32,
             Gating::Sigmoid => 1,
-            Gating::SoftmaxOfChosen => 2,
+            Gating::SoftmaxOfSelected => 2,
         };
         let args = args![
             it.logits,

@@ -60,7 +60,7 @@ fn growing_keeps_values_on_the_gpu_that_wrote_them() {
     values.grow(1000).unwrap();
     assert_eq!(values.home(), DeviceId::Gpu(1));
     // The copy on the first GPU was outdated.
-    assert!(values.room_on_gpus().get(0).is_none());
+    assert!(values.gpu_memory().get(0).is_none());
     values.device(&gpus[0]).unwrap();
     values.fetch().unwrap();
     assert_eq!((values.len(), &values.host()[..2]), (1000, &[1.0, 2.0][..]));

@@ -22,7 +22,7 @@ pub enum Gating {
     /// Sigmoid of each score.
     Sigmoid,
     /// Softmax over the scores of the selected experts only (gpt-oss).
-    SoftmaxOfChosen,
+    SoftmaxOfSelected,
 }
 
 /// Group-limited selection: experts are selected from the best groups only ("DeepSeek-V3 Technical Report", 2024, section
@@ -115,7 +115,7 @@ impl Ops<'_> {
         routing: &mut Routing,
     ) -> NodeName {
         let name = |stem| NodeName::of(stem, il);
-        let softmax_last = spec.gating == Gating::SoftmaxOfChosen;
+        let softmax_last = spec.gating == Gating::SoftmaxOfSelected;
         let biased = if softmax_last {
             "ffn_moe_probs" // the name in llama.cpp if the selection uses the scores
         } else {

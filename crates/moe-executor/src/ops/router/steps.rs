@@ -31,14 +31,14 @@ impl Ops<'_> {
                     let sigmoid = |x: &mut f32| *x = 1.0 / (1.0 + (-*x).exp());
                     probs.iter_mut().for_each(sigmoid);
                 }
-                Gating::Softmax | Gating::SoftmaxOfChosen => {
+                Gating::Softmax | Gating::SoftmaxOfSelected => {
                     probs.chunks_exact_mut(width).for_each(soft_max);
                 }
             }
         }
         let op = match gating {
             Gating::Sigmoid => number::UNARY,
-            Gating::Softmax | Gating::SoftmaxOfChosen => number::SOFT_MAX,
+            Gating::Softmax | Gating::SoftmaxOfSelected => number::SOFT_MAX,
         };
         self.record(scope, op, name, &[scores.into()]);
     }

@@ -18,7 +18,9 @@ use moe_executor::{Devices, Model};
 use moe_gguf::Gguf;
 use moe_testkit::{Need, Report, fixture, skip};
 
-use crate::reference::{Bounds, Distance, F16, GPT_OSS, Look, OfPrompt, Open, QWEN3MOE, distances};
+use crate::reference::{
+    Bounds, Distance, F16, GPT_OSS, Look, Open, PromptDistance, QWEN3MOE, distances,
+};
 
 /// Fixtures with the maximum distance of each from llama.cpp.
 const MODELS: [(&str, &Bounds); 8] = [
@@ -176,7 +178,7 @@ impl Case {
 /// error. Either order is correct, but results of later tokens differ, because they depend on the keys and values of that token.
 /// Therefore a prompt must be within the bounds up to the first token with other experts, and entirely without such a token.
 /// Swapped experts must have similar scores in the entire prompt.
-fn outside(what: &str, of_prompt: &OfPrompt, bounds: &Bounds) -> Option<String> {
+fn outside(what: &str, of_prompt: &PromptDistance, bounds: &Bounds) -> Option<String> {
     let (all, before) = (&of_prompt.all, &of_prompt.before_other_experts);
     if all.is_within(bounds) {
         return None;

@@ -23,7 +23,7 @@ impl Case {
     fn probs(&self, logits: &[f32]) -> Vec<f64> {
         let logits = wide(logits);
         match self.gating {
-            Gating::SoftmaxOfChosen => logits,
+            Gating::SoftmaxOfSelected => logits,
             Gating::Sigmoid => logits.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect(),
             Gating::Softmax => softmax(&logits),
         }
@@ -36,7 +36,7 @@ impl Case {
 
     fn weights(&self, probs: &[f64], ids: &[usize]) -> Vec<f64> {
         let mut weights: Vec<f64> = ids.iter().map(|&id| probs[id]).collect();
-        if self.gating == Gating::SoftmaxOfChosen {
+        if self.gating == Gating::SoftmaxOfSelected {
             weights = softmax(&weights);
         }
         if self.norm {
@@ -135,7 +135,7 @@ fn selects_experts_and_weights() {
         (512, 10),
         (512, 512),
     ] {
-        for gating in [Gating::Softmax, Gating::Sigmoid, Gating::SoftmaxOfChosen] {
+        for gating in [Gating::Softmax, Gating::Sigmoid, Gating::SoftmaxOfSelected] {
             for (variant, tokens) in [(0, 1), (1, 5), (2, 70), (3, 4)] {
                 seed += 1;
                 // Every second case has coarse logits with many ties.
@@ -219,7 +219,7 @@ fn orders_logits_like_total_cmp() {
     let mut want: Vec<i32> = (0..10).collect();
     want.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]));
     let case = Case {
-        gating: Gating::SoftmaxOfChosen,
+        gating: Gating::SoftmaxOfSelected,
         norm: false,
         scale: 1.0,
         tokens: 1,
@@ -240,7 +240,7 @@ fn orders_logits_like_total_cmp() {
 fn nan_logits_select_existing_experts() {
     let Some(device) = Device::open() else { return };
     let mut report = Report::default();
-    for gating in [Gating::Softmax, Gating::Sigmoid, Gating::SoftmaxOfChosen] {
+    for gating in [Gating::Softmax, Gating::Sigmoid, Gating::SoftmaxOfSelected] {
         for bits in [u32::MAX, f32::NAN.to_bits()] {
             let case = Case {
                 gating,
