@@ -171,6 +171,7 @@ fn prints_the_offload_crossover() {
         (rows, String::from_utf8_lossy(&output.stderr).into_owned())
     };
     let (rows, stderr) = run(&["--offload", "--cpu-expert-us", "4000"]);
+    assert!(stderr.contains("GPU is unknown and counts as 0"), "{stderr}");
     let rows = rows.as_array().unwrap();
     assert_eq!(rows.len(), 13);
     // A token selects eight experts; each further token takes the CPU as long as the first.
@@ -188,6 +189,9 @@ fn prints_the_offload_crossover() {
     }
     let (_, stderr) = run(&["--offload", "--cpu-expert-us", "1", "--cpu-next-us", "0"]);
     assert!(stderr.contains("not faster"), "{stderr}");
+    let (_, stderr) = run(&["--offload", "--cpu-expert-us", "1000000", "--gpu-expert-us", "1"]);
+    assert!(stderr.contains("batches of at least 1 token;"), "{stderr}");
+    assert!(!stderr.contains("unknown"), "{stderr}");
     let failure = fail![args, "--offload"];
     assert!(failure.contains("--cpu-expert-us"), "{failure}");
 }

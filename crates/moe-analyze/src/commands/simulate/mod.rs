@@ -142,6 +142,14 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let machine = args.machine.machine();
     let offload = machine.and_then(|machine| Offload::new(batches, &machine));
     if let Some(offload) = &offload {
+        if machine
+            .is_some_and(|machine| machine.device.is_none() && machine.memory_bytes_per_s.is_none())
+        {
+            ctx.note(
+                "warning: the time of an expert on the GPU is unknown and counts as 0; \
+                 specify --gpu-expert-us or --memory-gb-s",
+            );
+        }
         offload::print_crossover(offload, ctx);
     }
     if args.offload {
