@@ -32,7 +32,7 @@ fn explains_decisions() {
     assert_eq!(plan["explanations"][1]["free"], 9408);
     let csv = run![args, "-o", "csv"];
     assert!(
-        csv.starts_with("layer,expert,cached,hits,score,rank,reason\n0,3,yes,9,3000009,1,"),
+        csv.starts_with("layer,expert,cached,hits,score,place,why\n0,3,yes,9,3000009,1,"),
         "{csv}"
     );
 }
