@@ -105,7 +105,7 @@ fn rejects_learn_files_and_predictions_of_another_model() {
     for simulate in [with_run, bare] {
         for (more, path, expected) in [
             (learnt(&few), &few, ": it has 8 experts in a layer, but the model"),
-            (learnt(&deep), &deep, ": it counts expert 7 of layer 6, which"),
+            (learnt(&deep), &deep, " contains expert 7 of layer 6, which"),
             (learnt(&other), &other, ": it has 2 layers, but the model"),
             (predicted(&other), &other, ": it has 2 layers, but the model"),
         ] {
