@@ -77,7 +77,7 @@ fn different_sampling_differs_in_routing() {
     // The prompt is the same, so only tokens after it differ.
     let listed: Vec<&Value> = rows
         .iter()
-        .filter(|row| row["part"] == "routed_token")
+        .filter(|row| row["part"] == "routing_row")
         .collect();
     assert_eq!(listed.len(), 3);
     for row in listed {
@@ -96,7 +96,7 @@ fn different_sampling_differs_in_routing() {
         .map(|row| row["value"].as_u64().unwrap())
         .sum();
     assert_eq!(sum, total);
-    assert_eq!(of(&rows, "routing_total", "tokens")[0]["a"], 82);
+    assert_eq!(of(&rows, "routing_total", "rows")[0]["a"], 82);
     // Operations do not depend on the evaluated tokens.
     assert_eq!(diff(&a, &b, ["--only", "operations"]).0, 0);
 }
@@ -116,7 +116,7 @@ fn longer_prompt_has_additional_tokens() {
     let only = of(&rows, "routing_total", "only")[0];
     assert_eq!((&only["a"], &only["b"]), (&json!(0), &json!(5)));
     assert_eq!(of(&rows, "routing_total", "other_experts")[0]["value"], 0);
-    let listed = of(&rows, "routed_token", "only_in_B");
+    let listed = of(&rows, "routing_row", "only_in_B");
     assert!(
         listed
             .iter()

@@ -177,3 +177,30 @@ fn tables_of_a_trace_use_the_map_of_the_model() {
     assert_eq!(accesses(&whole), accesses(&bare));
     assert!(bare.join("gguf-map.parquet").exists());
 }
+
+/// The former name of an option selects the same output as the current name.
+#[test]
+fn accepts_former_option_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    known_run(&run);
+    let model = repository(MODEL);
+    let plot = |name: &str, option| {
+        let out = dir.path().join(name);
+        run!["hotness", run, "--plot", out, option, "entropy"];
+        std::fs::read(out).unwrap()
+    };
+    let plots =
+        ["--plot-kind", "--picture"].map(|option| plot(&format!("{}.svg", &option[2..]), option));
+    assert_eq!(plots[0], plots[1]);
+    let machine = |gb_s, us, first| {
+        let speed = [gb_s, "10", us, "5", first, "0.5", "--policy", "static"];
+        run!["--quiet", "simulate", run, "--model", model, "--budget-mib", "1", speed, "-o", "csv"]
+    };
+    assert_eq!(
+        machine("--pcie-gb-s", "--pcie-us", "--train-fraction"),
+        machine("--link-gb-s", "--link-us", "--first")
+    );
+    let map = |option| run!["gguf-map", model, option, "gguf-dump"];
+    assert_eq!(map("--format"), map("--form"));
+}

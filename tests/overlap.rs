@@ -138,7 +138,7 @@ fn prints_rows_of_layers_and_phases() {
     assert!(generated.iter().all(|row| row["phase"] == "GENERATE"));
 
     let first = &generated[0];
-    assert_eq!((&first["layer_id"], &first["executions"]), (&0.into(), &N_PASS.into()));
+    assert_eq!((&first["layer_id"], &first["runs"]), (&0.into(), &N_PASS.into()));
     assert_close(&first["window_mean_us"], 100.0);
     assert_close(&first["transfer_p95_us"], 50.0);
     assert_close(&first["hidden_pct"], 100.0);
@@ -146,7 +146,7 @@ fn prints_rows_of_layers_and_phases() {
     assert_eq!(first["scratchpad_bytes"], 64 << 20);
     assert_close(&first["scratchpad_pct"], 100.0 * 64.0 / 4096.0);
     assert_close(&first["fallback_pct"], 25.0);
-    assert_close(&first["pcie_gb_s"], 20.0);
+    assert_close(&first["link_gb_s"], 20.0);
     assert_eq!(first["verdict"], "hidden");
     let last = &generated[5];
     assert_close(&last["hidden_pct"], 25.0);
@@ -179,9 +179,9 @@ fn prints_used_memory_bandwidth() {
             .collect();
         let row = &rows(&[&[arg(path)], &args[..], &model].concat())[0];
         assert_close(&row["gate_up_gb_s"], gate_up_gb_s);
-        assert_close(&row["memory_bandwidth_pct"], 100.0 * gate_up_gb_s);
+        assert_close(&row["memory_pct"], 100.0 * gate_up_gb_s);
         // All 1,000,000 bytes are copied within the 100 µs.
-        assert_close(&row["memory_bandwidth_with_transfers_pct"], 100.0 * (gate_up_gb_s + 10.0));
+        assert_close(&row["memory_with_transfers_pct"], 100.0 * (gate_up_gb_s + 10.0));
         assert_eq!(row["verdict"], "bandwidth_saturated");
     }
     let assert = moe_analyze()
@@ -253,7 +253,7 @@ fn reports_missing_and_damaged_inputs() {
     // The recorder was killed, so the last line is truncated.
     fs::write(&file, &good[..good.len() - 30]).unwrap();
     let truncated = rows(&[arg(&run), "--phase", "generate"]);
-    assert_eq!(truncated[5]["executions"], N_PASS - 1);
+    assert_eq!(truncated[5]["runs"], N_PASS - 1);
     let damaged = good.replacen("\"n_fetched\":3", "\"n_fetched\":9", 2);
     fs::write(&file, damaged).unwrap();
     let error = fail!["overlap", run];

@@ -67,10 +67,7 @@ fn changing_hotness_does_not_generalize() {
     let rows = rows(&path, &["--table", "split", "--split", "0.25"]);
     assert_eq!(rows.len(), 5);
     let quarter = &rows[3];
-    assert_eq!(
-        (&quarter["training_tokens"], &quarter["held_out_tokens"]),
-        (&30.into(), &90.into())
-    );
+    assert_eq!((&quarter["rows_learned"], &quarter["rows_tested"]), (&30.into(), &90.into()));
     close(quarter, "percent", 25.0);
     close(quarter, "in_sample", 1.0);
     // 30 of 90 tokens are still on the first experts.
@@ -109,7 +106,7 @@ fn splits_by_sequence() {
     let rows = rows(&path, &["--table", "split", "--split", "by-sequence"]);
     let tested: Vec<&str> = rows
         .iter()
-        .map(|row| row["held_out"].as_str().unwrap())
+        .map(|row| row["tested"].as_str().unwrap())
         .collect();
     assert_eq!(tested.iter().filter(|name| **name == "all").count(), 5);
     assert_eq!(rows.len(), 4 * 5);
@@ -147,13 +144,13 @@ fn prints_drift_convergence_and_bootstrap_rows() {
             let row = &drift[&(Some(layer), pair)];
             close(row, "total_variation", 0.0);
             close(row, "jaccard", 1.0);
-            close(row, "tokens", 2.0);
+            close(row, "rows", 2.0);
         }
         let mut mean = 0.0;
         if of_layer_5(&pair) {
             // One token per span has only expert 3 of four in common.
             close(&drift[&(Some(5), pair)], "total_variation", 0.75);
-            close(&drift[&(Some(5), pair)], "tokens", 1.0);
+            close(&drift[&(Some(5), pair)], "rows", 1.0);
             mean = 0.75 / 6.0;
         }
         close(&drift[&(None, pair)], "total_variation", mean);
@@ -165,7 +162,7 @@ fn prints_drift_convergence_and_bootstrap_rows() {
     let convergence = rows(&run, &["--table", "convergence"]);
     assert_eq!(convergence.len() as u32, N_LAYER);
     for row in convergence {
-        assert_eq!(row["converged_after"], 2, "{row}");
+        assert_eq!(row["settled"], 2, "{row}");
     }
     let bootstrap = ["--table", "bootstrap", "--resamples", "50", "--seed", "7"];
     let intervals = rows(&run, &bootstrap);

@@ -68,8 +68,8 @@ for row in rows("""
     check("tokens", phase, row["tokens"])
     check("bytes", phase, row["bytes"])
     check("bytes_per_token", phase, row["bytes"] / row["tokens"])
-    check("min_pass_bytes", phase, row["low"])
-    check("max_pass_bytes", phase, row["high"])
+    check("min_bytes_of_a_pass", phase, row["low"])
+    check("max_bytes_of_a_pass", phase, row["high"])
 for row in rows("select phase, count(*) as n, sum(size_bytes) filter (expert_id is not null) as bytes from read group by phase"):
     check("accesses", row["phase"], row["n"])
     check("expert_bytes", row["phase"], row["bytes"])

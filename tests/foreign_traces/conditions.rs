@@ -32,7 +32,7 @@ fn counts_tokens_with_an_empty_slot_0() {
         // The last row is for the entire model.
         assert_eq!(rows.len(), 5);
         for row in &rows[..4] {
-            assert_eq!(row["tokens"], 191, "{row}");
+            assert_eq!(row["rows"], 191, "{row}");
         }
     }
     assert_eq!(hotness(&dump, &[]), hotness(&tables, &[]));

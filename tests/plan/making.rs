@@ -101,7 +101,7 @@ fn reads_sizes_from_the_model() {
             .iter()
             .all(|entry| entry["bytes"] == GPT_OSS_EXPERT)
     );
-    assert_eq!(five["estimated_hit_rate"], 21.0 / 22.0);
+    assert_eq!(five["estimated_hit_share"], 21.0 / 22.0);
     assert_eq!(selected(&plan(5 * GPT_OSS_EXPERT - 1)), [(0, 3, 0), (2, 1, 0)]);
 }
 

@@ -58,10 +58,10 @@ fn plans_omit_the_mtp_head() {
     let (learn, mtp) = (learn(&dir), model(&dir, 5, 1));
     let plan = planned(&learn, &mtp, args![]);
     assert_eq!(selected(&plan), [(1, 0, 0), (1, 1, 0)]);
-    assert_eq!(plan["estimated_hit_rate"], 1.0);
+    assert_eq!(plan["estimated_hit_share"], 1.0);
     assert_eq!(plan["llama_cpp"]["layers_on_gpu"], json!([1, 2, 3]));
     assert_eq!(plan["llama_cpp"]["expert_bytes_on_gpu"], 3 * LAYER);
-    assert_eq!(plan["llama_cpp"]["estimated_hit_rate"], 1.0);
+    assert_eq!(plan["llama_cpp"]["estimated_hit_share"], 1.0);
     let warned = stderr_of(plan_of(&learn, &mtp));
     assert!(warned.contains("omitted 2 experts of the MTP head"), "{warned}");
     assert!(!warned.contains("another model"), "{warned}");

@@ -27,11 +27,11 @@ fn explains_decisions() {
     assert!(lines[2].contains("does not appear in the learn file"), "{text}");
     let plan = json_of(args![args, "-o", "json"]);
     assert_eq!(plan["explanations"][1]["cached"], false);
-    assert_eq!(plan["explanations"][1]["cost_bytes"], 27_648);
-    assert_eq!(plan["explanations"][1]["free_bytes"], 9408);
+    assert_eq!(plan["explanations"][1]["cost"], 27_648);
+    assert_eq!(plan["explanations"][1]["free"], 9408);
     let csv = run![args, "-o", "csv"];
     assert!(
-        csv.starts_with("layer,expert,cached,hits,score,rank,reason\n0,3,yes,9,3000009,1,"),
+        csv.starts_with("layer,expert,cached,hits,score,place,why\n0,3,yes,9,3000009,1,"),
         "{csv}"
     );
 }
@@ -86,7 +86,7 @@ fn prints_command_lines() {
     let plan = json_of(args![args, "-o", "json"]);
     assert_eq!(plan["hot_cache"]["command"], hot_cache);
     assert_eq!(plan["llama_cpp"]["layers_on_gpu"], json!([0, 2, 5]));
-    assert_eq!(plan["llama_cpp"]["estimated_hit_rate"], 1.0);
+    assert_eq!(plan["llama_cpp"]["estimated_hit_share"], 1.0);
 
     // --n-cpu-moe is used if the last layers do as well; no count is needed if all layers or none fit.
     let uniform = json!({"schema": "llama.cpp.moe_layer_perf.v1", "layers":

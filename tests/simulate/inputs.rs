@@ -24,7 +24,7 @@ fn run_trace_and_tables_yield_equal_results() {
     let model = ["--model", arg(&model)];
     let of_run = simulate(&run, "0..3+1", "belady,lru,clock", &[]);
     assert_eq!(of_run.len(), 12);
-    let lookups = of_run[&(1, "lru".to_owned())]["lookups"];
+    let lookups = of_run[&(1, "lru".to_owned())]["look_ups"];
     assert_eq!(lookups, known_lookups() as f64);
     assert_eq!(of_run, simulate(&run, "0..3+1", "belady,lru,clock", &model));
     assert_eq!(of_run, simulate(&run.join("trace.bin"), "0..3+1", "belady,lru,clock", &model));
@@ -64,7 +64,7 @@ fn rejects_unknown_expert_sizes() {
     let rows = simulate(&trace, "100,192", "lru", &["--sizes", arg(&sizes)]);
     let row = &rows[&(192, "lru".to_owned())];
     // Experts of 1 MiB: the bytes read equal the misses.
-    assert_eq!(row["read_mib"], row["lookups"] - row["hits"]);
+    assert_eq!(row["read_mib"], row["look_ups"] - row["hits"]);
     assert_eq!(row["evictions"], 0.0);
 }
 

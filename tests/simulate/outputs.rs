@@ -273,7 +273,7 @@ fn sample_reports_its_confidence_interval() {
     for row in &all {
         let number = |column: &str| row[column].parse::<f64>().unwrap();
         let exact = &whole[&(row["budget_mib"].parse().unwrap(), "lru".to_owned())];
-        for column in ["hit_pct_cum", "hit_pct_decode", "read_mib", "evictions", "lookups"] {
+        for column in ["hit_pct_cum", "hit_pct_decode", "read_mib", "evictions", "look_ups"] {
             assert_eq!(number(column), exact[column], "{column}");
         }
         assert_eq!(number("hit_pct_cum_error"), 0.0);

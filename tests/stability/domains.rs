@@ -31,7 +31,7 @@ fn labels_sequences() {
     assert_eq!(domains.len(), 2);
     for (row, label) in domains.iter().zip(["code", "law"]) {
         assert_eq!(
-            (&row["label"], &row["layer_id"], &row["tokens"]),
+            (&row["label"], &row["layer_id"], &row["rows"]),
             (&label.into(), &2.into(), &4.into())
         );
         // Shares ½ ½ 0 and ½ 0 ½: half of the activations identify the domain.
@@ -39,8 +39,8 @@ fn labels_sequences() {
         close(row, "total_variation", 0.5);
         // All tokens select expert 0; with a uniform router, two of three would.
         assert_eq!(row["expert_id"], 0);
-        close(row, "specialization", 1.0);
-        close(row, "over_uniform", 1.5);
+        close(row, "specialisation", 1.0);
+        close(row, "over_even", 1.5);
     }
 
     // `hotness` splits the matrix by the same labels.

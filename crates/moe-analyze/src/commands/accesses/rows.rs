@@ -61,8 +61,8 @@ fn figures(report: &AccessReport) -> Table<'_, impl Iterator + Clone> {
             ("bytes", volume.bytes.into()),
             ("expert_bytes", volume.expert_bytes.into()),
             ("bytes_per_token", volume.bytes_per_token().into()),
-            ("min_pass_bytes", pass_bytes.map(|(min, _)| min).into()),
-            ("max_pass_bytes", pass_bytes.map(|(_, max)| max).into()),
+            ("min_bytes_of_a_pass", pass_bytes.map(|(min, _)| min).into()),
+            ("max_bytes_of_a_pass", pass_bytes.map(|(_, max)| max).into()),
         ] {
             add(figure, Some(phase), value);
         }

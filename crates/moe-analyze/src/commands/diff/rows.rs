@@ -82,7 +82,8 @@ pub fn rows(report: &DiffReport, limit: usize) -> Vec<Row<'_>> {
     let mut rows = Vec::new();
     for fact in &report.manifest {
         rows.push(
-            Row::new("manifest", key(fact.name)).pair([fact.a.as_deref(), fact.b.as_deref()]),
+            Row::new("manifest", manifest_key(fact.name))
+                .pair([fact.a.as_deref(), fact.b.as_deref()]),
         );
     }
     if let Some(routing) = &report.routing {
@@ -108,7 +109,7 @@ fn push_routing<'a>(rows: &mut Vec<Row<'a>>, routing: &'a RoutingDiff) {
             phase: phase(row.phase).into(),
             token_id: row.token_id.into(),
             layer_id: row.layer.into(),
-            ..Row::new("routed_token", key(row_kind(row.kind)))
+            ..Row::new("routing_row", key(row_kind(row.kind)))
                 .pair([&row.experts[0], &row.experts[1]].map(|side| experts(side, false)))
         });
     }
@@ -121,7 +122,7 @@ fn push_routing_counts(
     counts: &LayerRouting,
 ) {
     let row = |what| Row::new(part, what).layer(layer);
-    rows.push(row("tokens").pair(counts.rows));
+    rows.push(row("rows").pair(counts.rows));
     rows.push(row("only").pair(counts.only));
     rows.push(row("other_experts").value(counts.other_experts));
     rows.push(row("other_order").value(counts.other_order));
@@ -178,7 +179,7 @@ fn push_bytes<'a>(rows: &mut Vec<Row<'a>>, bytes: &'a BytesDiff) {
         rows.push(Row {
             name: range.tensor.as_str().into(),
             expert_id: range.expert_id.into(),
-            ..Row::new("range", key(range_kind(range.kind)))
+            ..Row::new("range", range_key(range.kind))
                 .layer(range.layer)
                 .pair(text)
         });
@@ -196,13 +197,29 @@ fn push_byte_counts(
     rows.push(row("ranges").pair(counts.ranges));
     rows.push(row("only").pair(counts.only));
     rows.push(row("other_size").value(counts.other_size));
-    rows.push(row("other_offset").value(counts.other_place));
+    rows.push(row("other_place").value(counts.other_place));
     rows.push(row("other_reads").value(counts.other_reads));
 }
 
 /// Returns a text as a machine-readable key.
 fn key(text: &str) -> String {
     text.replace(' ', "_")
+}
+
+/// Returns the machine-readable name of a manifest field.
+fn manifest_key(name: &str) -> String {
+    match name {
+        "cpu" => "processor".to_owned(),
+        _ => key(name),
+    }
+}
+
+/// Returns the machine-readable name of how a byte range differs.
+fn range_key(kind: RangeKind) -> String {
+    match kind {
+        RangeKind::Place => "other_place".to_owned(),
+        _ => key(range_kind(kind)),
+    }
 }
 
 /// Describes how a routed token differs.

@@ -54,7 +54,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", help_heading = "Checks")]
     check_manifest: Option<PathBuf>,
     /// Format of the map
-    #[arg(long, value_enum, default_value_t = MapFormat::Rows)]
+    #[arg(long, alias = "form", value_enum, default_value_t = MapFormat::Rows)]
     format: MapFormat,
     /// Encoding on stdout [default: table for rows, else the format's only encoding; with --out nothing is printed]
     #[arg(short, long = "output", value_name = "ENCODING")]

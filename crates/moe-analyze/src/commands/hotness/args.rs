@@ -48,7 +48,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE.png|svg", help_heading = "Plot")]
     pub plot: Option<OutputPath>,
     /// Kind of the plot
-    #[arg(long, value_enum, default_value_t = PlotKind::HeatMap, requires = "plot", help_heading = "Plot")]
+    #[arg(long, alias = "picture", value_enum, default_value_t = PlotKind::HeatMap, requires = "plot", help_heading = "Plot")]
     pub plot_kind: PlotKind,
     /// Sort the experts of each layer in the heat map, the hottest first
     #[arg(long, requires = "plot", help_heading = "Plot")]

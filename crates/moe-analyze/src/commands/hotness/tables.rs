@@ -115,8 +115,8 @@ fn measures(out: &mut dyn Write, format: Format, args: &Args, counted: &Counted)
     let (layers, all) = measured(args, counted);
     let mut table = Table::of(layers.iter().chain([&all]))
         .column("layer_id", "layer", move |row| or_all(row.layer, format))
-        .column("tokens", "tokens", |row| (row.rows > 0).then_some(row.rows))
-        .column("activations", "activations", |row| row.spread.choices)
+        .column("rows", "tokens", |row| (row.rows > 0).then_some(row.rows))
+        .column("choices", "activations", |row| row.spread.choices)
         .column("active", "active experts", |row| row.spread.n_active);
     // The number of active experts is printed as an integer, above.
     for (name, header, value) in MEASURES.into_iter().skip(1) {
@@ -160,16 +160,16 @@ fn overall(out: &mut dyn Write, format: Format, args: &Args, counted: &Counted) 
         .column("measure", "measure", |row| row.measure)
         .column("model", "entire model", |row| row.model)
         .column("layer_mean", "mean of layers", |row| row.layer_mean)
-        .column("min", "min of layers", |row| {
+        .column("least", "min of layers", |row| {
             row.least.map(|(_, value)| value)
         })
-        .column("min_layer", "layer of min", |row| {
+        .column("least_layer", "layer of min", |row| {
             row.least.map(|(layer, _)| layer)
         })
-        .column("max", "max of layers", |row| {
+        .column("most", "max of layers", |row| {
             row.most.map(|(_, value)| value)
         })
-        .column("max_layer", "layer of max", |row| {
+        .column("most_layer", "layer of max", |row| {
             row.most.map(|(layer, _)| layer)
         })
         .write(out, format)
@@ -224,6 +224,6 @@ fn batches(out: &mut dyn Write, format: Format, args: &Args, counted: &Counted) 
         .column("if_independent", "for independent tokens", |row| {
             row.distinct[1]
         })
-        .column("if_uniform", "for a uniform router", |row| row.distinct[2])
+        .column("if_even", "for a uniform router", |row| row.distinct[2])
         .write(out, format)
 }

@@ -37,7 +37,7 @@ pub fn table<'a>(
     Table::of(rows)
         .column("layer_id", "layer", |row| row.layer)
         .column("phase", "phase", |row| phase_names(row.phase).1)
-        .column("executions", "executions", |row| row.figures.runs)
+        .column("runs", "executions", |row| row.figures.runs)
         .column("transfers", "transfers", |row| row.figures.transfer.n)
         .column("window_mean_us", "gate and up, mean (µs)", |row| {
             us(row.figures.window.mean_ns())
@@ -80,17 +80,17 @@ pub fn table<'a>(
             percent(row.figures.fallback_rate())
         })
         .column("bytes", "transferred (bytes)", |row| row.figures.bytes)
-        .column("pcie_gb_s", "PCIe (GB/s)", |row| {
+        .column("link_gb_s", "PCIe (GB/s)", |row| {
             gb_s(row.figures.link_bytes_per_s())
         })
         .column("gate_up_gb_s", "read by gate and up (GB/s)", |row| {
             gb_s(row.figures.gate_up_bytes_per_s())
         })
-        .column("memory_bandwidth_pct", "memory bandwidth (%)", |row| {
+        .column("memory_pct", "memory bandwidth (%)", |row| {
             percent(row.figures.memory_share())
         })
         .column(
-            "memory_bandwidth_with_transfers_pct",
+            "memory_with_transfers_pct",
             "memory bandwidth, transfers included (%)",
             |row| percent(row.figures.memory_share_with_transfers()),
         )

@@ -78,10 +78,10 @@ fn write_explanations(
         .column("score", "score", move |explanation| {
             Some(ranked(explanation)?.score)
         })
-        .column("rank", "rank", move |explanation| {
+        .column("place", "rank", move |explanation| {
             Some(ranked(explanation)?.place)
         })
-        .column("reason", "reason", |explanation| explanation.to_string())
+        .column("why", "reason", |explanation| explanation.to_string())
         .write(out, format)
 }
 
@@ -204,13 +204,13 @@ fn to_json(planned: &Planned) -> Value {
         "layer_curve": weighing.curve.get(),
         "strategy": args.strategy.name(),
         "lanes": lanes.collect::<Vec<_>>(),
-        "estimated_hit_rate": hit_rate(planned),
+        "estimated_hit_share": hit_rate(planned),
         "hot_cache": {"command": hot_cache.command(), "caveats": caveats},
         "llama_cpp": {
             "command": stock.command.ok(),
             "layers_on_gpu": stock.layers,
             "expert_bytes_on_gpu": stock.bytes,
-            "estimated_hit_rate": stock.hit_rate,
+            "estimated_hit_share": stock.hit_rate,
         },
         "explanations": planned.explanations.iter().map(explanation).collect::<Vec<_>>(),
         "selected": selected.collect::<Vec<_>>(),
@@ -222,7 +222,7 @@ fn explanation(explanation: &Explanation) -> Value {
         "layer": explanation.layer,
         "expert": explanation.expert,
         "cached": explanation.is_in(),
-        "reason": explanation.to_string(),
+        "why": explanation.to_string(),
     });
     if let Some(Ranked {
         hits,
@@ -233,19 +233,19 @@ fn explanation(explanation: &Explanation) -> Value {
     {
         object["hits"] = json!(hits);
         object["score"] = json!(score);
-        object["rank"] = json!(place);
-        object["n_ranked"] = json!(of);
+        object["place"] = json!(place);
+        object["of"] = json!(of);
     }
     match explanation.verdict {
         Some(PlanVerdict::Taken { lane, bytes, cost }) => {
             object["lane"] = json!(lane);
             object["bytes"] = json!(bytes);
-            object["cost_bytes"] = json!(cost);
+            object["cost"] = json!(cost);
         }
         Some(PlanVerdict::NoRoom { lane, cost, free }) => {
             object["lane"] = json!(lane);
-            object["cost_bytes"] = json!(cost);
-            object["free_bytes"] = json!(free);
+            object["cost"] = json!(cost);
+            object["free"] = json!(free);
         }
         _ => {}
     }

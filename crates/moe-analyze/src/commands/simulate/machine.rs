@@ -10,10 +10,10 @@ use crate::option_values::{at_least, not_negative, positive};
 #[command(next_help_heading = "Speed model (use measured values)")]
 pub struct MachineArgs {
     /// PCIe bandwidth for missed experts in 10^9 bytes/s: adds bounds of tokens/s
-    #[arg(long, value_name = "GB/S", value_parser = positive)]
+    #[arg(long, alias = "link-gb-s", value_name = "GB/S", value_parser = positive)]
     pcie_gb_s: Option<f64>,
     /// Latency of each copy of a missed expert in µs
-    #[arg(long, value_name = "µS", requires = "pcie_gb_s", default_value_t = 0.0, value_parser = not_negative)]
+    #[arg(long, alias = "link-us", value_name = "µS", requires = "pcie_gb_s", default_value_t = 0.0, value_parser = not_negative)]
     pcie_us: f64,
     /// Bandwidth of the SSD that contains missed experts in 10^9 bytes/s [default: they are in CPU memory]
     #[arg(long, value_name = "GB/S", requires = "pcie_gb_s", value_parser = positive)]

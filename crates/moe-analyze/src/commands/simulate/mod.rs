@@ -59,7 +59,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", help_heading = "Policies")]
     learn: Option<PathBuf>,
     /// Fraction of the lookups that the policy static counts before it fills the cache, 0 to 1
-    #[arg(long, value_name = "FRACTION", default_value_t = 0.1, value_parser = fraction, help_heading = "Policies")]
+    #[arg(long, alias = "first", value_name = "FRACTION", default_value_t = 0.1, value_parser = fraction, help_heading = "Policies")]
     train_fraction: f64,
     /// Maximum fraction of the cache that the policy hotcache exchanges after a request, 0 to 1
     #[arg(long, value_name = "FRACTION", default_value_t = 0.1, value_parser = fraction, help_heading = "Policies")]

@@ -43,7 +43,7 @@ impl Results<'_> {
             })
             .column("regret_mib", "regret (MiB)", |row| self.regret_mib(row))
             .column("evictions", "evictions", |row| row.outcome.evictions)
-            .column("lookups", "lookups", |row| {
+            .column("look_ups", "lookups", |row| {
                 row.outcome.look_ups.iter().sum::<u64>()
             })
             .column("hits", "hits", |row| row.outcome.hits.iter().sum::<u64>());

@@ -47,7 +47,7 @@ pub fn print(out: &mut dyn Write, format: Format, estimates: &[Estimate]) -> io:
         .column("evictions", "evictions", |estimate| {
             estimate.outcome.evictions
         })
-        .column("lookups", "lookups", |estimate| {
+        .column("look_ups", "lookups", |estimate| {
             estimate.outcome.look_ups.iter().sum::<u64>()
         })
         .write(out, format)

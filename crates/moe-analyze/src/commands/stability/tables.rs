@@ -35,19 +35,15 @@ pub fn split(out: &mut dyn Write, format: Format, splits: &[Split]) -> io::Resul
         coverage.map(move |coverage| (split, coverage))
     });
     Table::of(rows)
-        .column("held_out", "held-out split", |(split, _)| {
+        .column("tested", "held-out split", |(split, _)| {
             split.tested.as_str()
         })
-        .column(
-            "training_tokens",
-            "training split (tokens)",
-            |(split, _)| split.rows_learned,
-        )
-        .column(
-            "held_out_tokens",
-            "held-out split (tokens)",
-            |(split, _)| split.rows_tested,
-        )
+        .column("rows_learned", "training split (tokens)", |(split, _)| {
+            split.rows_learned
+        })
+        .column("rows_tested", "held-out split (tokens)", |(split, _)| {
+            split.rows_tested
+        })
         .column("percent", "hottest experts (%)", |(_, coverage)| {
             coverage.percent
         })
@@ -75,7 +71,7 @@ fn drift(out: &mut dyn Write, format: Format, counted: &Counted) -> io::Result<(
         .column("layer_id", "layer", move |row| or_all(row.layer, format))
         .column("from", "from eighth", |row| row.from)
         .column("to", "to eighth", |row| row.to)
-        .column("tokens", "tokens", |row| row.rows)
+        .column("rows", "tokens", |row| row.rows)
         .column("total_variation", "total variation (0..1)", |row| {
             row.total_variation
         })
@@ -90,15 +86,11 @@ fn convergence(out: &mut dyn Write, format: Format, counted: &Counted) -> io::Re
     let rows = stability::convergence(&counted.survey, counted.hotness.n_expert());
     Table::of(&rows)
         .column("layer_id", "layer", |row| row.layer)
-        .column("tokens", "tokens", |row| row.rows)
-        .column("converged_after", "converged after (tokens)", |row| {
-            row.settled
+        .column("rows", "tokens", |row| row.rows)
+        .column("settled", "converged after (tokens)", |row| row.settled)
+        .column("almost_settled", "almost converged after (tokens)", |row| {
+            row.almost_settled
         })
-        .column(
-            "almost_converged_after",
-            "almost converged after (tokens)",
-            |row| row.almost_settled,
-        )
         .write(out, format)
 }
 
@@ -171,7 +163,7 @@ fn domains(out: &mut dyn Write, format: Format, args: &Args, counted: &Counted) 
     Table::of(&rows)
         .column("layer_id", "layer", |row| row.layer)
         .column("label", "domain", |row| row.label)
-        .column("tokens", "tokens", |row| row.rows)
+        .column("rows", "tokens", |row| row.rows)
         .column("information_bits", "mutual information (bits)", |row| {
             row.information_bits
         })
@@ -181,10 +173,10 @@ fn domains(out: &mut dyn Write, format: Format, args: &Args, counted: &Counted) 
         .column("expert_id", "most used expert", |row| {
             Some(row.most_used?.expert)
         })
-        .column("specialization", "its tokens (fraction of domain)", |row| {
+        .column("specialisation", "its tokens (fraction of domain)", |row| {
             Some(row.most_used?.share_of_tokens)
         })
-        .column("over_uniform", "relative to a uniform router (×)", |row| {
+        .column("over_even", "relative to a uniform router (×)", |row| {
             Some(row.most_used?.share_of_tokens / row.uniform)
         })
         .write(out, format)
