@@ -43,7 +43,7 @@ RULES = [
     (r"even router", "uniform router", "an even router"),
     (r"share of (?:the )?hits", "hit rate", "expected share of hits"),
     (r"learned on|tested on the other", "training split, held-out split", "learned on one half"),
-    (r"settle[sd]?|convergence", "converges, converged", "the set settles"),
+    (r"settle[sd]?|settling", "converges, converged", "the set settles"),
     (r"it holds|it does not hold|holds in part|whether (?:that|it) holds", "generalizes, does not generalize", "it holds in part"),
     (r"memory is full", "memory bandwidth is saturated", "the memory is full"),
     (r"moments?", "event, timestamp, time", "at this moment"),

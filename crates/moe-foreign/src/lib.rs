@@ -6,7 +6,7 @@
 //! - *Counts*: how many tokens selected each expert of each layer, without order.
 //!
 //! An importer streams what it reads to a [`Sink`], so its memory does not grow with the file. Values that a format does not
-//! record are `None`. What a format loses is reported as a note ([`Summary::notes`]).
+//! record are `None`. Losses are reported as notes ([`Summary::notes`]).
 //!
 //! [`detect`] recognizes a format by the first [`SAMPLE_SIZE`] bytes of a file, never by its name, and returns the importer from
 //! [`IMPORTERS`]. [`import`] runs the importer. [`Export`] is the input of the exporters in [`EXPORTERS`] and
