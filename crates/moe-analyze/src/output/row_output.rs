@@ -33,7 +33,8 @@ impl RowOutputArgs {
         Ok(())
     }
 
-    /// The file.
+    /// Path of the file, if it is given.
+    #[cfg(feature = "sql")]
     pub fn file(&self) -> Option<&OutputPath> {
         self.out.as_ref()
     }
