@@ -123,6 +123,7 @@ fn rejects_labels_that_do_not_match() {
         (&["--label", "a", "--label", "b"][..], "2 --label options for 1 input;"),
         (&["--split", "by-label"], "needs domain labels"),
         (&["--table", "domains"], "needs domain labels"),
+        (&["--label", "a"], "no effect without --split by-label or --table domains"),
         (&["--labels", arg(&bad), "--table", "domains"], "line 2: no comma"),
         (&["--label", "a", "--table", "split", "--split", "by-label"], "only one label"),
     ] {

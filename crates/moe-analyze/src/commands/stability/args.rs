@@ -108,6 +108,6 @@ impl Args {
         let uses_labels =
             self.split() == SplitChoice::ByLabel || self.table() == TableChoice::Domains;
         self.inputs
-            .check_labels(uses_labels, "--split by-label and --table domains")
+            .check_labels(uses_labels, "--split by-label or --table domains")
     }
 }
