@@ -67,7 +67,7 @@ pub struct Args {
     /// Number of tokens to generate per sequence, 0 or more
     #[arg(short, long, value_name = "N", default_value_t = 64, value_parser = at_least(0u32), help_heading = "Prompt")]
     n_predict: u32,
-    /// Run directory to write [default: runs/TIME]
+    /// Run directory to write [default: runs/TIME, with the start time]
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     out: Option<OutputPath>,
     /// Replace the run directory and the usage file if they exist
@@ -96,7 +96,7 @@ pub struct Args {
     /// Sample from the smallest set of tokens with total probability P, 0 to 1; 1 disables the limit
     #[arg(long, value_name = "P", default_value_t = 0.95, allow_negative_numbers = true, value_parser = probability, help_heading = "Sampling (with --temp above 0)")]
     top_p: f32,
-    /// Sample from tokens with at least P times the probability of the most likely token, 0 to 1; 0 disables the limit
+    /// Sample from tokens that are at least P times as likely as the most likely token, 0 to 1; 0 disables the limit
     #[arg(long, value_name = "P", default_value_t = 0.05, allow_negative_numbers = true, value_parser = probability, help_heading = "Sampling (with --temp above 0)")]
     min_p: f32,
     /// Random seed for sampling
@@ -108,10 +108,10 @@ pub struct Args {
         help_heading = "Sampling (with --temp above 0)"
     )]
     seed: u64,
-    /// Continue after an end-of-generation token
+    /// Continue to generate after an end-of-generation token
     #[arg(long, help_heading = "Prompt")]
     ignore_eos: bool,
-    /// Stop recording before trace.bin exceeds N MiB; the run is complete up to there [default: no limit]
+    /// Stop recording before trace.bin exceeds N MiB, at least 1; the records written until then are complete [default: no limit]
     #[arg(long, value_name = "N", value_parser = at_least(1u64), help_heading = "Output")]
     max_trace_mib: Option<u64>,
     /// Operations to record

@@ -31,14 +31,15 @@ pub struct Args {
     /// Order of the tensors in the file
     #[arg(long, value_enum, default_value_t = OrderChoice::Numeric)]
     order: OrderChoice,
-    /// Learn file with the hotness of experts for --order hot-first; `hotness --out` writes it
+    /// Learn file for --order hot-first, which sorts the experts of each layer by its counts; `hotness --out` writes it
     #[arg(long, value_name = "FILE.json")]
     hotness: Option<PathBuf>,
-    /// Renumber the experts of each layer, with their router rows. FILE is a learn file (hottest expert first) or
-    /// {"LAYER": [expert, …]}; `coactivation` places experts next to each other that the same tokens of --trace selected
+    /// Reorder the experts of each layer and the rows of its router. FILE is a learn file (hottest expert first), or JSON with the
+    /// order of each layer: {"LAYER": [expert, …]}. `coactivation` places experts that the tokens of --trace select together next to
+    /// each other
     #[arg(long, value_name = "FILE|coactivation", conflicts_with = "hotness")]
     permute_experts: Option<PathBuf>,
-    /// Run of the model for --permute-experts coactivation
+    /// Run directory or trace.bin of the model, for --permute-experts coactivation
     #[arg(long, value_name = "RUN")]
     trace: Option<PathBuf>,
     /// File to write
@@ -64,7 +65,7 @@ pub struct Args {
 enum OrderChoice {
     /// Order of execution: embeddings, layers by number, output
     Numeric,
-    /// Tensors that every token reads, then the experts, each layer's hottest first
+    /// Tensors that every token reads, then the experts, the hottest of each layer first; experts get new ids
     HotFirst,
     /// Unchanged order
     File,

@@ -35,10 +35,10 @@ use report::{Bandwidths, ReplayReport};
 
 /// Run only the MoE layers of a model, with the routing of a trace, and measure them
 ///
-/// Needs --model. The experts of each token come from the trace instead of the router; attention and dense layers are skipped. Layer
-/// inputs are random. Prints one row per layer and phase, and one row without a layer for all layers: time per token, bytes of the
-/// selected experts (each once per batch) and of shared experts, the fraction of memory bandwidth used, and the number of experts per
-/// device. One warm-up run precedes the measured runs.
+/// Needs --model. Uses the experts of the trace instead of the router's, and random layer inputs; skips attention and dense layers.
+/// Prints one row per layer and phase, and one row per phase for all layers: time per token, bytes read (each selected expert once per
+/// batch, and shared experts), the fraction of memory bandwidth used, and the number of experts per lane (where an expert was computed,
+/// see docs/glossary.md). One warm-up run precedes the measured runs.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  moe-analyze replay runs/first --model model.gguf --device cuda --policy gpu"

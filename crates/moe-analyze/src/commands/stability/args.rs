@@ -20,20 +20,20 @@ pub struct Args {
     /// Table to print instead of the summary
     #[arg(long, value_enum)]
     pub table: Option<TableChoice>,
-    /// Format of the rows on stdout
+    /// Format of the rows on stdout; without --table, prints the rows of split instead of the summary
     #[arg(short, long = "output", value_name = "FORMAT")]
     pub output: Option<Format>,
-    /// Training split: the first fraction of the tokens (above 0, below 1), or all sequences or labels except one, each in turn
+    /// Training split: a fraction of the tokens (the first ones; above 0, below 1), or hold out each sequence or each label in turn
     /// [default: 0.5]
-    #[arg(long, value_name = "0.5|by-sequence|by-label", value_parser = parse_split)]
+    #[arg(long, value_name = "FRACTION|by-sequence|by-label", value_parser = parse_split)]
     split: Option<SplitChoice>,
     /// Number of bootstrap resamples for --table bootstrap, 1 to 100000
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = integer_in(1..=100_000u32))]
     pub resamples: u32,
-    /// Random seed for the resamples
+    /// Random seed for --table bootstrap
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
-    /// Plot the coverage of the hottest experts, in-sample and held out; the extension selects the format: png, svg
+    /// Plot the coverage of the hottest experts, in-sample and out-of-sample; the extension selects the format: png, svg
     #[arg(long, value_name = "FILE.png|svg")]
     pub plot: Option<OutputPath>,
     /// Replace the file of --plot if it exists
@@ -45,7 +45,7 @@ pub struct Args {
 pub enum TableChoice {
     /// One row per held-out split and size of the hot set: in-sample and out-of-sample coverage
     Split,
-    /// One row per layer and eighth of the tokens: change of hotness from the previous eighth
+    /// One row per layer and eighth of the tokens: change of hotness since the previous eighth
     Drift,
     /// One row per layer: number of tokens after which the set of hot experts stops changing
     Convergence,
