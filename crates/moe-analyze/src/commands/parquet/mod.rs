@@ -23,8 +23,8 @@ use crate::traces::{self, TraceArgs};
 
 /// Convert a run to the Parquet tables ops, accesses and routing
 ///
-/// A trace of another tool without operations yields only the table routing. If the run contains the offset map of its model, or with
-/// --model, also writes gguf-map.parquet.
+/// A trace of another tool without operations yields only the table routing. With --model and --out, also
+/// writes gguf-map.parquet, the offset map of the model.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  moe-analyze parquet runs/first --out tables\n  moe-analyze parquet runs/first --dataset dataset"
