@@ -241,6 +241,10 @@ fn prints_one_row_per_predictor() {
     assert!(failure.contains("--pcie-gb-s"), "{failure}");
     let failure = fail![args, link, more, "--depth", "4"];
     assert!(failure.contains("out of range (1..=3)"), "{failure}");
+    for option in [["--depth", "2"], ["--n-predict", "2"], ["--window-us", "2"]] {
+        let failure = fail!["simulate", trace, "--budget-mib", "8", option];
+        assert!(failure.contains("--predictor <NAME[,…]>|--predictions <TRACE>"), "{failure}");
+    }
 }
 
 /// A sample of all experts equals LRU; a smaller sample has a confidence interval.

@@ -353,7 +353,7 @@ impl DeviceArgs {
     /// A setting is invalid, or has no effect with the other settings.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.device == DeviceList::Cpu {
-            return match self.for_a_gpu().or(self.post_fetch.given()) {
+            return match self.gpu_option() {
                 Some(option) => bail!(
                     "{option} has no effect without a GPU; add --device cuda or --device auto, or omit {option}"
                 ),
@@ -381,9 +381,9 @@ impl DeviceArgs {
     }
 
     /// Returns the first option on the command line that needs a GPU. `--policy cpu` does not.
-    fn for_a_gpu(&self) -> Option<&'static str> {
+    pub fn gpu_option(&self) -> Option<&'static str> {
         let policy = self.policy.is_some_and(|policy| policy != PolicyArg::Cpu);
-        first_given([
+        let option = first_given([
             ("--policy", policy),
             ("--n-gpu-layers", self.n_gpu_layers.is_some()),
             ("--cpu-moe", self.cpu_moe),
@@ -392,7 +392,8 @@ impl DeviceArgs {
             ("--tensor-split", !self.tensor_split.is_empty()),
             ("--vram-mib", !self.vram_mib.is_empty()),
             ("--offload-min-batch", self.offload_min_batch.is_given()),
-        ])
+        ]);
+        option.or(self.post_fetch.given())
     }
 
     /// Returns the policy's name in a manifest.

@@ -35,17 +35,19 @@ pub fn print(out: &mut dyn Write, report: &AccessReport) -> io::Result<()> {
         report.reuse.uses,
         percent(report.reuse.reuses, report.reuse.uses)
     )?;
+    if report.reuse.reuses > 0 {
+        writeln!(
+            out,
+            "reuse distance: median {}, 90th percentile {}; bytes read in between: median {}, 90th percentile {}",
+            tokens(quantile(&report.reuse.tokens, 0.5)),
+            tokens(quantile(&report.reuse.tokens, 0.9)),
+            bytes_below(quantile(&report.reuse.bytes, 0.5)),
+            bytes_below(quantile(&report.reuse.bytes, 0.9)),
+        )?;
+    }
     writeln!(
         out,
-        "reuse distance: median {}, 90th percentile {}; bytes read in between: median {}, 90th percentile {}",
-        tokens(quantile(&report.reuse.tokens, 0.5)),
-        tokens(quantile(&report.reuse.tokens, 0.9)),
-        bytes_below(quantile(&report.reuse.bytes, 0.5)),
-        bytes_below(quantile(&report.reuse.bytes, 0.9)),
-    )?;
-    writeln!(
-        out,
-        "embedding lookups: {} of {}, {}\n",
+        "embedding lookups: {} read {}, {}\n",
         counted(report.lookups.operations, "operation"),
         counted(report.lookups.rows, "row"),
         human_bytes(report.lookups.bytes)

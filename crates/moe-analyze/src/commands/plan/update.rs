@@ -126,21 +126,24 @@ fn write_exchanges(out: &mut dyn Write, format: Option<Format>, update: &Update)
         .column("layer", "layer", |exchange| exchange.layer)
         .column("evict", "evict", |exchange| exchange.evict)
         .column("add", "add", |exchange| exchange.add)
-        .column("evict_score", "score of evicted", |exchange| {
+        .column("evict_score", "score, evicted", |exchange| {
             exchange.evict_score
         })
-        .column("add_score", "score of added", |exchange| exchange.add_score)
-        .column("gain", "gain of score", |exchange| exchange.gain())
+        .column("add_score", "score, added", |exchange| exchange.add_score)
+        .column("gain", "score gain", |exchange| exchange.gain())
         .write(out, format.unwrap_or(Format::Table))?;
     if format.is_none() {
         writeln!(
             out,
-            "\n{} of {} candidates that improve the cache of {}; current hit rate {:.1} % of {}",
-            counted(update.exchanges().len() as u64, "exchange"),
-            update.candidates.len(),
+            "\n{} of {} that improve the cache of {}; the cache served {:.1} % of {}",
+            update.exchanges().len(),
+            counted(update.candidates.len() as u64, "exchange"),
             counted(update.hot_experts as u64, "expert"),
             100.0 * update.hit_rate(),
-            counted(update.hot_slots.saturating_add(update.cold_slots), "slot")
+            counted(
+                update.hot_slots.saturating_add(update.cold_slots),
+                "selected expert"
+            )
         )?;
     }
     Ok(())

@@ -112,11 +112,11 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     ));
     if layout.n_permuted() > 0 {
         ctx.note(
-            "experts have other ids in the new file: learn files, plans and traces of the old file do not match; record them again",
+            "experts have different ids in the new file: learn files, plans and traces of the old file do not match it; record them again",
         );
     }
     ctx.note(format_args!(
-        "seeks of a forward pass: {} before, {} now",
+        "seeks per forward pass: {} before, {} after",
         seeks(&layer_order(&gguf)),
         seeks(&layer_order(&new))
     ));
@@ -146,9 +146,5 @@ fn expert_orders(ctx: &Context, args: &Args, gguf: &Gguf) -> anyhow::Result<Expe
 }
 
 fn seeks(order: &LayerOrder) -> String {
-    format!(
-        "{} over {}",
-        counted(order.seeks, "seek"),
-        human_bytes(order.seek_bytes)
-    )
+    format!("{} ({})", order.seeks, human_bytes(order.seek_bytes))
 }

@@ -187,13 +187,13 @@ fn check_layers(model: &Model, routes: &Routes, path: &Path, ctx: &Context) -> a
     let dense = list(&mut in_trace.difference(&with_experts));
     if !dense.is_empty() {
         ctx.note(format_args!(
-            "warning: not replayed, because the model has no experts there: layer {dense}"
+            "warning: layers {dense} of the trace are skipped, because the model has no experts in these layers"
         ));
     }
     let missing = list(&mut with_experts.difference(&in_trace));
     if !missing.is_empty() {
         ctx.note(format_args!(
-            "warning: not replayed, because the trace has no routing there: layer {missing}"
+            "warning: layers {missing} of the model are skipped, because the trace has no routing in these layers"
         ));
     }
     let mut used = routes.n_expert_used().iter().filter_map(|(&layer, &k)| {
@@ -202,7 +202,7 @@ fn check_layers(model: &Model, routes: &Routes, path: &Path, ctx: &Context) -> a
     });
     if let Some((layer, k, own)) = used.find(|&(_, k, own)| own > 0 && k != own) {
         ctx.note(format_args!(
-            "warning: a token of layer {layer} has {} in the trace but {own} in the model",
+            "warning: a token selects {} in layer {layer} of the trace, but {own} in the model",
             counted(k as u64, "expert")
         ));
     }

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use moe_analysis::simulate::{BatchTime, MAX_BATCH, Offload};
+use moe_gguf::text::counted;
 
 use super::report::rounded;
 use crate::context::Context;
@@ -52,18 +53,20 @@ pub fn print_crossover(offload: &Offload, ctx: &Context) {
         (_, Some(serial)) => {
             let hidden = match hidden {
                 Some(hidden) if hidden < serial => {
-                    format!(" ({hidden} tokens if copies are hidden)")
+                    format!(" ({} if copies are hidden)", counted(hidden, "token"))
                 }
                 _ => String::new(),
             };
             ctx.note(format_args!(
-                "copying experts to the GPU is faster than computing on the CPU for batches of at least {serial} tokens{hidden}; \
-                 set GGML_OP_OFFLOAD_MIN_BATCH={serial} for llama.cpp, whose default is 32"
+                "copying experts to the GPU is faster than computing on the CPU for batches of at least {}{hidden}; \
+                 set GGML_OP_OFFLOAD_MIN_BATCH={serial} for llama.cpp, whose default is 32",
+                counted(serial, "token")
             ));
         }
         (Some(hidden), None) => ctx.note(format_args!(
             "copying experts to the GPU is faster than computing on the CPU only if copies are hidden, for batches of at least \
-             {hidden} tokens; llama.cpp copies for at least 32 (GGML_OP_OFFLOAD_MIN_BATCH)"
+             {}; llama.cpp copies for at least 32 (GGML_OP_OFFLOAD_MIN_BATCH)",
+            counted(hidden, "token")
         )),
         (None, None) => ctx.note(format_args!(
             "copying experts to the GPU is not faster than computing on the CPU for any batch of up to {MAX_BATCH} tokens; \

@@ -105,9 +105,11 @@ impl Args {
         if self.split.is_some() && self.table() != TableChoice::Split {
             bail!("--split has no effect with another table than split; omit one of the options");
         }
-        let uses_labels =
-            self.split() == SplitChoice::ByLabel || self.table() == TableChoice::Domains;
-        self.inputs
-            .check_labels(uses_labels, "--split by-label and --table domains")
+        let (uses_labels, used_by) = match (self.split(), self.table()) {
+            (SplitChoice::ByLabel, _) => (true, "--split by-label"),
+            (_, TableChoice::Domains) => (true, "--table domains"),
+            _ => (false, "--split by-label or --table domains"),
+        };
+        self.inputs.check_labels(uses_labels, used_by)
     }
 }
