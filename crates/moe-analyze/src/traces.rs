@@ -290,7 +290,7 @@ pub fn check_run(path: &Path) -> anyhow::Result<()> {
         && importer.contents() != Contents::Records
     {
         bail!(
-            "{} has the format {} ({}); pass a run directory or its trace.bin",
+            "{} is not a run: it has the format {} ({}); pass a run directory or its trace.bin",
             path.display(),
             importer.name(),
             importer.description()

@@ -135,7 +135,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
     if !checks {
         if !survey.check.is_sound() {
-            ctx.note("warning: the file is faulty; --check-overlaps prints the faults");
+            ctx.note("warning: the file has faults; pass --check-overlaps to print them");
         }
         return Ok(ExitStatus::Done);
     }

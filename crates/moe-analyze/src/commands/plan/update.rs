@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::path::Path;
 
-use anyhow::{Context as _, bail};
+use anyhow::{anyhow, bail};
 use moe_gguf::text::counted;
 use moe_placement::learn::{ExpertObservation, LearnFile, has_schema};
 use moe_placement::plan::Entry;
@@ -26,9 +26,9 @@ pub fn run(
     ctx: &Context,
 ) -> anyhow::Result<()> {
     let current = Current::read(current, ctx)
-        .with_context(|| {
+        .map_err(|error| {
             let path = current.display();
-            format!("{path} does not contain a cache: pass the output of `plan -o json`, a learn file of `plan --out`, or a live report")
+            anyhow!("{path} does not contain a cache: {error:#}; pass the output of `plan -o json`, a learn file of `plan --out`, or a live report")
         })?;
     let slots = live.layer_slots();
     let mut rate = args.update_rate;
