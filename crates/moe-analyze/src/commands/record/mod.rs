@@ -31,7 +31,7 @@ use crate::exit_status::ExitStatus;
 use crate::files::OutputPath;
 use crate::interrupt;
 use crate::model;
-use crate::option_values::{ValueError, at_least, integer_in, number};
+use crate::option_values::{ValueError, at_least, first_given, integer_in, number};
 use crate::output::{self, human_bytes, message};
 use crate::recording;
 
@@ -150,7 +150,22 @@ impl TraceMode {
     }
 }
 
+impl Args {
+    /// Returns the first option that is given and applies to the run directory only.
+    fn run_option(&self) -> Option<&'static str> {
+        first_given([
+            ("--out", self.out.is_some()),
+            ("--max-trace-mib", self.max_trace_mib.is_some()),
+            ("--keep-prompt", self.keep_prompt),
+            ("--hash-model", self.hash_model),
+        ])
+    }
+}
+
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
+    if let (TraceMode::Off, Some(option)) = (args.trace, args.run_option()) {
+        bail!("{option} has no effect with --trace off; omit one of the options");
+    }
     let prompts = prompts::read(&args)?;
     let gguf = model::open(args.model.as_deref())?;
     let n_threads = args.threads.map_or_else(n_cores, usize::from);

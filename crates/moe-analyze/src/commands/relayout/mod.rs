@@ -9,7 +9,7 @@ use anyhow::bail;
 use moe_gguf::Gguf;
 use moe_gguf::layers::{LayerOrder, layer_order};
 use moe_gguf::text::counted;
-use moe_synth::relayout::{ExpertOrders, Layout, TensorOrder};
+use moe_synth::relayout::{Error, ExpertOrders, Layout, TensorOrder};
 
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
@@ -90,7 +90,18 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         OrderChoice::HotFirst => TensorOrder::HotFirst,
         OrderChoice::File => TensorOrder::File,
     };
-    let layout = Layout::new(&gguf, order, &orders)?;
+    let layout = Layout::new(&gguf, order, &orders).map_err(|error| {
+        match (&error, &args.permute_experts) {
+            (
+                Error::NoExperts { .. } | Error::InvalidOrder { .. } | Error::Groups { .. },
+                Some(file),
+            ) => {
+                let file = file.display().to_string();
+                anyhow::Error::new(error).context(file)
+            }
+            _ => error.into(),
+        }
+    })?;
     let size = layout.file_size();
     if gguf.files().len() > 1 {
         ctx.note(format_args!(
