@@ -12,7 +12,7 @@ pub fn print(out: &mut dyn Write, report: &AccessReport) -> io::Result<()> {
     let order = &report.order;
     writeln!(
         out,
-        "layers: accessed in order in {} of {}; {} % of steps go to the next layer, {} go back",
+        "layers: accessed in order in {} of {}; {} % of the changes of layer go to the next layer, {} go back",
         order.passes_in_order,
         counted(order.passes, "pass"),
         percent(order.steps_to_next, order.steps),

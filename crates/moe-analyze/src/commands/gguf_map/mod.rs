@@ -128,7 +128,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         }
     }
     if gguf.files().len() > 1 && !args.format.names_files() {
-        ctx.note("this format does not contain the file of each offset; --format rows does");
+        ctx.note("this format does not contain the file in which each offset is; use --format rows for a split model");
     }
     for path in written {
         ctx.note(format_args!("wrote {}", path.display()));

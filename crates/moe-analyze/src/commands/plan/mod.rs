@@ -149,7 +149,7 @@ impl Weighing {
             Some(value) => {
                 if !LayerCurve::is_valid(value) {
                     ctx.note(format_args!(
-                        "warning: --layer-curve {value} is out of range (0..=1); like the runtime, using 0.5"
+                        "warning: --layer-curve {value} is out of range (0..=1); 0.5 is used instead, as in the runtime"
                     ));
                 }
                 LayerCurve::new(value)
@@ -297,7 +297,7 @@ fn write_cut(
         .count() as u64;
     if filled > 0 {
         ctx.note(format_args!(
-            "the file does not contain {} that only fill free space, because they have no counts",
+            "the learn file does not contain {} that only fill free space, because they have no counts",
             counted(filled, "expert")
         ));
     }

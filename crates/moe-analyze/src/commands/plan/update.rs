@@ -109,7 +109,7 @@ fn experts_of(file: &LearnFile, ctx: &Context) -> anyhow::Result<Vec<Place>> {
     let is_report = experts.clone().any(|(_, expert)| expert.hot > 0);
     if is_report {
         ctx.note(
-            "the current cache is read from hot counts, which miss cached experts without hits; a plan (-o json) contains all",
+            "the current cache is read from the hot counts of a report, which omit cached experts without hits; a plan (-o json) contains all",
         );
     }
     let cached = experts.filter(|(_, expert)| !is_report || expert.hot > 0);

@@ -126,7 +126,7 @@ impl Results<'_> {
         ctx.note(format_args!(
             "without a cache, all experts on the CPU: {speed} tokens/s"
         ));
-        self.note_caches("no speedup over no cache", ctx, |row| {
+        self.note_caches("not faster than without a cache", ctx, |row| {
             let speed = machine.speed(&self.needs, row);
             speed.is_some_and(|speed| speed.is_no_better_than(&without))
         });
