@@ -39,7 +39,7 @@ pub struct ImportArgs {
 /// Options that describe traces of 1024-byte records.
 #[derive(Debug, Default, clap::Args)]
 pub struct OpsArgs {
-    /// Names of the operation numbers in a trace.bin without manifest.json, as lines `number,name`
+    /// CSV file with lines `number,name`: names of the operation numbers in a trace.bin without manifest.json
     #[arg(long, value_name = "FILE.csv", help_heading = "Trace")]
     ops: Option<PathBuf>,
 }

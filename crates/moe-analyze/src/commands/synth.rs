@@ -68,7 +68,7 @@ pub struct Args {
         allow_negative_numbers = true
     )]
     zipf: f64,
-    /// Write only the header, and a hole instead of weights, which takes no disk space and reads as zeros
+    /// Write the header and a hole instead of the weights; the hole takes no disk space and reads as zeros
     #[arg(long)]
     sparse: bool,
     /// File to write

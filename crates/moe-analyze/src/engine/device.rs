@@ -64,13 +64,13 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "N", conflicts_with = "cpu_moe")]
     pub n_cpu_moe: Option<usize>,
     /// Place tensors whose name matches REGEX on DEVICE: CPU, CUDA0, CUDA1, ...; the first match applies
-    #[arg(long, value_name = "REGEX=DEVICE,...", value_delimiter = ',')]
+    #[arg(long, value_name = "REGEX=DEVICE[,…]", value_delimiter = ',')]
     pub override_tensor: Vec<String>,
     /// Proportion of the layers on each GPU, such as 3,1 [default: in proportion to free memory]
-    #[arg(long, visible_alias = "ts", value_name = "N,...", value_delimiter = ',', value_parser = proportion)]
+    #[arg(long, visible_alias = "ts", value_name = "N[,…]", value_delimiter = ',', value_parser = proportion)]
     pub tensor_split: Vec<f32>,
     /// Limit GPU memory to N MiB; a list contains one limit per GPU [default: no limit]
-    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    #[arg(long, value_name = "N[,…]", value_delimiter = ',')]
     pub vram_mib: Vec<u64>,
     /// Minimum batch size in tokens for which weights in CPU memory are copied to the GPU and multiplied there; 0 disables these copies
     #[arg(

@@ -32,8 +32,8 @@ pub struct Args {
     /// Table to print or write [default: figures]
     #[arg(long, value_enum)]
     table: Option<TableChoice>,
-    /// Window lengths of the working sets in generated tokens, each at least 1
-    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16, 32, 64, 128],
+    /// Window lengths of the working sets in generated tokens, each at least 1 [default: 1,2,4,8,16,32,64,128]
+    #[arg(long, value_name = "N[,…]", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16, 32, 64, 128], hide_default_value = true,
           value_parser = at_least(1u64))]
     windows: Vec<u64>,
     #[command(flatten)]

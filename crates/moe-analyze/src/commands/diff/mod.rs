@@ -26,13 +26,14 @@ pub struct Args {
     run_a: PathBuf,
     /// Second run (B): a run directory, or a trace.bin
     run_b: PathBuf,
-    /// Parts to compare; can be repeated or a comma-separated list
+    /// Parts to compare [default: routing,operations,bytes]
     #[arg(
         long,
         value_enum,
-        value_name = "PART",
+        value_name = "PART[,…]",
         value_delimiter = ',',
-        default_values_t = [Part::Routing, Part::Operations, Part::Bytes]
+        default_values_t = [Part::Routing, Part::Operations, Part::Bytes],
+        hide_default_value = true
     )]
     only: Vec<Part>,
     /// Maximum number of examples to list for each kind of difference
