@@ -226,10 +226,7 @@ pub fn open(path: &Path, options: &ImportOptions) -> anyhow::Result<Input> {
             "{} is a model, which contains no routing; record a run with it",
             path.display()
         ),
-        _ => bail!(
-            "{} is JSON, but not a trace in a known format; `convert --list` lists the formats",
-            path.display()
-        ),
+        _ => bail!(unknown_json(path)),
     }
 }
 
@@ -252,6 +249,21 @@ pub fn read(
         report_import(ctx, path, &summary);
     }
     Ok(summary)
+}
+
+/// Describes a JSON file that is not a trace.
+pub fn unknown_json(path: &Path) -> String {
+    const RUN_FILES: [&str; 3] = ["manifest.json", "buffers.jsonl", "transfers.jsonl"];
+    if RUN_FILES.iter().any(|name| path.ends_with(name)) {
+        return format!(
+            "{} is a file of a run; pass the run directory",
+            path.display()
+        );
+    }
+    format!(
+        "{} is JSON, but not a trace in a known format; `convert --list` lists the formats",
+        path.display()
+    )
 }
 
 /// Shows the progress of reading a trace.
