@@ -16,9 +16,9 @@ use crate::traces::OpsArgs;
 
 /// Compare the routing, operations and bytes read of two runs
 ///
-/// Use it to compare, for example, two engines, two quantizations of a model or two settings. Tokens are matched by sequence, phase, position
-/// and layer, operations by name. Differences between the manifests are printed, but do not count as differences. Exits with 1 if
-/// the runs differ.
+/// Use it to compare, for example, two engines, two quantizations of a model or two settings. Tokens are matched by sequence, phase,
+/// position and layer, operations by name. Differences between the manifests are printed, but do not count as differences. Exits with 1
+/// if the runs differ.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  moe-analyze diff runs/native runs/llama-cpp --only routing")]
 pub struct Args {

@@ -37,7 +37,7 @@ use budget::Budget;
     after_help = "Example:\n  moe-analyze plan learn.json --model model.gguf --budget-mib 4096"
 )]
 pub struct Args {
-    /// Learn files of one model, the oldest first. Experts of runs, traces and tables are counted first. With --update, a live report of
+    /// Learn files of one model, the oldest first. Runs, traces and tables are converted to learn files. With --update, a live report of
     /// the runtime
     #[arg(required = true, value_name = "FILE")]
     paths: Vec<PathBuf>,
