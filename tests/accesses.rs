@@ -109,7 +109,7 @@ fn known_run_has_known_figures() {
     let summary = run!["accesses", run];
     assert!(
         summary.starts_with(
-            "layers: accessed in order in 7 of 7 passes; 100.0 % of steps go to the next layer, 0 go back\n"
+            "layers: accessed in order in 7 of 7 passes; 100.0 % of the changes of layer go to the next layer, 0 go back\n"
         ),
         "{summary}"
     );

@@ -164,7 +164,7 @@ fn compares_models_of_different_shapes() {
     let b = record(dir.path(), "b", &random, &["-p", PROMPT]);
     let (code, text) = diff(&a, &b, args![]);
     assert_eq!(code, 1);
-    assert!(text.starts_with("different: routing (of "), "{text}");
+    assert!(text.starts_with("different: routing ("), "{text}");
     assert!(text.contains("\nexperts in a layer  32 "), "{text}");
     let (_, markdown) = diff(&a, &b, ["-o", "md", "--only", "routing"]);
     assert!(markdown.starts_with("| part | what |"), "{markdown}");

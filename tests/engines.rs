@@ -35,6 +35,37 @@ fn bench_prints_engine_and_accepts_ranges() {
     assert_eq!(tests, expected.map(|(p, n)| ["1", p, n, "native"]));
 }
 
+#[test]
+fn bench_rejects_a_command_line_without_tests() {
+    let model = repository("fixtures/random-gpt-oss-F16.gguf");
+    let line = fail!["bench", "--model", model, "-p", "0", "-n", "0"];
+    assert!(line.contains("there is no test to run"), "{line}");
+}
+
+/// Options that apply to the run directory are rejected without one.
+#[test]
+fn rejects_run_options_without_trace() {
+    for options in [&["--out", "run"][..], &["--max-trace-mib", "1"], &["--keep-prompt"]] {
+        let line = fail!["record", "-n", "1", "--trace", "off", options];
+        let expected = format!("{} has no effect with --trace off", options[0]);
+        assert!(line.contains(&expected), "{line}");
+    }
+}
+
+/// llama.cpp runs on the CPU, like the executor without `--device`.
+#[test]
+fn rejects_gpu_options_with_llama_cpp() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("run");
+    let model = repository("fixtures/random-qwen3moe-F16.gguf");
+    for options in [&["--device", "cuda"][..], &["--policy", "post-fetch"], &["--cpu-moe"]] {
+        let line = fail![record("llama.cpp", &model, &out), options];
+        let expected = format!("{} has no effect with --engine llama.cpp", options[0]);
+        assert!(line.contains(&expected), "{line}");
+    }
+    assert!(!out.exists());
+}
+
 /// Size of all tensors except experts and embeddings, and of the selected experts of a token in each MoE layer.
 #[test]
 fn bench_counts_bytes_per_token() {

@@ -317,6 +317,11 @@ fn unknown_formats_exit_with_2() {
     assert!(fail!["info", file].contains("has an unknown format"));
     fs::write(&file, "").unwrap();
     assert!(fail!["info", file].contains("is empty"));
+    fs::write(&file, "{\"a\": 1}\n{\"a\": 2}\n").unwrap();
+    assert!(fail!["info", file].contains("is JSON, but not a trace in a known format"));
+    let events = dir.path().join("buffers.jsonl");
+    fs::write(&events, "{}").unwrap();
+    assert!(fail!["info", events].contains("pass the run directory"));
     assert!(fail!["info", dir.path()].contains("neither a run directory"));
     assert!(fail!["info", dir.path().join("absent")].contains("cannot open"));
 }

@@ -199,7 +199,7 @@ fn summary_contains_the_verdict() {
     recorded(&run, &example());
     let text = run!["overlap", run];
     for line in [
-        "prompt tokens: hidden: 100.0 % of the transfer time is within gate and up",
+        "prompt tokens: hidden: 100.0 % of the transfer time is hidden behind gate and up",
         "generated tokens: too long: a transfer takes 108.3 µs but gate and up only 100.0 µs, so at most 53.8 %",
         "5 passes × 6 layers: 28.6 MiB transferred at 9.2 GB/s; the CPU computed the down product of 25.0 % of",
         "GPU: scratchpad 64.0 MiB, 1.56 % of 4.0 GiB of GPU memory",

@@ -190,6 +190,20 @@ fn warns_about_incomplete_run() {
     }
 }
 
+/// The tables and the map of a run without a map, for which `--model` provides the map.
+#[test]
+fn model_provides_the_missing_map_of_a_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, out) = (dir.path().join("run"), dir.path().join("tables"));
+    run!["record", "-n", "1", "--out", run];
+    fs::remove_file(run.join("gguf-map.parquet")).unwrap();
+    let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
+    run!["parquet", run, "--model", model, "--out", out];
+    for name in ["ops", "accesses", "routing", "gguf-map"] {
+        assert!(out.join(format!("{name}.parquet")).is_file(), "{name}");
+    }
+}
+
 /// The Parquet library panics on this file.
 #[test]
 fn decoder_panic_is_one_line_and_exits_with_2() {

@@ -21,7 +21,7 @@ fn distinguishes_files_of_a_run_from_other_files() {
     let csv = write("t.csv", "layer,expert\n0,1\n");
     let other = write("t.jsonl", "{\"t\":0,\"layer\":1,\"experts\":[5,1]}\n");
     for (command, file) in [("buffers", "buffers.jsonl"), ("overlap", "transfers.jsonl")] {
-        let is_not = format!("not the {file} of a run: give that file, or its run directory");
+        let is_not = format!("not the {file} of a run: pass that file, or its run directory");
         for (path, reason) in [
             (&model, "it is a GGUF file"),
             (&run.join("trace.bin"), "line 1: it is not JSON"),

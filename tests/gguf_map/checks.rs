@@ -100,11 +100,11 @@ fn detects_overlaps_and_gaps() {
         gap.contains(&format!("{} bytes at offset {}", moved.size_bytes, moved.offset)),
         "{gap}"
     );
-    // Without a check, only the map is printed, with a warning that the file is faulty.
+    // Without a check, only the map is printed, with a warning that the file has faults.
     let warns = |path: &std::path::Path| {
         let (code, _, stderr) = output_of(args!["gguf-map", path]);
         assert_eq!(code, 0, "{stderr}");
-        stderr.contains("warning: the file is faulty; --check-overlaps prints the faults\n")
+        stderr.contains("warning: the file has faults; pass --check-overlaps to print them\n")
     };
     assert!(warns(&broken));
     assert!(!warns(&model));

@@ -19,7 +19,9 @@ fn explains_decisions() {
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 3, "{text}");
     assert!(
-        lines[0].starts_with("expert 3 of layer 0 is in: rank 1 of 4 (score 3000009, 9 hits)"),
+        lines[0].starts_with(
+            "expert 3 of layer 0 is in the cache: rank 1 of 4 (score 3000009, 9 activations)"
+        ),
         "{text}"
     );
     // Four experts fit: 3 and 1 of two layers, each with an empty one.

@@ -51,7 +51,10 @@ fn plans_updates() {
     // In a report, the experts that served a slot are in the cache: 3, 5 and 6 of layer 0.
     assert_eq!(swaps(&update(&report, &[])), [json!([0, 5, 9])]);
     let table = run!["plan", report, "--update", plan];
-    assert!(table.contains("2 exchanges of 2") && table.contains("37.5 % of 80 slots"), "{table}");
+    assert!(
+        table.contains("2 of 2 exchanges") && table.contains("37.5 % of 80 selected experts"),
+        "{table}"
+    );
 
     // Recording is disabled: the runtime exchanges no expert.
     fs::write(&report, live(false)).unwrap();

@@ -147,7 +147,7 @@ fn reports_caches_that_do_not_pay_off() {
     let (rows, stderr) = run("0.001048576");
     assert!(stderr.contains("all experts on the CPU: 0.25 to 0.25 tokens/s"), "{stderr}");
     assert!(stderr.contains("no hits at 2 MiB: lru\n"), "{stderr}");
-    assert!(stderr.contains("no speedup over no cache at 2 MiB: lru\n"), "{stderr}");
+    assert!(stderr.contains("not faster than without a cache at 2 MiB: lru\n"), "{stderr}");
     assert!(!stderr.contains("staticoracle"), "{stderr}");
     assert_eq!(rows[0]["tokens_s_min"], 0.143);
     assert_eq!(rows[0]["speedup_serial"], 0.571);
@@ -156,7 +156,7 @@ fn reports_caches_that_do_not_pay_off() {
     let speedup = rows[1]["speedup_serial"].as_f64().unwrap();
     assert!((speedup - 100.0 / missed).abs() < 0.001, "{speedup}");
     let (_, stderr) = run("0.000001");
-    assert!(stderr.contains("no speedup over no cache at 2 MiB: lru"), "{stderr}");
+    assert!(stderr.contains("not faster than without a cache at 2 MiB: lru"), "{stderr}");
 }
 
 /// Batch sizes from which copying experts is faster than computing them on the CPU.
@@ -245,6 +245,10 @@ fn prints_one_row_per_predictor() {
     assert!(failure.contains("--pcie-gb-s"), "{failure}");
     let failure = fail![args, link, more, "--depth", "4"];
     assert!(failure.contains("out of range (1..=3)"), "{failure}");
+    for option in [["--depth", "2"], ["--n-predict", "2"], ["--window-us", "2"]] {
+        let failure = fail!["simulate", trace, "--budget-mib", "8", option];
+        assert!(failure.contains("--predictor <NAME[,…]>|--predictions <TRACE>"), "{failure}");
+    }
 }
 
 /// A sample of all experts equals LRU; a smaller sample has a confidence interval.

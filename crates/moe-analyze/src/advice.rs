@@ -103,8 +103,8 @@ fn of_foreign(error: &ForeignError) -> Option<&'static str> {
 
 fn of_hotness(error: &hotness::Error) -> Option<&'static str> {
     match error {
-        hotness::Error::Empty { .. } => Some("--phase selects the tokens to count"),
-        hotness::Error::NoPhases => Some("pass --phase all"),
+        hotness::Error::Empty { .. } => Some("or pass another --phase"),
+        hotness::Error::NoPhases => Some("count both with --phase all"),
         hotness::Error::Survey(error) => of_survey(error),
         hotness::Error::Trace(error) => of_trace(error),
         _ => None,

@@ -41,7 +41,7 @@ use crate::option_values;
         moe-analyze hotness runs/first"
 )]
 pub struct Cli {
-    /// Print only errors on stderr, no progress and no notes
+    /// Print only errors on stderr: no progress, notes or warnings
     #[arg(long, global = true)]
     quiet: bool,
     #[command(subcommand)]

@@ -46,6 +46,9 @@ fn main() -> ExitCode {
         Err(error) => {
             let text = output::one_line(&error);
             match advice::advice(&error) {
+                Some(advice) if advice.starts_with("or ") => {
+                    message::print(format_args!("moe-analyze: {text}, {advice}"));
+                }
                 Some(advice) => message::print(format_args!("moe-analyze: {text}; {advice}")),
                 None => message::print(format_args!("moe-analyze: {text}")),
             }

@@ -39,7 +39,7 @@ pub struct ImportArgs {
 /// Options that describe traces of 1024-byte records.
 #[derive(Debug, Default, clap::Args)]
 pub struct OpsArgs {
-    /// Names of the operation numbers in a trace.bin without manifest.json, as lines `number,name`
+    /// CSV file with lines `number,name`: names of the operation numbers in a trace.bin without manifest.json
     #[arg(long, value_name = "FILE.csv", help_heading = "Trace")]
     ops: Option<PathBuf>,
 }
@@ -226,10 +226,7 @@ pub fn open(path: &Path, options: &ImportOptions) -> anyhow::Result<Input> {
             "{} is a model, which contains no routing; record a run with it",
             path.display()
         ),
-        _ => bail!(
-            "{} is JSON, but not a trace in a known format; `convert --list` lists the formats",
-            path.display()
-        ),
+        _ => bail!(unknown_json(path)),
     }
 }
 
@@ -252,6 +249,21 @@ pub fn read(
         report_import(ctx, path, &summary);
     }
     Ok(summary)
+}
+
+/// Describes a JSON file that is not a trace.
+pub fn unknown_json(path: &Path) -> String {
+    const RUN_FILES: [&str; 3] = ["manifest.json", "buffers.jsonl", "transfers.jsonl"];
+    if RUN_FILES.iter().any(|name| path.ends_with(name)) {
+        return format!(
+            "{} is a file of a run; pass the run directory",
+            path.display()
+        );
+    }
+    format!(
+        "{} is JSON, but not a trace in a known format; `convert --list` lists the formats",
+        path.display()
+    )
 }
 
 /// Shows the progress of reading a trace.
@@ -290,7 +302,7 @@ pub fn check_run(path: &Path) -> anyhow::Result<()> {
         && importer.contents() != Contents::Records
     {
         bail!(
-            "{} has the format {} ({}); pass a run directory or its trace.bin",
+            "{} is not a run: it has the format {} ({}); pass a run directory or its trace.bin",
             path.display(),
             importer.name(),
             importer.description()

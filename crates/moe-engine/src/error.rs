@@ -22,7 +22,7 @@ pub enum Error {
     },
     /// There is no first token.
     #[error(
-        "the prompt is empty, and the model's vocabulary has no BOS token to start with; give a prompt"
+        "the prompt is empty, and the model's vocabulary has no BOS token to start with; pass a prompt"
     )]
     EmptyPrompt,
     /// The prompt does not fit the context.

@@ -278,7 +278,7 @@ pub(crate) fn create_locked(
             }
         }
         Err(io::Error::other(
-            "another process removed its temporary file",
+            "a temporary file cannot be created next to it, or another process removes it",
         ))
     })
 }

@@ -24,7 +24,7 @@ pub enum At {
     },
     /// A byte offset, counted from 0.
     Byte(u64),
-    /// An element of a document or array: `layers[3].experts[0]`.
+    /// An element of a document or array: `layers[3].experts[0]`; `/` is the document.
     Element(String),
 }
 
@@ -34,6 +34,7 @@ impl fmt::Display for At {
             Self::Line(line) => write!(f, "line {line}"),
             Self::Record { record, offset } => write!(f, "record {record} at byte {offset}"),
             Self::Byte(offset) => write!(f, "byte {offset}"),
+            Self::Element(path) if path == "/" => f.write_str("the document"),
             Self::Element(path) => write!(f, "element {path}"),
         }
     }
@@ -131,7 +132,7 @@ pub enum ForeignError {
         operation: u8,
     },
     /// The trace contains neither routing nor counts.
-    #[error("{}: no routing in this {format} trace{}; use a trace of a mixture-of-experts model", path.display(), in_parentheses(notes))]
+    #[error("{}: the {format} trace contains no routing{}; use a trace of a mixture-of-experts model", path.display(), in_parentheses(notes))]
     NoRouting {
         /// The file or directory.
         path: PathBuf,

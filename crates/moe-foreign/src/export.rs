@@ -103,7 +103,7 @@ pub enum UnfitError {
     },
     /// Some tokens of the trace have a sequence and others have none.
     #[error(
-        "some tokens have a sequence and others have none, but each row of the format needs one; convert it to jsonl"
+        "some tokens have no sequence, but each row of the format needs one; convert it to jsonl"
     )]
     MixedSequences,
     /// A token occurs twice in a layer.

@@ -62,7 +62,7 @@ pub enum Error {
         fault: Box<Fault>,
     },
     /// The data of a tensor is not completely inside its file.
-    #[error("{}: the file is truncated: tensor {tensor:?} has bytes {offset} to {end}, but the file has {file_size} bytes; download it again", path.display())]
+    #[error("{}: the file is truncated: tensor {tensor:?} starts at byte {offset} and ends at byte {end}, but the file has {file_size} bytes; download it again", path.display())]
     Truncated {
         /// The file.
         path: PathBuf,
@@ -135,7 +135,7 @@ pub enum ShardFault {
 #[non_exhaustive]
 #[allow(missing_docs)] // The messages describe the variants and their fields.
 pub enum Fault {
-    #[error("not a GGUF file: it starts with {}, not with \"GGUF\"", found.escape_ascii())]
+    #[error("not a GGUF file: it starts with \"{}\" instead of \"GGUF\"", found.escape_ascii())]
     BadMagic { found: Vec<u8> },
     #[error("the file is {content}, not a GGUF model{}", after_semicolon(content.advice()))]
     OtherContent { content: Content },
@@ -145,9 +145,11 @@ pub enum Fault {
     BigEndian,
     #[error("GGUF version 1 is not supported; convert the model again")]
     Version1,
-    #[error("GGUF version {version} is not supported (2 and 3 are)")]
+    #[error("GGUF version {version} is not supported; supported are 2 and 3")]
     BadVersion { version: u32 },
-    #[error("the header is truncated: {what} needs {needed} bytes, but only {left} are left")]
+    #[error(
+        "the header is truncated: reading {what} needs {needed} bytes, but only {left} are left"
+    )]
     Truncated {
         what: &'static str,
         needed: u64,

@@ -166,7 +166,9 @@ pub struct ManifestError {
 #[non_exhaustive]
 pub enum ManifestProblem {
     /// The line has another format.
-    #[error("the line is not ALGORITHM  HASH  FILE:TENSOR")]
+    #[error(
+        "the line does not have the format ALGORITHM  HASH  FILE:TENSOR; use a manifest in the format of llama.cpp's gguf-hash"
+    )]
     Format,
     /// Its hash algorithm is not supported.
     #[error(transparent)]

@@ -17,8 +17,16 @@ pub enum JsonError {
         column: usize,
     },
     /// Any other syntax or type error.
-    #[error(transparent)]
+    #[error("{}", syntax_error(.0))]
     Invalid(serde_json::Error),
+}
+
+fn syntax_error(error: &serde_json::Error) -> String {
+    if error.is_eof() {
+        let (line, column) = (error.line(), error.column());
+        return format!("the text ends within a JSON value (line {line}, column {column})");
+    }
+    error.to_string()
 }
 
 impl JsonError {

@@ -117,7 +117,7 @@ mod layer {
 pub fn read(path: &Path) -> Result<Vec<BufferEvent>, Error> {
     lines::read(
         path,
-        "the buffers.jsonl of a run: give that file, or its run directory",
+        "the buffers.jsonl of a run: pass that file, or its run directory",
         |_| Ok(()),
     )
 }

@@ -71,8 +71,14 @@ fn data(text: &str) -> Option<String> {
 /// The JSON term for a type of Rust or serde.
 fn kind(name: &str) -> &str {
     match name {
-        "u8" | "u16" | "u32" | "u64" | "usize" => "a non-negative integer in the range of the key",
-        "i8" | "i16" | "i32" | "i64" | "isize" => "an integer in the range of the key",
+        "u8" => "an integer (0..=255)",
+        "u16" => "an integer (0..=65535)",
+        "u32" => "an integer (0..=4294967295)",
+        "u64" | "usize" => "a non-negative 64-bit integer",
+        "i8" => "an integer (-128..=127)",
+        "i16" => "an integer (-32768..=32767)",
+        "i32" => "an integer (-2147483648..=2147483647)",
+        "i64" | "isize" => "a 64-bit integer",
         "f32" | "f64" => "a number",
         "sequence" | "a sequence" => "a list",
         "map" | "a map" => "an object",
@@ -118,13 +124,13 @@ mod tests {
         let reason = reason_of(&format!("{{\"n\":\"a{}z\"}}", "é".repeat(5000)));
         assert_eq!(reason.chars().count(), 301);
         assert!(reason.starts_with("\"aéé"), "{reason}");
-        let end = "z\" instead of a non-negative integer in the range of the key";
+        let end = "z\" instead of an integer (0..=4294967295)";
         assert!(reason.ends_with(end), "{reason}");
     }
 
     #[test]
     fn describes_errors_in_json_terms() {
-        let integer = "instead of a non-negative integer in the range of the key";
+        let integer = "instead of an integer (0..=4294967295)";
         for (text, expected) in [
             ("{}", "the key `n` is missing".to_owned()),
             ("{\"n\":1,\"n\":2}", "the key `n` appears twice".to_owned()),

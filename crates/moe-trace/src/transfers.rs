@@ -62,7 +62,7 @@ pub struct Transfer {
 /// [`Error::Line`] for a line that is not a transfer or is inconsistent, [`Error::OtherLines`] or [`Error::OtherContent`] for a
 /// file of another format, [`Error::Io`].
 pub fn read(path: &Path) -> Result<Vec<Transfer>, Error> {
-    const EXPECTED: &str = "the transfers.jsonl of a run: give that file, or its run directory";
+    const EXPECTED: &str = "the transfers.jsonl of a run: pass that file, or its run directory";
     lines::read(path, EXPECTED, |transfer: &Transfer| Ok(transfer.check()?))
 }
 

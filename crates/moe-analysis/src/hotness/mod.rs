@@ -37,14 +37,14 @@ pub use summary::LayerSummary;
 pub enum Error {
     /// No token was routed.
     #[error(
-        "{place} contains no routed tokens; use a run of a mixture-of-experts model, or select another phase"
+        "{place} contains no routed tokens of the selected phases; use a trace of a mixture-of-experts model"
     )]
     Empty {
         /// The file, run or phase.
         place: String,
     },
     /// The input does not distinguish prompt and generated tokens.
-    #[error("the trace does not distinguish prompt tokens from generated tokens; count all phases")]
+    #[error("the trace does not distinguish prompt tokens from generated tokens")]
     NoPhases,
     /// An id is out of range.
     #[error(

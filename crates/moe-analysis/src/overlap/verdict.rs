@@ -140,7 +140,7 @@ impl Display for OverlapVerdict {
             OverlapVerdict::Hidden { hidden } => {
                 write!(
                     f,
-                    "hidden: {} of the transfer time is within gate and up",
+                    "hidden: {} of the transfer time is hidden behind gate and up",
                     percent(hidden)
                 )
             }
@@ -150,7 +150,7 @@ impl Display for OverlapVerdict {
                 delay_ns,
             } => write!(
                 f,
-                "missed: {} of the transfer time is within gate and up, of at most {}; transfers start {} {} gate and up",
+                "missed: {} of the transfer time is hidden behind gate and up, at most {} can be; transfers start {} {} the start of gate and up",
                 percent(hidden),
                 percent(hideable),
                 us(delay_ns.abs()),

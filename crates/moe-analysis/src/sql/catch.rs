@@ -48,7 +48,7 @@ impl From<PolarsError> for Error {
         {
             // The rest is advice for users of the polars API.
             text.truncate(end);
-            text.push_str("; give columns different names with AS");
+            text.push_str("; rename columns with AS");
         }
         Self::Query {
             source: text.into(),

@@ -60,7 +60,7 @@ pub enum Error {
     },
     /// A table has several files, one of which lacks a column.
     #[error(
-        "{}: no column {column}, which {} has; give tables with the same columns",
+        "{}: no column {column}, which {} has; pass tables with the same columns",
         path.display(),
         first.display()
     )]

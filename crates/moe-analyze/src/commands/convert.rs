@@ -19,7 +19,8 @@ use crate::traces::{self, TraceArgs};
 
 /// Convert a trace to the format of another tool
 ///
-/// Reads a run, tables, or a trace in any format that --list shows. Prints what the new format cannot contain.
+/// Reads a run, tables, or a trace in any format that --list shows. Reports which information the new format cannot contain. Except
+/// with --list, INPUT, --to and --out are required.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  moe-analyze convert --list\n  moe-analyze convert runs/first --to learn --out learn.json"
@@ -28,13 +29,13 @@ pub struct Args {
     /// Run directory, trace.bin, Parquet tables, or a trace of another tool
     #[arg(required_unless_present = "list")]
     input: Option<PathBuf>,
-    /// Format to write; --list shows the names
+    /// Name of the format to write; --list shows the names
     #[arg(long, value_name = "FORMAT", required_unless_present = "list")]
     to: Option<String>,
-    /// File to write, or directory if the format has several files
+    /// File to write, or directory for a format with several files
     #[arg(long, value_name = "FILE", required_unless_present = "list")]
     out: Option<OutputPath>,
-    /// Replace existing files of the same format
+    /// Replace the output if it exists and has the same format
     #[arg(long)]
     force: bool,
     /// List the formats that can be read and written, and exit

@@ -44,17 +44,17 @@ Example:
 #[command(after_help = EXAMPLE, after_long_help = DESCRIPTION)]
 #[command(group = clap::ArgGroup::new("what").required(true))]
 pub struct Args {
-    /// Known model to imitate
+    /// Model whose shapes and header to imitate
     #[arg(long, value_name = "MODEL", group = "what", value_parser = Spec::PRESETS)]
     like: Option<String>,
-    /// Description of a model as JSON; --help lists the keys
+    /// JSON file with the shapes of a model; --help lists the keys
     #[arg(long, value_name = "FILE.json", group = "what")]
     spec: Option<PathBuf>,
     /// Quantization of the weights: a type such as Q4_K, Q8_0 or F16; a mixture Q4_K_M, Q5_K_M or MXFP4_MOE; or MXFP4 for experts in
-    /// MXFP4 and other tensors in F16 [default: that of the known model]
+    /// MXFP4 and other tensors in F16 [default: that of --like or --spec]
     #[arg(long, value_name = "TYPE")]
     quant: Option<String>,
-    /// Number of layers [default: that of the known model]
+    /// Number of layers, 1 to 4096 [default: that of --like or --spec]
     #[arg(long, value_name = "N")]
     layers: Option<u32>,
     /// Random seed for weights, vocabulary and expert order
@@ -68,7 +68,7 @@ pub struct Args {
         allow_negative_numbers = true
     )]
     zipf: f64,
-    /// Write only the header, and a hole instead of weights, which takes no disk space and reads as zeros
+    /// Write the header and a hole instead of the weights; the hole takes no disk space and reads as zeros
     #[arg(long)]
     sparse: bool,
     /// File to write

@@ -41,6 +41,9 @@ pub fn verdict(read: &Counted) -> String {
     if trust.unsettled > 0 {
         line += &format!("; not converged in {}", counted(trust.unsettled, "layer"));
     }
+    if trust.verdict == Stability::TooShort {
+        line += "; a verdict needs at least 5 activations per expert in each half";
+    }
     line
 }
 

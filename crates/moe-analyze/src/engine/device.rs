@@ -25,10 +25,10 @@ pub enum PolicyArg {
 }
 
 /// Parses a number of layers. -1 means all layers, as in llama.cpp.
-fn layers(text: &str) -> Result<usize, std::num::ParseIntError> {
+fn layers(text: &str) -> Result<usize, ValueError> {
     match text {
         "-1" => Ok(usize::MAX),
-        _ => text.parse(),
+        _ => number(text, "-1 or an integer of at least 0", |_| true),
     }
 }
 
@@ -49,7 +49,7 @@ pub struct DeviceArgs {
     /// list are named CUDA0, CUDA1, ... in this order, and share the layers (--tensor-split). A GPU that is listed twice counts as two.
     #[arg(long, value_name = "LIST", default_value_t)]
     pub device: DeviceList,
-    /// Number of layers on the GPU, counted from the end of the model, the output layer included; -1 is all layers [default: -1]
+    /// Number of layers on the GPU, counted from the end of the model and including the output layer; -1 is all layers [default: -1]
     #[arg(long, visible_alias = "ngl", value_name = "N", value_parser = layers)]
     pub n_gpu_layers: Option<usize>,
     /// Device that computes the selected experts [default: gpu; cpu with --cpu-moe, --n-cpu-moe or --override-tensor]
@@ -63,16 +63,16 @@ pub struct DeviceArgs {
     /// Keep the weights of experts of the first N layers in CPU memory
     #[arg(long, value_name = "N", conflicts_with = "cpu_moe")]
     pub n_cpu_moe: Option<usize>,
-    /// Device of the tensors whose name matches a regular expression: CPU, CUDA0, CUDA1, ...; the first match applies
-    #[arg(long, value_name = "REGEX=DEVICE", value_delimiter = ',')]
+    /// Place tensors whose name matches REGEX on DEVICE: CPU, CUDA0, CUDA1, ...; the first match applies
+    #[arg(long, value_name = "REGEX=DEVICE[,…]", value_delimiter = ',')]
     pub override_tensor: Vec<String>,
-    /// Proportions in which the GPUs share the layers, such as 3,1 [default: by free memory]
-    #[arg(long, visible_alias = "ts", value_name = "N,...", value_delimiter = ',', value_parser = proportion)]
+    /// Proportion of the layers on each GPU, such as 3,1 [default: in proportion to free memory]
+    #[arg(long, visible_alias = "ts", value_name = "N[,…]", value_delimiter = ',', value_parser = proportion)]
     pub tensor_split: Vec<f32>,
-    /// Limit GPU memory to N MiB; a list contains a limit for each GPU [default: no limit]
-    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    /// Limit GPU memory to N MiB; a list contains one limit per GPU [default: no limit]
+    #[arg(long, value_name = "N[,…]", value_delimiter = ',')]
     pub vram_mib: Vec<u64>,
-    /// Copy weights in CPU memory to the GPU for products of batches with at least N tokens; 0 disables these copies
+    /// Minimum batch size in tokens for which weights in CPU memory are copied to the GPU and multiplied there; 0 disables these copies
     #[arg(
         long,
         env = "GGML_OP_OFFLOAD_MIN_BATCH",
@@ -108,7 +108,7 @@ pub struct PostFetchArgs {
         value_parser = EnvOptionParser(switch)
     )]
     pub postfetch_force_cpu: EnvOption<bool>,
-    /// With 1, wait for copies that are not ready in time; with 0, the CPU computes these experts
+    /// With 1, wait for copies that are not ready in time; with 0, the CPU computes these down products
     #[arg(
         long,
         env = "LLAMA_POSTFETCH_BLOCK_ON_MISS",
@@ -117,7 +117,7 @@ pub struct PostFetchArgs {
         value_parser = EnvOptionParser(switch)
     )]
     pub postfetch_block_on_miss: EnvOption<bool>,
-    /// Maximum number of copies per layer, 1 to 16384
+    /// Maximum number of down matrices to copy per layer, 1 to 16384
     #[arg(
         long,
         env = "LLAMA_POSTFETCH_MAX_TRANSFERS",
@@ -126,7 +126,7 @@ pub struct PostFetchArgs {
         value_parser = EnvOptionParser(integer_in(1..=1usize << 14))
     )]
     pub postfetch_max_transfers: EnvOption<usize>,
-    /// Size of the scratchpad in GPU memory for the copies of a layer in MiB, 0 to 1048576; 0 is the size that they need
+    /// Size in MiB of the GPU scratchpad for the down matrices of a layer, 0 to 1048576; 0 selects the size that they need
     #[arg(
         long,
         env = "LLAMA_POSTFETCH_SCRATCHPAD_MB",
@@ -144,7 +144,7 @@ pub struct PostFetchArgs {
         value_parser = EnvOptionParser(switch)
     )]
     pub postfetch_use_dedicated_streams: EnvOption<bool>,
-    /// Number of experts per token whose gate and up the CPU computes, 0 to 16384; the GPU computes the others; 0 is all experts
+    /// Number of experts per token whose gate and up products the CPU computes, 0 to 16384; the GPU computes the others; 0 is all experts
     #[arg(
         long,
         env = "LLAMA_POSTFETCH_CPU_LIMIT",
@@ -353,7 +353,7 @@ impl DeviceArgs {
     /// A setting is invalid, or has no effect with the other settings.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.device == DeviceList::Cpu {
-            return match self.for_a_gpu().or(self.post_fetch.given()) {
+            return match self.gpu_option() {
                 Some(option) => bail!(
                     "{option} has no effect without a GPU; add --device cuda or --device auto, or omit {option}"
                 ),
@@ -381,9 +381,9 @@ impl DeviceArgs {
     }
 
     /// Returns the first option on the command line that needs a GPU. `--policy cpu` does not.
-    fn for_a_gpu(&self) -> Option<&'static str> {
+    pub fn gpu_option(&self) -> Option<&'static str> {
         let policy = self.policy.is_some_and(|policy| policy != PolicyArg::Cpu);
-        first_given([
+        let option = first_given([
             ("--policy", policy),
             ("--n-gpu-layers", self.n_gpu_layers.is_some()),
             ("--cpu-moe", self.cpu_moe),
@@ -392,7 +392,8 @@ impl DeviceArgs {
             ("--tensor-split", !self.tensor_split.is_empty()),
             ("--vram-mib", !self.vram_mib.is_empty()),
             ("--offload-min-batch", self.offload_min_batch.is_given()),
-        ])
+        ]);
+        option.or(self.post_fetch.given())
     }
 
     /// Returns the policy's name in a manifest.

@@ -33,8 +33,13 @@ pub fn load<'g>(
     device: &DeviceArgs,
     ctx: &Context,
 ) -> anyhow::Result<Box<dyn Engine + 'g>> {
-    if kind != Kind::Native && device.device != DeviceList::Cpu {
-        anyhow::bail!("--device has no effect with --engine llama.cpp; omit one of the options");
+    if kind != Kind::Native {
+        let is_gpu = device.device != DeviceList::Cpu;
+        if let Some(option) = is_gpu.then_some("--device").or(device.gpu_option()) {
+            anyhow::bail!(
+                "{option} has no effect with --engine llama.cpp; omit one of the options"
+            );
+        }
     }
     match kind {
         Kind::Native => Ok(Box::new(native::Native::load(

@@ -74,7 +74,8 @@ impl Exporter for Jsonl {
             serde_json::to_writer(&mut *out, &line)?;
             Ok(out.write_all(b"\n")?)
         })?;
-        let mut losses = vec!["timestamps and lanes are lost".to_owned()];
+        let mut losses =
+            vec!["timestamps and lanes (where each expert was computed) are lost".to_owned()];
         if has_empty {
             losses.push("empty slots are written as expert -1".into());
         }

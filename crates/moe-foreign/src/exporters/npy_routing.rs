@@ -58,7 +58,7 @@ impl Exporter for NpyRouting {
         for number in &array.numbers {
             out.write_all(&number.to_le_bytes())?;
         }
-        let mut losses = vec!["phases, router weights, timestamps and lanes are lost".to_owned()];
+        let mut losses = vec!["phases, router weights, timestamps and lanes (where each expert was computed) are lost".to_owned()];
         if array.numbers.contains(&EMPTY) {
             losses.push("empty slots are written as expert -1".into());
         }

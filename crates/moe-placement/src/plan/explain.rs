@@ -74,10 +74,10 @@ impl Explanation {
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let side = if self.is_in() { "in" } else { "out" };
+        let side = if self.is_in() { "is" } else { "is not" };
         write!(
             f,
-            "expert {} of layer {} is {side}: ",
+            "expert {} of layer {} {side} in the cache: ",
             self.expert, self.layer
         )?;
         match self.ranked {
@@ -89,7 +89,10 @@ impl fmt::Display for Explanation {
                     place,
                     of,
                 } = ranked;
-                write!(f, "rank {place} of {of} (score {score}, {hits} hits)")?;
+                write!(
+                    f,
+                    "rank {place} of {of} (score {score}, {hits} activations)"
+                )?;
             }
         }
         match self.verdict {
@@ -100,7 +103,7 @@ impl fmt::Display for Explanation {
                 } else {
                     ""
                 };
-                write!(f, "{filled}; it takes {bytes} bytes in lane {lane}")?;
+                write!(f, "{filled}; it uses {bytes} bytes of lane {lane}")?;
                 if cost > bytes {
                     write!(f, ", plus {bytes} bytes for the empty expert of its layer")?;
                 }
@@ -108,7 +111,7 @@ impl fmt::Display for Explanation {
             }
             Some(PlanVerdict::NoRoom { lane, cost, free }) => write!(
                 f,
-                "; it needs {cost} bytes, but lane {lane} had only {free} bytes left at its rank"
+                "; it needs {cost} bytes, but lane {lane} had only {free} bytes left when its rank was reached"
             ),
             Some(PlanVerdict::UnknownSize) => write!(f, "; the model has no such expert"),
             Some(PlanVerdict::Repeated) => write!(f, "; the learn file contains its layer twice"),

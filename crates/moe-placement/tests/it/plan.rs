@@ -414,7 +414,7 @@ fn explains_why_experts_are_in_or_out() {
         |layer, expert| Explanation::new(&plan, &ranking, &sizes, LayerId(layer), ExpertId(expert));
     assert_eq!(
         explain(0, 0).to_string(),
-        "expert 0 of layer 0 is in: rank 1 of 4 (score 4, 4 hits); it takes 10 bytes in lane 0, plus 10 bytes for the empty \
+        "expert 0 of layer 0 is in the cache: rank 1 of 4 (score 4, 4 activations); it uses 10 bytes of lane 0, plus 10 bytes for the empty \
          expert of its layer"
     );
     assert_eq!(
@@ -427,19 +427,19 @@ fn explains_why_experts_are_in_or_out() {
     );
     assert_eq!(
         explain(1, 0).to_string(),
-        "expert 0 of layer 1 is out: rank 2 of 4 (score 3, 3 hits); it needs 60 bytes, but lane 0 had only 50 bytes left at \
-         its rank"
+        "expert 0 of layer 1 is not in the cache: rank 2 of 4 (score 3, 3 activations); it needs 60 bytes, but lane 0 had only \
+         50 bytes left when its rank was reached"
     );
     assert_eq!(explain(9, 9).verdict, Some(PlanVerdict::UnknownSize));
     assert!(
         explain(0, 1).is_in()
             && explain(0, 1)
                 .to_string()
-                .ends_with("it takes 10 bytes in lane 0")
+                .ends_with("it uses 10 bytes of lane 0")
     );
     assert_eq!(
         explain(0, 2).to_string(),
-        "expert 2 of layer 0 is out: it does not appear in the learn file"
+        "expert 2 of layer 0 is not in the cache: it does not appear in the learn file"
     );
     for (layer, expert) in [(0, 3), (2, 0)] {
         assert!(

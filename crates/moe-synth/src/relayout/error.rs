@@ -83,7 +83,7 @@ pub enum Error {
 #[non_exhaustive]
 pub enum OrderFault {
     /// The length differs from the number of experts.
-    #[error("it names {}, the layer has {n_expert}", counted(*found, "expert"))]
+    #[error("it contains {}, but the layer has {n_expert}", counted(*found, "expert"))]
     Length {
         /// Length of the order.
         found: usize,
@@ -91,7 +91,7 @@ pub enum OrderFault {
         n_expert: u32,
     },
     /// An expert occurs twice.
-    #[error("it names expert {expert} twice")]
+    #[error("it contains expert {expert} twice")]
     Repeated {
         /// The expert.
         expert: ExpertId,

@@ -7,12 +7,16 @@ use crate::run::Run;
 use crate::table_fault::TableFault;
 use crate::tables::{RUN_ID_KEY, TABLES, TableMetadata};
 
-/// The error if the run's offset map belongs to another model; `None` if nothing contradicts it.
+/// The error if the offset map in the run directory belongs to another model; `None` if nothing contradicts it, or if the map of the
+/// run is not from its directory.
 pub fn foreign_map(run: &Run) -> Result<Option<Error>, Error> {
     let (Some(manifest), Some(_)) = (&run.manifest, &run.map) else {
         return Ok(None);
     };
     let path = run.path.join(map_table::FILE_NAME);
+    if !path.exists() {
+        return Ok(None);
+    }
     let identity = map_table::identity(&path)?;
     let header = identity.model.as_ref().map(|model| &model.header_xxh3);
     let own_header = &manifest.model.header_xxh3;

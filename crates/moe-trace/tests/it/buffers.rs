@@ -110,7 +110,7 @@ fn recognizes_files_of_other_formats() {
     assert!(matches!(error, Error::OtherContent { .. }), "{error}");
     let message = error.to_string();
     assert!(
-        message.ends_with("it is a GGUF file, not the buffers.jsonl of a run: give that file, or its run directory"),
+        message.ends_with("it is a GGUF file, not the buffers.jsonl of a run: pass that file, or its run directory"),
         "{message}"
     );
     // An incomplete first event.

@@ -19,8 +19,8 @@ use crate::traces::{self, OpsArgs};
 
 /// Analyze how a run reads the model files: order, bytes, seeks, working sets and reuse distances
 ///
-/// Reads a run directory and prints a summary; with -o, --table or --out, the rows of a table. Lookups of token embeddings read a
-/// few rows of a large tensor. They are reported separately and are not part of the other figures.
+/// Reads a run directory and prints a summary; with -o, --table or --out, the rows of a table. Token embedding lookups
+/// read a few rows of a large tensor; they are reported separately and are not included in the other figures.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  moe-analyze accesses runs/first --table layers -o csv")]
 pub struct Args {
@@ -32,8 +32,8 @@ pub struct Args {
     /// Table to print or write [default: figures]
     #[arg(long, value_enum)]
     table: Option<TableChoice>,
-    /// Window lengths for the working sets, in generated tokens
-    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16, 32, 64, 128],
+    /// Window lengths of the working sets in generated tokens, each at least 1 [default: 1,2,4,8,16,32,64,128]
+    #[arg(long, value_name = "N[,…]", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16, 32, 64, 128], hide_default_value = true,
           value_parser = at_least(1u64))]
     windows: Vec<u64>,
     #[command(flatten)]

@@ -12,7 +12,7 @@ pub fn print(out: &mut dyn Write, report: &AccessReport) -> io::Result<()> {
     let order = &report.order;
     writeln!(
         out,
-        "layers: accessed in order in {} of {}; {} % of steps go to the next layer, {} go back",
+        "layers: accessed in order in {} of {}; {} % of the changes of layer go to the next layer, {} go back",
         order.passes_in_order,
         counted(order.passes, "pass"),
         percent(order.steps_to_next, order.steps),
@@ -35,17 +35,19 @@ pub fn print(out: &mut dyn Write, report: &AccessReport) -> io::Result<()> {
         report.reuse.uses,
         percent(report.reuse.reuses, report.reuse.uses)
     )?;
+    if report.reuse.reuses > 0 {
+        writeln!(
+            out,
+            "reuse distance: median {}, 90th percentile {}; bytes read in between: median {}, 90th percentile {}",
+            tokens(quantile(&report.reuse.tokens, 0.5)),
+            tokens(quantile(&report.reuse.tokens, 0.9)),
+            bytes_below(quantile(&report.reuse.bytes, 0.5)),
+            bytes_below(quantile(&report.reuse.bytes, 0.9)),
+        )?;
+    }
     writeln!(
         out,
-        "reuse distance: median {}, 90th percentile {}; bytes read in between: median {}, 90th percentile {}",
-        tokens(quantile(&report.reuse.tokens, 0.5)),
-        tokens(quantile(&report.reuse.tokens, 0.9)),
-        bytes_below(quantile(&report.reuse.bytes, 0.5)),
-        bytes_below(quantile(&report.reuse.bytes, 0.9)),
-    )?;
-    writeln!(
-        out,
-        "embedding lookups: {} of {}, {}\n",
+        "embedding lookups: {} read {}, {}\n",
         counted(report.lookups.operations, "operation"),
         counted(report.lookups.rows, "row"),
         human_bytes(report.lookups.bytes)

@@ -110,6 +110,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         .chain(decodes)
         .filter(|t| t.n_tokens() > 0)
         .collect();
+    if tests.is_empty() {
+        bail!("there is no test to run; pass a number above 0 to -p or -n");
+    }
 
     let gguf = model::open(args.model.as_deref())?;
     let threads = if args.threads.is_empty() {
@@ -141,7 +144,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         };
         for &test in &tests {
             ctx.note(format_args!(
-                "{}, prompt {}, decode {} ...",
+                "test with {}: {} prompt and {} generated tokens",
                 counted(n, "thread"),
                 test.n_prompt,
                 test.n_gen

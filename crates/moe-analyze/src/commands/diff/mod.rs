@@ -16,9 +16,9 @@ use crate::traces::OpsArgs;
 
 /// Compare the routing, operations and bytes read of two runs
 ///
-/// Compare, for example, two engines, two quantizations of a model or two settings. Tokens are matched by sequence, phase, position
-/// and layer, operations by name. Differences between the manifests are printed, but do not make the runs different. Exits with 1 if
-/// the runs differ.
+/// Use it to compare, for example, two engines, two quantizations of a model or two settings. Tokens are matched by sequence, phase,
+/// position and layer, operations by name. Differences between the manifests are printed, but do not count as differences. Exits with 1
+/// if the runs differ.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  moe-analyze diff runs/native runs/llama-cpp --only routing")]
 pub struct Args {
@@ -26,13 +26,14 @@ pub struct Args {
     run_a: PathBuf,
     /// Second run (B): a run directory, or a trace.bin
     run_b: PathBuf,
-    /// Parts to compare
+    /// Parts to compare [default: routing,operations,bytes]
     #[arg(
         long,
         value_enum,
-        value_name = "PART",
+        value_name = "PART[,…]",
         value_delimiter = ',',
-        default_values_t = [Part::Routing, Part::Operations, Part::Bytes]
+        default_values_t = [Part::Routing, Part::Operations, Part::Bytes],
+        hide_default_value = true
     )]
     only: Vec<Part>,
     /// Maximum number of examples to list for each kind of difference
@@ -41,7 +42,7 @@ pub struct Args {
     /// Largest absolute difference of router weights that are treated as equal, at least 0
     #[arg(long, value_name = "W", default_value_t = 0.0, allow_negative_numbers = true, value_parser = tolerance)]
     weight_tolerance: f64,
-    /// Format on stdout: table is a report to read, the others are rows
+    /// Format on stdout: table prints a report with several tables, the others one row per number or difference
     #[arg(short, long = "output", value_name = "FORMAT", default_value = "table")]
     output: Format,
     #[command(flatten)]

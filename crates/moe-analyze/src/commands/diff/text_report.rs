@@ -71,25 +71,24 @@ fn list<const N: usize>(counts: [(u64, &str); N]) -> String {
 }
 
 fn differing_rows(total: &LayerRouting) -> String {
-    let differing = list([
-        (total.other_experts, "with other experts"),
-        (total.other_order, "in another order"),
-        (total.other_weights, "with other weights"),
-        (total.only[0], "only in A"),
-        (total.only[1], "only in B"),
+    let in_both = list([
+        (total.other_experts, "with different experts"),
+        (total.other_order, "in a different order"),
+        (total.other_weights, "with different weights"),
     ]);
-    format!(
-        "of {} in both: {differing}",
-        counted(total.in_both(), "routed token")
-    )
+    let in_one = list([(total.only[0], "only in A"), (total.only[1], "only in B")]);
+    let tokens = counted(total.in_both(), "routed token");
+    let parts = [format!("{tokens} in both runs"), in_both, in_one];
+    let parts: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+    parts.join(", ")
 }
 
 fn differing_operations(operations: &OperationsDiff) -> String {
     list([
         (operations.only[0].n, "only in A"),
         (operations.only[1].n, "only in B"),
-        (operations.n_other_sources, "with other sources"),
-        (operations.other_order, "in another order"),
+        (operations.n_other_sources, "with different sources"),
+        (operations.other_order, "in a different order"),
     ])
 }
 
@@ -97,9 +96,9 @@ fn differing_ranges(total: &LayerBytes) -> String {
     let differing = list([
         (total.only[0], "only in A"),
         (total.only[1], "only in B"),
-        (total.other_size, "of another size"),
-        (total.other_place, "at another offset"),
-        (total.other_reads, "read another number of times"),
+        (total.other_size, "of a different size"),
+        (total.other_place, "at a different offset"),
+        (total.other_reads, "read a different number of times"),
     ]);
     format!("ranges: {differing}")
 }
@@ -149,8 +148,8 @@ fn write_routing(out: &mut dyn Write, routing: &RoutingDiff) -> io::Result<()> {
         .shown("tokens B", |(_, counts)| counts.rows[1])
         .shown("only in A", |(_, counts)| counts.only[0])
         .shown("only in B", |(_, counts)| counts.only[1])
-        .shown("other experts", |(_, counts)| counts.other_experts)
-        .shown("other order", |(_, counts)| counts.other_order)
+        .shown("different experts", |(_, counts)| counts.other_experts)
+        .shown("different order", |(_, counts)| counts.other_order)
         .shown("same experts (%)", |(_, counts)| {
             fixed(counts.share_same_experts().map(|share| 100.0 * share), 2)
         })
@@ -172,7 +171,7 @@ fn write_routing(out: &mut dyn Write, routing: &RoutingDiff) -> io::Result<()> {
     };
     writeln!(out)?;
     Table::of(&routing.first)
-        .shown("routing difference", |row| row_kind(row.kind))
+        .shown("routing difference", |row| described(row_kind(row.kind)))
         .shown("sequence", |row| row.sequence_id)
         .shown("phase", |row| phase(row.phase))
         .shown("token", |row| row.token_id)
@@ -226,9 +225,11 @@ fn write_bytes(out: &mut dyn Write, bytes: &BytesDiff) -> io::Result<()> {
         .shown("ranges B", |(_, counts)| counts.ranges[1])
         .shown("only in A", |(_, counts)| counts.only[0])
         .shown("only in B", |(_, counts)| counts.only[1])
-        .shown("other size", |(_, counts)| counts.other_size)
-        .shown("other offset", |(_, counts)| counts.other_place)
-        .shown("other reads", |(_, counts)| counts.other_reads)
+        .shown("different size", |(_, counts)| counts.other_size)
+        .shown("different offset", |(_, counts)| counts.other_place)
+        .shown("different number of reads", |(_, counts)| {
+            counts.other_reads
+        })
         .write(out, Format::Table)?;
     if !bytes.split_experts {
         writeln!(
@@ -248,12 +249,22 @@ fn write_bytes(out: &mut dyn Write, bytes: &BytesDiff) -> io::Result<()> {
     };
     writeln!(out)?;
     Table::of(&bytes.first)
-        .shown("range difference", |range| range_kind(range.kind))
+        .shown("range difference", |range| {
+            described(range_kind(range.kind))
+        })
         .shown("tensor", |range| range.tensor.as_str())
         .shown("expert", |range| range.expert_id)
         .shown("A: bytes at offset × reads", move |range| side(range, 0))
         .shown("B: bytes at offset × reads", move |range| side(range, 1))
         .write(out, Format::Table)
+}
+
+/// Returns the description of a kind of difference whose name in rows is `kind`.
+fn described(kind: &str) -> String {
+    match kind {
+        "other reads" => "different number of reads".to_owned(),
+        _ => kind.replace("other", "different"),
+    }
 }
 
 /// Returns the phase's name in the tables.

@@ -36,8 +36,8 @@ pub struct Args {
     /// Check for overlaps, gaps and tensors past the end of the file; exit with 1 if there are any
     #[arg(long, help_heading = "Checks")]
     check_overlaps: bool,
-    /// Check overlaps, then hash every tensor and check for values that are not finite; exit with 1 if there are any. Implied
-    /// by the options below
+    /// In addition to --check-overlaps, hash every tensor and check for values that are not finite; exit with 1 if there are any.
+    /// --hash, --manifest-out and --check-manifest imply this option
     #[arg(long, help_heading = "Checks")]
     verify: bool,
     /// Hash algorithm of --verify [default: that of --check-manifest, or xxh3]
@@ -47,16 +47,16 @@ pub struct Args {
         value_parser = PossibleValuesParser::new(["xxh3", "sha256"]).try_map(|name| name.parse::<Algorithm>())
     )]
     hash: Option<Algorithm>,
-    /// Write the hashes to a manifest, one line per tensor
+    /// Write the hashes to a manifest in the line format of llama.cpp's gguf-hash, one line per tensor
     #[arg(long, value_name = "FILE", help_heading = "Checks")]
     manifest_out: Option<OutputPath>,
-    /// Compare the hashes with a manifest, also one of llama.cpp's gguf-hash; exit with 1 if they differ
+    /// Compare the hashes with a manifest that --manifest-out or llama.cpp's gguf-hash wrote; exit with 1 if they differ
     #[arg(long, value_name = "FILE", help_heading = "Checks")]
     check_manifest: Option<PathBuf>,
     /// Format of the map
     #[arg(long, alias = "form", value_enum, default_value_t = MapFormat::Rows)]
     format: MapFormat,
-    /// Encoding on stdout [default: table for rows, else the format's only encoding; with --out nothing is printed]
+    /// Encoding on stdout [default: none with --out; else table for rows, json or csv for the other formats]
     #[arg(short, long = "output", value_name = "ENCODING")]
     output: Option<Format>,
     /// Write the map to a file; the extension selects the encoding: csv, json, jsonl, md, parquet
@@ -128,14 +128,14 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         }
     }
     if gguf.files().len() > 1 && !args.format.names_files() {
-        ctx.note("this format does not contain the file of each offset; --format rows does");
+        ctx.note("this format does not contain the file in which each offset is; use --format rows for a split model");
     }
     for path in written {
         ctx.note(format_args!("wrote {}", path.display()));
     }
     if !checks {
         if !survey.check.is_sound() {
-            ctx.note("warning: the file is faulty; --check-overlaps prints the faults");
+            ctx.note("warning: the file has faults; pass --check-overlaps to print them");
         }
         return Ok(ExitStatus::Done);
     }

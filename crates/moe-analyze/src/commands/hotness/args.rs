@@ -26,22 +26,22 @@ pub struct Args {
     /// Table to print instead of the summary
     #[arg(long, value_enum)]
     pub table: Option<TableChoice>,
-    /// Format on stdout; without --table, of the matrix
+    /// Format on stdout; without --table, prints the matrix in this format instead of the summary
     #[arg(short, long = "output", value_name = "FORMAT")]
     pub output: Option<Format>,
     /// Split the counts of the matrix by this key
     #[arg(long, value_enum, help_heading = "Matrix")]
     pub by: Option<ByChoice>,
-    /// Tokens per window for --by window
+    /// Number of tokens per window for --by window, at least 1
     #[arg(long, value_name = "N", value_parser = at_least(1u64), help_heading = "Matrix")]
     pub window: Option<u64>,
     /// Write the matrix of layers × experts; the extension selects the format: csv, json, jsonl, md, parquet, npy
     #[arg(long, value_name = "FILE", help_heading = "Matrix")]
     pub matrix: Option<OutputPath>,
-    /// Values of the .npy array and the heat map; bytes need a run with gguf-map.parquet, or --model
+    /// Values of the .npy array of --matrix and of the heat map of --plot; bytes need a run with gguf-map.parquet, or --model
     #[arg(long, value_enum, default_value_t = ValueChoice::Count, requires = "of_values", help_heading = "Matrix")]
     pub value: ValueChoice,
-    /// Write a learn file for the hot expert cache
+    /// Write the counts to a learn file for the hot expert cache
     #[arg(long, value_name = "FILE.json")]
     pub out: Option<OutputPath>,
     /// Write a plot; the extension selects the format: png, svg
@@ -53,8 +53,8 @@ pub struct Args {
     /// Sort the experts of each layer in the heat map, the hottest first
     #[arg(long, requires = "plot", help_heading = "Plot")]
     pub sorted: bool,
-    /// Print the report of the expert usage tracer (ernestuz-b/llama-prefetch.cpp): activations of each expert in percent;
-    /// with -o json the tracer's JSON
+    /// Print activations in the format of the expert usage tracer (ernestuz-b/llama-prefetch.cpp): its text report, or its JSON or CSV
+    /// with -o
     #[arg(long, conflicts_with = "table")]
     pub usage: bool,
     /// Replace the files of --out, --matrix and --plot if they exist
@@ -70,7 +70,7 @@ pub enum TableChoice {
     Measures,
     /// One row per measure: value for the model; mean, minimum and maximum over layers
     Overall,
-    /// Distinct experts per batch of tokens, measured and expected by chance
+    /// One row per layer and batch size: distinct experts in a batch of tokens, measured and expected
     Batches,
 }
 

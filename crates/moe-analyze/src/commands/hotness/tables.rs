@@ -221,9 +221,9 @@ fn batches(out: &mut dyn Write, format: Format, args: &Args, counted: &Counted) 
         .column("layer_id", "layer", move |row| or_all(row.layer, format))
         .column("batch", "batch (tokens)", |row| row.n_tokens)
         .column("distinct", "distinct experts, mean", |row| row.distinct[0])
-        .column("if_independent", "for independent tokens", |row| {
+        .column("if_independent", "expected, independent tokens", |row| {
             row.distinct[1]
         })
-        .column("if_even", "for a uniform router", |row| row.distinct[2])
+        .column("if_even", "expected, uniform router", |row| row.distinct[2])
         .write(out, format)
 }

@@ -8,7 +8,7 @@ mod tables;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use moe_foreign::Contents;
 use moe_placement::learn;
 use moe_trace::bounded;
@@ -48,6 +48,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         (Ok(Kind::Trace), Some(trace)) if trace.importer.contents() != Contents::Records => {
             foreign::describe(&trace, &mut findings, ctx)?;
         }
+        (Ok(Kind::Json), None) if !is_learn_file(path)? => bail!(traces::unknown_json(path)),
         (kind, _) => describe(path, kind?, &mut findings, ctx)?,
     }
     output::to_stdout(args.output, |stdout| findings.write(stdout, args.output))?;
@@ -66,6 +67,15 @@ fn describe(path: &Path, kind: Kind, findings: &mut Findings, ctx: &Context) -> 
         Kind::Tables => tables::describe_directory(path, findings),
         Kind::Json => describe_learn_file(path, findings),
     }
+}
+
+/// Returns whether a JSON file has the schema of a learn file.
+fn is_learn_file(path: &Path) -> anyhow::Result<bool> {
+    let observations = learn::parse_observations(&bounded::read_json(path)?);
+    Ok(!matches!(
+        observations,
+        Err(learn::Error::Json(_) | learn::Error::Schema { .. })
+    ))
 }
 
 fn describe_learn_file(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {

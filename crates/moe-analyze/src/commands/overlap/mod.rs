@@ -25,7 +25,8 @@ use input::Input;
 ///
 /// Reads a run recorded with --policy post-fetch (ernestuz-b/llama-prefetch.cpp): while the CPU computes gate and up, the down matrices
 /// of the selected experts are copied to the GPU. Prints a summary with a verdict; with -o, one row per layer and phase, and one row
-/// without a layer for all layers. `hidden` is the fraction of the transfer time behind gate and up, `hideable` its upper bound.
+/// without a layer for all layers. `hidden` is the percentage of the transfer time
+/// during which gate and up run, `hideable` its upper bound.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  moe-analyze overlap runs/post-fetch --memory-gb-s 80 --plot pass.svg"
@@ -48,7 +49,7 @@ pub struct Args {
     /// Plot a forward pass over time and the hidden fraction of each layer; the extension selects the format: png, svg
     #[arg(long, value_name = "FILE.png|svg")]
     plot: Option<OutputPath>,
-    /// Index of the pass to plot, from 0 within --phase [default: a pass of median length, a decode pass if there is one]
+    /// Index of the pass to plot, counted from 0 within the phase [default: a pass of median duration, a decode pass if there is one]
     #[arg(long, value_name = "N", requires = "plot")]
     pass: Option<usize>,
     /// Replace the file of --plot if it exists

@@ -23,7 +23,8 @@ use crate::traces::{self, TraceArgs};
 
 /// Convert a run to the Parquet tables ops, accesses and routing
 ///
-/// A trace of another tool without operations yields only the table routing. With --model, the map of the model is written, too.
+/// A trace of another tool without operations yields only the table routing. With --model and --out, also
+/// writes gguf-map.parquet, the offset map of the model.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  moe-analyze parquet runs/first --out tables\n  moe-analyze parquet runs/first --dataset dataset"
@@ -31,7 +32,7 @@ use crate::traces::{self, TraceArgs};
 pub struct Args {
     /// Run directory, trace.bin, or a trace of another tool
     run: PathBuf,
-    /// Directory to write ops.parquet, accesses.parquet and routing.parquet to
+    /// Directory for ops.parquet, accesses.parquet and routing.parquet; --out or --dataset is required
     #[arg(long, value_name = "DIR", required_unless_present = "dataset")]
     out: Option<OutputPath>,
     /// Dataset directory to add the run to, Hive-partitioned by run (ops/run=ID/part-0.parquet)

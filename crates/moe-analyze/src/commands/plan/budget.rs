@@ -4,6 +4,7 @@ use std::process::Command;
 use std::str::FromStr;
 
 use anyhow::{Context as _, anyhow, bail};
+use moe_gguf::text::counted;
 use moe_placement::plan::{MIB, auto_budget_bytes, mib_to_bytes};
 
 use crate::context::Context;
@@ -72,8 +73,9 @@ pub fn lanes(
     for (list, name) in room.lists() {
         if list.len() > n_lanes {
             bail!(
-                "{name} has {} values for {n_lanes} lanes; add a budget for each lane",
-                list.len()
+                "{name} has {} for {}; pass one budget for each lane, or fewer values",
+                counted(list.len(), "value"),
+                counted(n_lanes, "lane")
             );
         }
     }
@@ -98,8 +100,10 @@ impl AutoBudgetArgs {
     fn budget(&self, lane: usize, ctx: &Context) -> anyhow::Result<u64> {
         let free = match self.free_mib.get(lane) {
             Some(&free) => free,
-            None => free_mib_of_gpu(lane).with_context(|| {
-                format!("cannot read the free memory of GPU {lane}; pass --free-mib, or a number to --budget-mib")
+            None => free_mib_of_gpu(lane).map_err(|error| {
+                anyhow!(
+                    "the free memory of GPU {lane} is unknown: {error:#}; pass --free-mib, or a number to --budget-mib"
+                )
             })?,
         };
         let kv = self.kv_mib.get(lane).copied().unwrap_or(0.0);

@@ -28,27 +28,29 @@ use budget::Budget;
 
 /// Plan which experts a hot expert cache contains, with the same result as its runtime
 ///
-/// Reads learn files and plans the cache that the hot expert cache (github.com/adrianhoehne/llama.cpp) builds from them: weighting,
-/// packing with an empty expert per layer, up to three lanes (GPUs). Prints one row per layer and the command lines that use the
-/// plan; with -o, one row per expert in the cache, or one JSON object. With --update, prints the experts that the runtime exchanges
-/// after a request.
+/// Plans the cache that the hot expert cache (github.com/adrianhoehne/llama.cpp) builds from learn files, with the same scores and the
+/// same empty expert per layer, on up to three lanes (GPUs). Prints one row per layer and the llama-server commands that use the plan;
+/// with -o, one row per cached expert, or one JSON object. With --update, prints the experts that the runtime exchanges after a
+/// request.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  moe-analyze plan learn.json --model model.gguf --budget-mib 4096"
 )]
 pub struct Args {
-    /// Learn files of one model, the oldest first; runs, traces and tables are counted into learn files. With --update, a live report
+    /// Learn files of one model, the oldest first. Runs, traces and tables are converted to learn files. With --update, a live report of
+    /// the runtime
     #[arg(required = true, value_name = "FILE")]
     paths: Vec<PathBuf>,
-    /// Model, a GGUF file: provides the size of each expert
+    /// Model, a GGUF file: provides the size of each expert; --model or --sizes is required without --update
     #[arg(long, value_name = "MODEL.gguf", required_unless_present_any = ["sizes", "update"], conflicts_with = "sizes")]
     model: Option<PathBuf>,
-    /// Size of each expert instead of a model, as CSV lines layer,expert,bytes
+    /// CSV file with the size of each expert, and the header layer,expert,bytes; replaces --model
     #[arg(long, value_name = "FILE.csv")]
     sizes: Option<PathBuf>,
     #[command(flatten)]
     import: ImportArgs,
-    /// Cache size in MiB, one value per lane; auto (or -1, as in the runtime) uses the free memory of the GPU
+    /// Cache size in MiB, one value per lane; auto (or -1, as in the runtime) uses the free memory of the GPU. --budget-mib or
+    /// --budget-bytes is required without --update
     #[arg(
         long,
         value_name = "N|auto[,…]",
@@ -68,13 +70,15 @@ pub struct Args {
     budget_bytes: Vec<u64>,
     #[command(flatten)]
     auto_budget: budget::AutoBudgetArgs,
-    /// Function that computes scores from activations: flat, pressure, smooth, time, balanced [default: flat; for gpt-oss, time]
+    /// Function that computes scores from activations: flat and balanced (rank in the layer), pressure, smooth and
+    /// time (activations × weight of the layer) [default: flat; for gpt-oss, time]
     #[arg(long, value_name = "MODE", help_heading = "Ranking")]
     weighting: Option<Weighting>,
-    /// Influence of the layers' times on scores, 0 to 1 [default: 0.5; for gpt-oss, 1]
+    /// Influence of the layer on scores with --weighting pressure, smooth or time, 0 to 1 [default: 0.5; for gpt-oss, 1]
     #[arg(long, value_name = "C", help_heading = "Ranking")]
     layer_curve: Option<f64>,
-    /// Strategy to distribute experts over several lanes: warm, hot-even, even-split
+    /// Distribution over several lanes: warm (first lane with free memory), hot-even (lane with the fewest experts of the layer),
+    /// even-split (contiguous layers per lane)
     #[arg(
         long,
         alias = "device-strategy",
@@ -83,10 +87,10 @@ pub struct Args {
         help_heading = "Ranking"
     )]
     strategy: Strategy,
-    /// Halve the weight of a file's counts for every N newer files; N is above 0 [default: no fading]
+    /// Halve the weight of a file's counts for every N newer files; N is above 0 [default: no decay]
     #[arg(long, value_name = "N", value_parser = half_life, help_heading = "Ranking")]
     half_life: Option<f64>,
-    /// Fill free space with unused experts in random order; SEED is the random seed
+    /// Fill free space with unused experts in random order; SEED is the random seed [default: do not fill; seed 7171941]
     #[arg(long, value_name = "SEED", num_args = 0..=1, require_equals = true, default_missing_value = "7171941", help_heading = "Ranking")]
     fill_random: Option<u64>,
     /// Explain why an expert is in the cache or not; can be repeated
@@ -95,7 +99,7 @@ pub struct Args {
     /// Plan an update of a running cache with the contents of this file: a plan (-o json), the learn file of --out, or a live report
     #[arg(long, value_name = "CURRENT.json", conflicts_with_all = ["explain", "fill_random", "out"], help_heading = "Update")]
     update: Option<PathBuf>,
-    /// Maximum fraction of the cached experts that an update exchanges, 0 to 1
+    /// Maximum fraction of the cached experts that an update exchanges, 0 to 1; other values are clamped, like in the runtime
     #[arg(
         long,
         value_name = "R",
@@ -145,7 +149,7 @@ impl Weighing {
             Some(value) => {
                 if !LayerCurve::is_valid(value) {
                     ctx.note(format_args!(
-                        "warning: --layer-curve {value} is out of range (0..=1); like the runtime, using 0.5"
+                        "warning: --layer-curve {value} is out of range (0..=1); 0.5 is used instead, as in the runtime"
                     ));
                 }
                 LayerCurve::new(value)
@@ -293,7 +297,7 @@ fn write_cut(
         .count() as u64;
     if filled > 0 {
         ctx.note(format_args!(
-            "the file does not contain {} that only fill free space, because they have no counts",
+            "the learn file does not contain {} that only fill free space, because they have no counts",
             counted(filled, "expert")
         ));
     }

@@ -56,7 +56,7 @@ fn write_selected(out: &mut dyn Write, format: Format, planned: &Planned) -> io:
         .column("bytes", "size (bytes)", |&(_, bytes, _)| bytes)
         .column("score", "score", |(.., entry)| entry.score)
         .column("lane", "lane", |&(lane, ..)| lane)
-        .column("hits", "hits", |(.., entry)| entry.hits)
+        .column("hits", "activations", |(.., entry)| entry.hits)
         .write(out, format)
 }
 
@@ -72,7 +72,7 @@ fn write_explanations(
         .column("cached", "cached", |explanation| {
             if explanation.is_in() { "yes" } else { "no" }
         })
-        .column("hits", "hits", move |explanation| {
+        .column("hits", "activations", move |explanation| {
             Some(ranked(explanation)?.hits)
         })
         .column("score", "score", move |explanation| {

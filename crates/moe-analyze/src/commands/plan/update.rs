@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::path::Path;
 
-use anyhow::{Context as _, bail};
+use anyhow::{anyhow, bail};
 use moe_gguf::text::counted;
 use moe_placement::learn::{ExpertObservation, LearnFile, has_schema};
 use moe_placement::plan::Entry;
@@ -26,9 +26,9 @@ pub fn run(
     ctx: &Context,
 ) -> anyhow::Result<()> {
     let current = Current::read(current, ctx)
-        .with_context(|| {
+        .map_err(|error| {
             let path = current.display();
-            format!("{path} does not contain a cache: pass the output of `plan -o json`, a learn file of `plan --out`, or a live report")
+            anyhow!("{path} does not contain a cache: {error:#}; pass the output of `plan -o json`, a learn file of `plan --out`, or a live report")
         })?;
     let slots = live.layer_slots();
     let mut rate = args.update_rate;
@@ -109,7 +109,7 @@ fn experts_of(file: &LearnFile, ctx: &Context) -> anyhow::Result<Vec<Place>> {
     let is_report = experts.clone().any(|(_, expert)| expert.hot > 0);
     if is_report {
         ctx.note(
-            "the current cache is read from hot counts, which miss cached experts without hits; a plan (-o json) contains all",
+            "the current cache is read from the hot counts of a report, which omit cached experts without hits; a plan (-o json) contains all",
         );
     }
     let cached = experts.filter(|(_, expert)| !is_report || expert.hot > 0);
@@ -126,21 +126,24 @@ fn write_exchanges(out: &mut dyn Write, format: Option<Format>, update: &Update)
         .column("layer", "layer", |exchange| exchange.layer)
         .column("evict", "evict", |exchange| exchange.evict)
         .column("add", "add", |exchange| exchange.add)
-        .column("evict_score", "score of evicted", |exchange| {
+        .column("evict_score", "score, evicted", |exchange| {
             exchange.evict_score
         })
-        .column("add_score", "score of added", |exchange| exchange.add_score)
-        .column("gain", "gain of score", |exchange| exchange.gain())
+        .column("add_score", "score, added", |exchange| exchange.add_score)
+        .column("gain", "score gain", |exchange| exchange.gain())
         .write(out, format.unwrap_or(Format::Table))?;
     if format.is_none() {
         writeln!(
             out,
-            "\n{} of {} candidates that improve the cache of {}; current hit rate {:.1} % of {}",
-            counted(update.exchanges().len() as u64, "exchange"),
-            update.candidates.len(),
+            "\n{} of {} that improve the cache of {}; the cache served {:.1} % of {}",
+            update.exchanges().len(),
+            counted(update.candidates.len() as u64, "exchange"),
             counted(update.hot_experts as u64, "expert"),
             100.0 * update.hit_rate(),
-            counted(update.hot_slots.saturating_add(update.cold_slots), "slot")
+            counted(
+                update.hot_slots.saturating_add(update.cold_slots),
+                "selected expert"
+            )
         )?;
     }
     Ok(())

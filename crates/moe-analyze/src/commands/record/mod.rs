@@ -31,7 +31,7 @@ use crate::exit_status::ExitStatus;
 use crate::files::OutputPath;
 use crate::interrupt;
 use crate::model;
-use crate::option_values::{ValueError, at_least, integer_in, number};
+use crate::option_values::{ValueError, at_least, first_given, integer_in, number};
 use crate::output::{self, human_bytes, message};
 use crate::recording;
 
@@ -67,7 +67,7 @@ pub struct Args {
     /// Number of tokens to generate per sequence, 0 or more
     #[arg(short, long, value_name = "N", default_value_t = 64, value_parser = at_least(0u32), help_heading = "Prompt")]
     n_predict: u32,
-    /// Run directory to write [default: runs/TIME]
+    /// Run directory to write [default: runs/TIME, with the start time]
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     out: Option<OutputPath>,
     /// Replace the run directory and the usage file if they exist
@@ -96,7 +96,7 @@ pub struct Args {
     /// Sample from the smallest set of tokens with total probability P, 0 to 1; 1 disables the limit
     #[arg(long, value_name = "P", default_value_t = 0.95, allow_negative_numbers = true, value_parser = probability, help_heading = "Sampling (with --temp above 0)")]
     top_p: f32,
-    /// Sample from tokens with at least P times the probability of the most likely token, 0 to 1; 0 disables the limit
+    /// Sample from tokens that are at least P times as likely as the most likely token, 0 to 1; 0 disables the limit
     #[arg(long, value_name = "P", default_value_t = 0.05, allow_negative_numbers = true, value_parser = probability, help_heading = "Sampling (with --temp above 0)")]
     min_p: f32,
     /// Random seed for sampling
@@ -108,10 +108,10 @@ pub struct Args {
         help_heading = "Sampling (with --temp above 0)"
     )]
     seed: u64,
-    /// Continue after an end-of-generation token
+    /// Continue to generate after an end-of-generation token
     #[arg(long, help_heading = "Prompt")]
     ignore_eos: bool,
-    /// Stop recording before trace.bin exceeds N MiB; the run is complete up to there [default: no limit]
+    /// Stop recording before trace.bin exceeds N MiB, at least 1; the records written until then are complete [default: no limit]
     #[arg(long, value_name = "N", value_parser = at_least(1u64), help_heading = "Output")]
     max_trace_mib: Option<u64>,
     /// Operations to record
@@ -150,7 +150,22 @@ impl TraceMode {
     }
 }
 
+impl Args {
+    /// Returns the first option that is given and applies to the run directory only.
+    fn run_option(&self) -> Option<&'static str> {
+        first_given([
+            ("--out", self.out.is_some()),
+            ("--max-trace-mib", self.max_trace_mib.is_some()),
+            ("--keep-prompt", self.keep_prompt),
+            ("--hash-model", self.hash_model),
+        ])
+    }
+}
+
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
+    if let (TraceMode::Off, Some(option)) = (args.trace, args.run_option()) {
+        bail!("{option} has no effect with --trace off; omit one of the options");
+    }
     let prompts = prompts::read(&args)?;
     let gguf = model::open(args.model.as_deref())?;
     let n_threads = args.threads.map_or_else(n_cores, usize::from);

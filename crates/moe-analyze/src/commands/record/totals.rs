@@ -57,10 +57,11 @@ impl Totals {
             sequences,
         } = self.tokens;
         let n = prompt + generated;
+        let rate = n as f64 / self.time.as_secs_f64().max(1e-9);
+        let digits = if rate < 10.0 { 2 } else { 0 };
         let mut text = format!(
-            "{prompt} prompt and {generated} generated tokens in {}, {:.0} tokens/s",
+            "{prompt} prompt and {generated} generated tokens in {}, {rate:.digits$} tokens/s",
             counted(sequences, "sequence"),
-            n as f64 / self.time.as_secs_f64().max(1e-9),
         );
         if let Some((records, out)) = recorded {
             let size = human_bytes(records * RECORD_SIZE as u64);
@@ -88,7 +89,7 @@ impl Totals {
             }
         }
         if self.stop == Some(Stop::TraceFull) {
-            text += "\nstopped at --max-trace-mib; the run is complete up to there";
+            text += "\nstopped at the limit of --max-trace-mib; the records written until then are complete";
         }
         text
     }

@@ -19,20 +19,20 @@ use crate::output::{Format, message};
 /// Options of the tracer.
 #[derive(Debug, Default, clap::Args)]
 pub struct UsageArgs {
-    /// Print the activations of each expert id, summed over layers [env: LLAMA_EXPERT_TRACE_STATS]
+    /// Print the number of activations of each expert id, summed over layers [env: LLAMA_EXPERT_TRACE_STATS]
     #[arg(long, help_heading = "Expert usage tracer")]
     expert_trace_stats: bool,
-    /// Print the tensor names of every expert when it is used [env: LLAMA_EXPERT_TRACE_NAMES, LLAMA_EXPERT_TRACE_LOGGING]
+    /// Print each use of an expert with the names of its tensors [env: LLAMA_EXPERT_TRACE_NAMES, LLAMA_EXPERT_TRACE_LOGGING]
     #[arg(
         long,
         alias = "expert-trace-logging",
         help_heading = "Expert usage tracer"
     )]
     expert_trace_names: bool,
-    /// Print the activations of each expert in each layer, too [env: LLAMA_EXPERT_TRACE_PER_LAYER]
+    /// Also print the activations of each expert in each layer [env: LLAMA_EXPERT_TRACE_PER_LAYER]
     #[arg(long, help_heading = "Expert usage tracer")]
     expert_trace_per_layer: bool,
-    /// Write the activations to a file; the extension selects the format: json, csv
+    /// Write the numbers of activations to a file; the extension selects the format: json, csv
     #[arg(
         long,
         env = "LLAMA_EXPERT_TRACE_OUTPUT",

@@ -9,7 +9,7 @@ use anyhow::bail;
 use moe_gguf::Gguf;
 use moe_gguf::layers::{LayerOrder, layer_order};
 use moe_gguf::text::counted;
-use moe_synth::relayout::{ExpertOrders, Layout, TensorOrder};
+use moe_synth::relayout::{Error, ExpertOrders, Layout, TensorOrder};
 
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
@@ -31,14 +31,15 @@ pub struct Args {
     /// Order of the tensors in the file
     #[arg(long, value_enum, default_value_t = OrderChoice::Numeric)]
     order: OrderChoice,
-    /// Learn file with the hotness of experts for --order hot-first; `hotness --out` writes it
+    /// Learn file for --order hot-first, which sorts the experts of each layer by its counts; `hotness --out` writes it
     #[arg(long, value_name = "FILE.json")]
     hotness: Option<PathBuf>,
-    /// Renumber the experts of each layer, with their router rows. FILE is a learn file (hottest expert first) or
-    /// {"LAYER": [expert, …]}; `coactivation` places experts next to each other that the same tokens of --trace selected
+    /// Reorder the experts of each layer and the rows of its router. FILE is a learn file (hottest expert first), or JSON with the
+    /// order of each layer: {"LAYER": [expert, …]}. `coactivation` places experts that the tokens of --trace select together next to
+    /// each other
     #[arg(long, value_name = "FILE|coactivation", conflicts_with = "hotness")]
     permute_experts: Option<PathBuf>,
-    /// Run of the model for --permute-experts coactivation
+    /// Run directory or trace.bin of the model, for --permute-experts coactivation
     #[arg(long, value_name = "RUN")]
     trace: Option<PathBuf>,
     /// File to write
@@ -64,7 +65,7 @@ pub struct Args {
 enum OrderChoice {
     /// Order of execution: embeddings, layers by number, output
     Numeric,
-    /// Tensors that every token reads, then the experts, each layer's hottest first
+    /// Tensors that every token reads, then the experts, the hottest of each layer first; experts get new ids
     HotFirst,
     /// Unchanged order
     File,
@@ -89,7 +90,18 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         OrderChoice::HotFirst => TensorOrder::HotFirst,
         OrderChoice::File => TensorOrder::File,
     };
-    let layout = Layout::new(&gguf, order, &orders)?;
+    let layout = Layout::new(&gguf, order, &orders).map_err(|error| {
+        match (&error, &args.permute_experts) {
+            (
+                Error::NoExperts { .. } | Error::InvalidOrder { .. } | Error::Groups { .. },
+                Some(file),
+            ) => {
+                let file = file.display().to_string();
+                anyhow::Error::new(error).context(file)
+            }
+            _ => error.into(),
+        }
+    })?;
     let size = layout.file_size();
     if gguf.files().len() > 1 {
         ctx.note(format_args!(
@@ -111,11 +123,11 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     ));
     if layout.n_permuted() > 0 {
         ctx.note(
-            "experts have other ids in the new file: learn files, plans and traces of the old file do not match; record them again",
+            "experts have different ids in the new file: learn files, plans and traces of the old file do not match it; record them again",
         );
     }
     ctx.note(format_args!(
-        "seeks of a forward pass: {} before, {} now",
+        "seeks per forward pass: {} before, {} after",
         seeks(&layer_order(&gguf)),
         seeks(&layer_order(&new))
     ));
@@ -145,9 +157,5 @@ fn expert_orders(ctx: &Context, args: &Args, gguf: &Gguf) -> anyhow::Result<Expe
 }
 
 fn seeks(order: &LayerOrder) -> String {
-    format!(
-        "{} over {}",
-        counted(order.seeks, "seek"),
-        human_bytes(order.seek_bytes)
-    )
+    format!("{} ({})", order.seeks, human_bytes(order.seek_bytes))
 }

@@ -35,10 +35,10 @@ use report::{Bandwidths, ReplayReport};
 
 /// Run only the MoE layers of a model, with the routing of a trace, and measure them
 ///
-/// Needs --model. The experts of each token come from the trace instead of the router; attention and dense layers are skipped. Layer
-/// inputs are random. Prints one row per layer and phase, and one row without a layer for all layers: time per token, bytes of the
-/// selected experts (each once per batch) and of shared experts, the fraction of memory bandwidth used, and the number of experts per
-/// device. One warm-up run precedes the measured runs.
+/// Needs --model. Uses the experts of the trace instead of the router's, and random layer inputs; skips attention and dense layers.
+/// Prints one row per layer and phase, and one row per phase for all layers: time per token, bytes read (each selected expert once per
+/// batch, and shared experts), the fraction of memory bandwidth used, and the number of experts per lane (where an expert was computed,
+/// see docs/glossary.md). One warm-up run precedes the measured runs.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  moe-analyze replay runs/first --model model.gguf --device cuda --policy gpu"
@@ -187,13 +187,13 @@ fn check_layers(model: &Model, routes: &Routes, path: &Path, ctx: &Context) -> a
     let dense = list(&mut in_trace.difference(&with_experts));
     if !dense.is_empty() {
         ctx.note(format_args!(
-            "warning: not replayed, because the model has no experts there: layer {dense}"
+            "warning: layers {dense} of the trace are skipped, because the model has no experts in these layers"
         ));
     }
     let missing = list(&mut with_experts.difference(&in_trace));
     if !missing.is_empty() {
         ctx.note(format_args!(
-            "warning: not replayed, because the trace has no routing there: layer {missing}"
+            "warning: layers {missing} of the model are skipped, because the trace has no routing in these layers"
         ));
     }
     let mut used = routes.n_expert_used().iter().filter_map(|(&layer, &k)| {
@@ -202,7 +202,7 @@ fn check_layers(model: &Model, routes: &Routes, path: &Path, ctx: &Context) -> a
     });
     if let Some((layer, k, own)) = used.find(|&(_, k, own)| own > 0 && k != own) {
         ctx.note(format_args!(
-            "warning: a token of layer {layer} has {} in the trace but {own} in the model",
+            "warning: a token selects {} in layer {layer} of the trace, but {own} in the model",
             counted(k as u64, "expert")
         ));
     }

@@ -11,6 +11,18 @@ use moe_trace::{LayerId, Phase};
 
 use crate::output::Table;
 
+/// Headers of the numbers of experts by lane, in the order of [`lane::NAMES`].
+const LANE_HEADERS: [&str; lane::NAMES.len()] = [
+    "unknown (experts)",
+    "cpu (experts)",
+    "gpu_resident (experts)",
+    "hot_cache (experts)",
+    "post_fetched (experts)",
+    "post_fetch_miss (experts)",
+    "cache_hit (experts)",
+    "cache_miss (experts)",
+];
+
 /// Measured memory bandwidths, bytes/s.
 pub struct Bandwidths {
     /// CPU memory.
@@ -142,7 +154,9 @@ pub fn table<'a>(
             row.rate(row.sums.tokens).filter(|_| row.layer.is_none())
         });
     for (lane, name) in lane::NAMES.into_iter().enumerate().skip(1) {
-        table = table.column(name, name, move |row| row.sums.lanes[lane] / repetitions);
+        table = table.column(name, LANE_HEADERS[lane], move |row| {
+            row.sums.lanes[lane] / repetitions
+        });
     }
     table
 }

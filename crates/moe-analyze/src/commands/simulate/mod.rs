@@ -43,11 +43,12 @@ pub struct Args {
     /// Run directory, trace.bin, directory of tables, or a trace of another tool with tokens in order
     #[arg(value_name = "TRACE")]
     path: PathBuf,
-    /// Cache sizes in MiB: numbers, A..B (doubling from A to B) or A..B+STEP [default: eighths of all experts]
+    /// Cache sizes in MiB: numbers, A..B (doubling from A to B) or A..B+STEP [default: 8 sizes, 1/8 to 8/8 of
+    /// all experts]
     #[arg(long, value_name = "MIB[,…]", value_delimiter = ',')]
     budget_mib: Vec<Budgets>,
-    /// Cache policies: all, or a list of belady, beladysize, lru, lfu, lfuda, lfru, slru, s3fifo, arc, clock, random; layerNAME for a
-    /// separate cache per layer, such as layerlfu (layer: LRU); static, staticoracle, staticlearn, hotcache
+    /// Cache policies: all, or a list of belady, beladysize, lru, lfu, lfuda, lfru, slru, s3fifo, arc, clock, random; layerNAME for
+    /// a separate cache per layer, such as layerlfu (layer is layerlru); static, staticoracle, staticlearn, hotcache
     #[arg(
         long,
         value_name = "NAME[,…]",
@@ -72,7 +73,7 @@ pub struct Args {
     /// Random seed for the policy random and for --sample
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Policies")]
     seed: u64,
-    /// Size of each expert as CSV lines layer,expert,bytes [default: from the trace or --model]
+    /// CSV file with the size of each expert, and the header layer,expert,bytes [default: sizes from the trace or --model]
     #[arg(long, value_name = "FILE.csv", conflicts_with = "model")]
     sizes: Option<PathBuf>,
     /// Format of the rows on stdout

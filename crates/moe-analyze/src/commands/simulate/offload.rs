@@ -65,7 +65,8 @@ pub fn print_crossover(offload: &Offload, ctx: &Context) {
         }
         (Some(hidden), None) => ctx.note(format_args!(
             "copying experts to the GPU is faster than computing on the CPU only if copies are hidden, for batches of at least \
-             {hidden} tokens; llama.cpp copies for at least 32 (GGML_OP_OFFLOAD_MIN_BATCH)"
+             {}; llama.cpp copies for at least 32 (GGML_OP_OFFLOAD_MIN_BATCH)",
+            counted(hidden, "token")
         )),
         (None, None) => ctx.note(format_args!(
             "copying experts to the GPU is not faster than computing on the CPU for any batch of up to {MAX_BATCH} tokens; \

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use moe_analysis::simulate::{Batches, Machine, Prefetch, Prefetched, prefetch};
+use moe_gguf::text::counted;
 use moe_placement::cache::{PolicyName, Setting};
 use moe_placement::plan::MIB;
 use moe_placement::predict::{Given, Predictor, PredictorName};
@@ -17,7 +18,10 @@ use crate::progress::Progress;
 
 /// Options of prefetching.
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Prefetching")]
+#[command(
+    next_help_heading = "Prefetching",
+    group = clap::ArgGroup::new("predicts").args(["predictor", "predictions"]).multiple(true)
+)]
 pub struct PrefetchArgs {
     /// Prefetch with these predictors and count timely, late, missed and wasted copies: previous, hottest, markov, coactivation
     #[arg(
@@ -37,13 +41,13 @@ pub struct PrefetchArgs {
     )]
     predictions: Option<PathBuf>,
     /// Number of layers between a prediction and the predicted layer, from 1 to the number of layers minus 1
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "predicts")]
     depth: usize,
     /// Number of experts to predict per layer [default: number of experts that the previous layer selected]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", requires = "predicts")]
     n_predict: Option<usize>,
     /// Compute time of each layer in µs, during which copies are hidden [default: from the trace's timestamps]
-    #[arg(long, value_name = "µS", value_parser = not_negative)]
+    #[arg(long, value_name = "µS", requires = "predicts", value_parser = not_negative)]
     window_us: Option<f64>,
 }
 
@@ -83,9 +87,10 @@ impl PrefetchArgs {
         let n_layer = batches.experts().n_layer();
         if self.depth == 0 || self.depth >= n_layer {
             bail!(
-                "--depth {} is out of range (1..={})",
+                "--depth {} is out of range (1..={}) for {}",
                 self.depth,
-                n_layer.saturating_sub(1)
+                n_layer.saturating_sub(1),
+                counted(n_layer as u64, "layer")
             );
         }
         let windows_s = match (self.window_us, batches.windows_s()) {

@@ -116,12 +116,17 @@ impl Results<'_> {
         let (Some(machine), Some(without)) = (machine, without) else {
             return;
         };
+        let [min, max] =
+            [without.tokens_s_min, without.tokens_s_max].map(|speed| rounded(speed, 3));
+        let speed = if min == max {
+            min.to_string()
+        } else {
+            format!("{min} to {max}")
+        };
         ctx.note(format_args!(
-            "without a cache, all experts on the CPU: {} to {} tokens/s",
-            rounded(without.tokens_s_min, 3),
-            rounded(without.tokens_s_max, 3)
+            "without a cache, all experts on the CPU: {speed} tokens/s"
         ));
-        self.note_caches("no speedup over no cache", ctx, |row| {
+        self.note_caches("not faster than without a cache", ctx, |row| {
             let speed = machine.speed(&self.needs, row);
             speed.is_some_and(|speed| speed.is_no_better_than(&without))
         });
@@ -191,7 +196,7 @@ pub fn print_notes(inputs: &Inputs, budgets: &[u64], policies: &[PolicyName], ct
     if !large_enough.is_empty() {
         let whole_model = inputs.model_bytes.map(|bytes| {
             let rest = in_mib(bytes.saturating_sub(total));
-            format!("; with {rest} of other weights the entire model fits")
+            format!("; the other weights of the model need another {rest}")
         });
         ctx.note(format_args!(
             "all experts fit into {} MiB, so no cache is needed{}",

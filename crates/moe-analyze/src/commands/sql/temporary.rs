@@ -28,7 +28,7 @@ impl Temporary {
     /// # Errors
     /// There is not enough free space, or the directory cannot be created.
     pub fn path(&mut self, name: &str, size: u64) -> anyhow::Result<PathBuf> {
-        large_output::check_free_space(&self.parent.join("temporary tables"), size)?;
+        large_output::check_free_space(&self.parent.join("temporary-tables"), size)?;
         let directory = match &mut self.directory {
             Some(directory) => directory,
             none => none.insert(TemporaryDirectory::create(&self.parent, "sql")?),

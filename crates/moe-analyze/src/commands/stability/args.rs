@@ -20,20 +20,20 @@ pub struct Args {
     /// Table to print instead of the summary
     #[arg(long, value_enum)]
     pub table: Option<TableChoice>,
-    /// Format of the rows on stdout
+    /// Format of the rows on stdout; without --table, prints the rows of split instead of the summary
     #[arg(short, long = "output", value_name = "FORMAT")]
     pub output: Option<Format>,
-    /// Training split: the first fraction of the tokens (above 0, below 1), or all sequences or labels except one, each in turn
+    /// Training split: a fraction of the tokens (the first ones; above 0, below 1), or hold out each sequence or each label in turn
     /// [default: 0.5]
-    #[arg(long, value_name = "0.5|by-sequence|by-label", value_parser = parse_split)]
+    #[arg(long, value_name = "FRACTION|by-sequence|by-label", value_parser = parse_split)]
     split: Option<SplitChoice>,
     /// Number of bootstrap resamples for --table bootstrap, 1 to 100000
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = integer_in(1..=100_000u32))]
     pub resamples: u32,
-    /// Random seed for the resamples
+    /// Random seed for --table bootstrap
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
-    /// Plot the coverage of the hottest experts, in-sample and held out; the extension selects the format: png, svg
+    /// Plot the coverage of the hottest experts, in-sample and out-of-sample; the extension selects the format: png, svg
     #[arg(long, value_name = "FILE.png|svg")]
     pub plot: Option<OutputPath>,
     /// Replace the file of --plot if it exists
@@ -45,7 +45,7 @@ pub struct Args {
 pub enum TableChoice {
     /// One row per held-out split and size of the hot set: in-sample and out-of-sample coverage
     Split,
-    /// One row per layer and eighth of the tokens: change of hotness from the previous eighth
+    /// One row per layer and eighth of the tokens: change of hotness since the previous eighth
     Drift,
     /// One row per layer: number of tokens after which the set of hot experts stops changing
     Convergence,
@@ -103,11 +103,13 @@ impl Args {
     /// Rejects incompatible options, before anything is read.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.split.is_some() && self.table() != TableChoice::Split {
-            bail!("--split has no effect with another table than split; omit one of the options");
+            bail!("--split applies only to --table split; omit one of the options");
         }
-        let uses_labels =
-            self.split() == SplitChoice::ByLabel || self.table() == TableChoice::Domains;
-        self.inputs
-            .check_labels(uses_labels, "--split by-label or --table domains")
+        let (uses_labels, used_by) = match (self.split(), self.table()) {
+            (SplitChoice::ByLabel, _) => (true, "--split by-label"),
+            (_, TableChoice::Domains) => (true, "--table domains"),
+            _ => (false, "--split by-label or --table domains"),
+        };
+        self.inputs.check_labels(uses_labels, used_by)
     }
 }

@@ -75,7 +75,9 @@ fn drift(out: &mut dyn Write, format: Format, counted: &Counted) -> io::Result<(
         .column("total_variation", "total variation (0..1)", |row| {
             row.total_variation
         })
-        .column("noise", "total variation by chance", |row| row.noise)
+        .column("noise", "total variation, expected by chance", |row| {
+            row.noise
+        })
         .column("jaccard", "Jaccard index of hot sets (0..1)", |row| {
             row.jaccard
         })
