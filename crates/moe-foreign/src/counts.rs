@@ -34,7 +34,7 @@ pub struct LayerCounts {
     /// Number of passes in which the layer routed tokens; `None` if unknown.
     pub calls: Option<u64>,
     /// Number of tokens that the layer routed; `None` if unknown.
-    pub rows: Option<u64>,
+    pub n_tokens: Option<u64>,
     /// The experts that any token selected.
     pub experts: BTreeMap<ExpertId, ExpertCount>,
 }
@@ -97,7 +97,7 @@ impl LayerCounts {
     fn add(&mut self, other: &LayerCounts) {
         let sum = |a: Option<u64>, b: Option<u64>| a.zip(b).map(|(a, b)| a.saturating_add(b));
         self.calls = sum(self.calls, other.calls);
-        self.rows = sum(self.rows, other.rows);
+        self.n_tokens = sum(self.n_tokens, other.n_tokens);
         for (&expert, tally) in &other.experts {
             let sum = self.experts.entry(expert).or_default();
             sum.add(tally.count, tally.mass);
@@ -109,7 +109,7 @@ impl Sink for Counts {
     fn routing(&mut self, row: &RoutingRow) -> Result<(), SinkError> {
         let layer = self.layers.entry((row.layer_id, row.phase)).or_default();
         if self.tokens.is_start(row.token(), row.slot.into()) {
-            layer.rows = Some(layer.rows.unwrap_or(0) + 1);
+            layer.n_tokens = Some(layer.n_tokens.unwrap_or(0) + 1);
         }
         if let Some(timestamp_ns) = row.timestamp_ns
             && self.last_pass.insert(row.layer_id, timestamp_ns) != Some(timestamp_ns)
@@ -136,7 +136,7 @@ impl Sink for Counts {
             (old, more) => old.or(more),
         };
         layer.calls = sum(layer.calls, row.calls);
-        layer.rows = sum(layer.rows, row.rows);
+        layer.n_tokens = sum(layer.n_tokens, row.n_tokens);
         Ok(())
     }
 }

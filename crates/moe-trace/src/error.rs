@@ -90,13 +90,13 @@ pub enum Error {
     #[error(transparent)]
     Output(moe_files::Error),
     /// A directory contains no trace.
-    #[error("{} is not a run directory: it has no trace.bin; give the directory that `record` wrote, or a trace.bin", path.display())]
+    #[error("{} is not a run directory: it has no trace.bin; use a run directory or a trace.bin file", path.display())]
     NotARun {
         /// The directory.
         path: PathBuf,
     },
     /// `manifest.json` is not a manifest.
-    #[error("{}: not a readable manifest: {fault}; record the run again, or give its trace.bin alone", path.display())]
+    #[error("{}: not a readable manifest: {fault}; record the run again, or open its trace.bin alone", path.display())]
     Manifest {
         /// The manifest.
         path: PathBuf,

@@ -7,7 +7,11 @@ use crate::run::Run;
 use crate::table_fault::TableFault;
 use crate::tables::{RUN_ID_KEY, TABLES, TableMetadata};
 
-/// The error if the run's offset map belongs to another model; `None` if nothing contradicts it.
+/// Returns [`TableFault::OtherModel`] if the offset map of the run belongs to another model, and `None` if it belongs to the run or
+/// its model is unknown.
+///
+/// # Errors
+/// The metadata of the map cannot be read.
 pub fn foreign_map(run: &Run) -> Result<Option<Error>, Error> {
     let (Some(manifest), Some(_)) = (&run.manifest, &run.map) else {
         return Ok(None);
