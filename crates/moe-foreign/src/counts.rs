@@ -7,7 +7,7 @@ use moe_trace::{
     CountRow, ExpertId, LayerId, LayerRow, Phase, RoutingRow, Sink, SinkError, TokenStarts,
 };
 
-/// Activations of one expert.
+/// Number of tokens that selected an expert, and their router weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ExpertCount {
     /// Number of tokens that selected the expert.
@@ -50,7 +50,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Every layer and phase of the trace, layers ascending.
+    /// Iterates over every layer and phase of the trace, layers ascending. The phase is `None` if it is unknown.
     pub fn iter(&self) -> impl Iterator<Item = (LayerId, Option<Phase>, &LayerCounts)> {
         self.layers
             .iter()
@@ -87,7 +87,7 @@ impl Counts {
 }
 
 impl LayerCounts {
-    /// Activations of the layer: the sum over its experts.
+    /// Number of selections in the layer: the sum over its experts.
     pub fn total(&self) -> u64 {
         self.experts
             .values()
