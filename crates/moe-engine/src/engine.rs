@@ -35,13 +35,13 @@ pub struct EngineInfo {
     pub arch: String,
     /// Number of layers that are computed: the blocks without those of an MTP head.
     pub n_layer: usize,
-    /// Experts in a layer.
+    /// Number of experts in a layer.
     pub n_expert: usize,
-    /// Selected experts for a token.
+    /// Number of selected experts for a token.
     pub n_expert_used: usize,
     /// Number of tokens in the vocabulary.
     pub n_vocab: usize,
-    /// Context length of the model's training.
+    /// Context length of the model's training, in tokens.
     pub n_ctx_train: usize,
     /// Operation numbers in its records.
     pub ops: OpTable,
@@ -103,7 +103,7 @@ pub trait Decode {
     /// Context length: maximum number of positions of a sequence.
     fn n_ctx(&self) -> usize;
 
-    /// Context length of the model's training.
+    /// Context length of the model's training, in tokens.
     fn n_ctx_train(&self) -> usize;
 
     /// Whether a token is an end-of-generation token.

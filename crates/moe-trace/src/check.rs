@@ -67,7 +67,7 @@ pub struct Survey {
 pub fn survey(run: &Run) -> Survey {
     let rules = Rules::of(run);
     let mut faults = Faults::default();
-    let mut traps = V4Traps::new(run);
+    let mut traps = MisleadingCounts::new(run);
     let (mut n_records, mut n_extended) = (0u64, 0u64);
     let mut last_timestamp = 0;
     for operation in run.trace.operations() {
@@ -254,7 +254,7 @@ impl<'a> Rules<'a> {
 }
 
 /// Collects [`Survey::traps`] from operations in the order of the trace.
-struct V4Traps {
+struct MisleadingCounts {
     mul_mat_id: Option<u8>,
     /// Experts selected for a token (`n_expert_used`), if the manifest contains it.
     n_expert_used: Option<u32>,
@@ -270,7 +270,7 @@ struct V4Traps {
     full_prompts: BTreeMap<u64, u64>,
 }
 
-impl V4Traps {
+impl MisleadingCounts {
     fn new(run: &Run) -> Self {
         let manifest = run.manifest.as_ref();
         Self {
@@ -378,7 +378,7 @@ impl Run {
             return Err(error);
         }
         // One pass for all checks, because a trace may be larger than memory.
-        let mut traps = V4Traps::new(self);
+        let mut traps = MisleadingCounts::new(self);
         let mut n_records = 0u64;
         for operation in self.trace.operations() {
             for log in operation.records() {

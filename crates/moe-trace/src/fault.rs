@@ -84,7 +84,7 @@ pub enum TransferFault {
 pub enum RecordFault {
     /// Its extension has an unknown version.
     #[error(
-        "unknown ext_version {found}: this version reads up to {EXT_V1}; use a newer moe-analyze"
+        "unknown ext_version {found}: this version reads up to {EXT_V1}; use a newer version of this software"
     )]
     Version {
         /// `ext_version`.

@@ -24,7 +24,7 @@ pub struct Entry {
     pub expert: ExpertId,
     /// Number of selections.
     pub hits: u64,
-    /// Score by the weighting.
+    /// Score of the expert; [`rank`] contains the formulas.
     pub score: u64,
 }
 
