@@ -38,7 +38,7 @@ fuzz_target!(|input: &[u8]| {
             Ok(files) => {
                 for file in files {
                     for part in 0..file.n_parts() {
-                        match file.choices(part) {
+                        match file.read_part(part) {
                             Ok(batches) => {
                                 for batch in batches {
                                     match batch {

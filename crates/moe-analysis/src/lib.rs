@@ -13,6 +13,14 @@
 //! | `sql` (feature `sql`) | SQL queries over Parquet tables |
 //!
 //! Inputs are runs, tables and streams of rows of [`moe_trace`]. Outputs are plain data.
+//!
+//! The modules share these terms:
+//!
+//! - A *row* of a layer is one token that the layer routes. A *selection* is one expert that a row selects, so a row has
+//!   `n_expert_used` selections.
+//! - A *call* is a pass of one layer over a batch of any number of tokens.
+//! - *Mass* is the sum of the router weights of selections.
+//! - *In-sample* is measured on the data that selected the experts (training split), *out-of-sample* on other data (held-out split).
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

@@ -21,7 +21,7 @@ impl TraceClock {
         }
     }
 
-    /// The instant at which the clock was created.
+    /// The instant at which the clock was created. Its time on the clock is the Unix time.
     pub fn origin(&self) -> Instant {
         self.origin
     }

@@ -5,7 +5,7 @@ use moe_trace::{Phase, RunWriter, manifest};
 
 use crate::{BoxError, Observer, Result};
 
-/// Which operations are recorded.
+/// Which operations a session records.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Mode {
     /// All operations.
@@ -15,7 +15,7 @@ pub enum Mode {
     Experts,
 }
 
-/// The tokens of a batch for which logits are computed.
+/// For which tokens of a batch logits are computed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Logits {
     /// None, for all batches of a prompt except the last.
@@ -35,13 +35,13 @@ pub struct EngineInfo {
     pub arch: String,
     /// Number of layers that are computed: the blocks without those of an MTP head.
     pub n_layer: usize,
-    /// Experts in a layer.
+    /// Number of experts in a layer.
     pub n_expert: usize,
-    /// Selected experts for a token.
+    /// Number of selected experts for a token.
     pub n_expert_used: usize,
     /// Number of tokens in the vocabulary.
     pub n_vocab: usize,
-    /// Context length of the model's training.
+    /// Context length of the model's training, in tokens.
     pub n_ctx_train: usize,
     /// Operation numbers in its records.
     pub ops: OpTable,
@@ -54,7 +54,7 @@ pub type Begin<'s> = Box<dyn FnOnce(Vec<manifest::Gpu>) -> Result<RunWriter, Box
 
 /// Settings of a session.
 pub struct Setup<'s> {
-    /// Creates the run directory; `None` to record nothing.
+    /// Callback that creates the run directory; `None` to record nothing.
     pub begin: Option<Begin<'s>>,
     /// Which operations are recorded.
     pub mode: Mode,
@@ -62,9 +62,9 @@ pub struct Setup<'s> {
     pub observer: Option<Observer<'s>>,
     /// Context length: maximum number of positions of a sequence.
     pub n_ctx: usize,
-    /// Number of positions of the longest sequence that will be evaluated. The KV cache needs no memory for more.
+    /// Number of positions of the longest sequence that will be evaluated. The KV cache is allocated for this number.
     pub n_positions: usize,
-    /// Maximum number of tokens of a batch.
+    /// Maximum number of tokens of a pass (llama.cpp's `n_ubatch`).
     pub n_batch: usize,
 }
 
@@ -94,7 +94,7 @@ pub trait Engine {
 
 /// Evaluates tokens. Sequences are evaluated one after another; each starts with an empty KV cache.
 pub trait Decode {
-    /// Starts a new sequence.
+    /// Starts a new sequence with an empty KV cache. `sequence_id` is stored in records.
     fn begin_sequence(&mut self, sequence_id: u32);
 
     /// Number of positions evaluated so far in this sequence.
@@ -103,7 +103,7 @@ pub trait Decode {
     /// Context length: maximum number of positions of a sequence.
     fn n_ctx(&self) -> usize;
 
-    /// Context length of the model's training.
+    /// Context length of the model's training, in tokens.
     fn n_ctx_train(&self) -> usize;
 
     /// Whether a token is an end-of-generation token.
@@ -121,7 +121,7 @@ pub trait Decode {
 
 /// A session: evaluates tokens and records them.
 pub trait Session: Decode {
-    /// Drops the observer.
+    /// Drops the observer: it is not called in the following passes.
     fn stop_observing(&mut self);
 
     /// The GPUs that the session uses, for the manifest, in the order of the device list.

@@ -6,7 +6,7 @@ use moe_trace::Phase;
 
 use crate::{Decode, Error, Logits, Result, Sampler};
 
-/// Limits of a generation.
+/// Limits of one call of [`generate`].
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Maximum number of generated tokens.
@@ -32,7 +32,7 @@ pub enum Stop {
     Interrupted,
 }
 
-/// Result of a generation.
+/// Result of [`generate`].
 #[derive(Clone, Copy, Debug)]
 pub struct Generated {
     /// Number of prompt tokens.
@@ -44,7 +44,8 @@ pub struct Generated {
 }
 
 /// Evaluates `prompt` and generates tokens after it. All generated tokens are evaluated, including the last, so that the trace
-/// contains their routing. `on_token` is called with each generated token; `interrupted` is checked between passes.
+/// contains their routing. `on_token` is called with each generated token. Another
+/// thread or a signal handler sets `interrupted` to end the generation after the current pass ([`Stop::Interrupted`]).
 ///
 /// # Errors
 /// The prompt exceeds the context, a token is outside the vocabulary, or the trace cannot be written.

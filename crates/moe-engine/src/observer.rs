@@ -4,15 +4,16 @@ use moe_trace::LayerId;
 
 /// The routing decisions of a layer for the tokens of a batch.
 pub struct Routed<'a> {
-    /// Layer.
+    /// The layer.
     pub layer: LayerId,
     /// Position of each token in its sequence.
     pub positions: &'a [u32],
-    /// Router logits including the bias, before any softmax, `(token, n_expert)`. Empty if the engine does not report them.
+    /// Router logits including the bias, before any softmax: `[n_tokens][n_expert]`, flattened. Empty if the engine does not report
+    /// them.
     pub logits: &'a [f32],
-    /// Selected experts `(token, n_expert_used)`, best first.
+    /// Selected experts, best first: `[n_tokens][n_expert_used]`, flattened.
     pub ids: &'a [i32],
-    /// Their weights as applied, `(token, n_expert_used)`.
+    /// Router weights of `ids` as applied: `[n_tokens][n_expert_used]`, flattened.
     pub weights: &'a [f32],
     /// Number of selected experts for a token.
     pub n_expert_used: usize,

@@ -29,7 +29,7 @@ pub struct Devices<'g> {
 }
 
 impl<'g> Devices<'g> {
-    /// The CPU without GPUs.
+    /// Only the CPU, without GPUs.
     pub fn cpu() -> Devices<'g> {
         Devices::default()
     }
@@ -55,7 +55,7 @@ impl<'g> Devices<'g> {
         }
     }
 
-    /// Selects [`Policy::PostFetch`]: the down matrices of the selected experts are copied to a GPU while the CPU computes
+    /// Enables [`Policy::PostFetch`]: the down matrices of the selected experts are copied to a GPU while the CPU computes
     /// gate and up.
     ///
     /// # Errors

@@ -5,6 +5,10 @@
 //!                    arch/* (data) ─► attention, moe ─► ops/* (nodes of the graph) ─► cpu/*, cuda/* (kernels)
 //! ```
 //!
+//! [`Model::load`] reads a model, and [`Session`] evaluates tokens with it; it implements the traits of [`moe_engine`].
+//! [`replay`] runs only the MoE layers, with the routing decisions of a trace. [`placement`] and [`devices`] distribute tensors over
+//! the CPU and GPUs.
+//!
 //! Without the feature `cuda`, no CUDA code is compiled, and opening a GPU returns an error.
 #![warn(missing_docs, clippy::undocumented_unsafe_blocks)]
 #![cfg_attr(

@@ -31,7 +31,7 @@ pub struct Session<'a, 'g> {
 }
 
 impl<'a, 'g> Session<'a, 'g> {
-    /// A session with a context of `n_ctx` positions that computes on the CPU.
+    /// Starts a session on the CPU with a context of `n_ctx` positions. `recorder` records its operations.
     pub fn new(
         model: &'a Model<'g>,
         threads: &'a Threads,
@@ -41,7 +41,7 @@ impl<'a, 'g> Session<'a, 'g> {
         Session::with_devices(model, threads, Devices::cpu(), recorder, n_ctx)
     }
 
-    /// A session with a context of `n_ctx` positions that computes on `devices`. The CPU uses `threads`.
+    /// Starts a session on `devices` with a context of `n_ctx` positions. `recorder` records its operations. The CPU uses `threads`.
     pub fn with_devices(
         model: &'a Model<'g>,
         threads: &'a Threads,

@@ -31,7 +31,7 @@ pub struct AtomicFile {
 }
 
 impl AtomicFile {
-    /// Creates the temporary file for `path`, whose directory must exist.
+    /// Creates the temporary file for `path`, whose directory must exist. `replace` allows the replacement of an existing file.
     ///
     /// Removes temporary files that killed processes left in that directory.
     ///

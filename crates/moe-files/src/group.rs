@@ -30,7 +30,7 @@ pub struct AtomicFiles {
 }
 
 impl AtomicFiles {
-    /// Creates `dir`, its missing parents, and the temporary directory in it.
+    /// Creates `dir`, its missing parents, and the temporary directory in it. `replace` allows the replacement of existing files.
     ///
     /// # Errors
     /// A directory cannot be created; [`inputs`](crate::inputs) protects `dir`.

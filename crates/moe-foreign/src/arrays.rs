@@ -1,4 +1,4 @@
-//! Arrays of servers: counts `[layers, experts]` and routing `[tokens, layers, top_k]`.
+//! Arrays that inference servers write: counts `[layers, experts]` and routing `[tokens, layers, top_k]`.
 
 use moe_trace::{CountRow, ExpertId, Facts, LayerId, MAX_ID, Phase, RoutingRow, TokenId};
 
@@ -29,7 +29,7 @@ pub enum CountError {
         /// Shape of the array.
         shape: Vec<usize>,
     },
-    /// No model has that many layers or experts.
+    /// The array has more layers or experts than [`MAX_ID`].
     #[error(
         "{n_layer} layers of {n_expert} experts exceed the limit of {MAX_ID}; the array does not contain expert counts"
     )]
@@ -73,7 +73,7 @@ pub enum CountError {
     /// `physical_to_logical_map` without counts.
     #[error("the file is a placement without counts; use a file with logical_count")]
     NoCounts,
-    /// Three dimensions of JSON lists, which may be counts or routing.
+    /// JSON lists with three or more dimensions, which may be counts or routing.
     #[error(
         "the lists are three or more deep: they are routing [tokens, layers, top_k] or counts [steps, layers, experts], which the \
          format does not distinguish; sum the counts over the steps, write them as logical_count, or save routing with numpy.save"
@@ -91,7 +91,7 @@ pub enum RoutingError {
         /// Shape of the array.
         shape: Vec<usize>,
     },
-    /// A position exceeds 32 bits.
+    /// The position of a token does not fit 32 bits.
     #[error("token position {position} is out of range (0..4294967296)")]
     Position {
         /// The position.
@@ -100,7 +100,7 @@ pub enum RoutingError {
     /// An element is not an integer, or not a known expert.
     #[error("the element is not an expert id; the array does not contain routing")]
     NotExpert,
-    /// A token has more slots than the array has experts.
+    /// A token has more experts than distinct expert ids exist, so that ids are repeated.
     #[error(
         "a token has {n_used} experts in one layer, but the highest expert id of the array is {highest}; the array does not \
          contain routing"

@@ -7,7 +7,7 @@ use moe_trace::{
     CountRow, ExpertId, LayerId, LayerRow, Phase, RoutingRow, Sink, SinkError, TokenStarts,
 };
 
-/// Activations of one expert.
+/// Number of tokens that selected an expert, and their router weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ExpertCount {
     /// Number of tokens that selected the expert.
@@ -34,7 +34,7 @@ pub struct LayerCounts {
     /// Number of passes in which the layer routed tokens; `None` if unknown.
     pub calls: Option<u64>,
     /// Number of tokens that the layer routed; `None` if unknown.
-    pub rows: Option<u64>,
+    pub n_tokens: Option<u64>,
     /// The experts that any token selected.
     pub experts: BTreeMap<ExpertId, ExpertCount>,
 }
@@ -50,7 +50,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Every layer and phase of the trace, layers ascending.
+    /// Iterates over every layer and phase of the trace, layers ascending. The phase is `None` if it is unknown.
     pub fn iter(&self) -> impl Iterator<Item = (LayerId, Option<Phase>, &LayerCounts)> {
         self.layers
             .iter()
@@ -87,7 +87,7 @@ impl Counts {
 }
 
 impl LayerCounts {
-    /// Activations of the layer: the sum over its experts.
+    /// Number of selections in the layer: the sum over its experts.
     pub fn total(&self) -> u64 {
         self.experts
             .values()
@@ -97,7 +97,7 @@ impl LayerCounts {
     fn add(&mut self, other: &LayerCounts) {
         let sum = |a: Option<u64>, b: Option<u64>| a.zip(b).map(|(a, b)| a.saturating_add(b));
         self.calls = sum(self.calls, other.calls);
-        self.rows = sum(self.rows, other.rows);
+        self.n_tokens = sum(self.n_tokens, other.n_tokens);
         for (&expert, tally) in &other.experts {
             let sum = self.experts.entry(expert).or_default();
             sum.add(tally.count, tally.mass);
@@ -109,7 +109,7 @@ impl Sink for Counts {
     fn routing(&mut self, row: &RoutingRow) -> Result<(), SinkError> {
         let layer = self.layers.entry((row.layer_id, row.phase)).or_default();
         if self.tokens.is_start(row.token(), row.slot.into()) {
-            layer.rows = Some(layer.rows.unwrap_or(0) + 1);
+            layer.n_tokens = Some(layer.n_tokens.unwrap_or(0) + 1);
         }
         if let Some(timestamp_ns) = row.timestamp_ns
             && self.last_pass.insert(row.layer_id, timestamp_ns) != Some(timestamp_ns)
@@ -136,7 +136,7 @@ impl Sink for Counts {
             (old, more) => old.or(more),
         };
         layer.calls = sum(layer.calls, row.calls);
-        layer.rows = sum(layer.rows, row.rows);
+        layer.n_tokens = sum(layer.n_tokens, row.n_tokens);
         Ok(())
     }
 }

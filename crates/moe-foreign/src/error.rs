@@ -10,7 +10,7 @@ use moe_trace::{Contradiction, Error, Facts, MAX_ID};
 use crate::importers::responses::ResponseError;
 use crate::layers::LayerError;
 
-/// A location in a file.
+/// A location in a file, for error messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum At {
     /// A line, counted from 1.
@@ -45,7 +45,7 @@ impl fmt::Display for At {
 pub enum Missing {
     /// The number of experts that a token selects.
     TopK,
-    /// The number of layers, or which of them have experts.
+    /// The number of layers of the model, or which of them have experts.
     Layers,
 }
 
@@ -119,7 +119,7 @@ pub enum ForeignError {
         /// The versions that the importer reads.
         supported: &'static str,
     },
-    /// The table of operations is not that of the llama.cpp that recorded the trace.
+    /// [`ImportOptions::ops`](crate::ImportOptions::ops) is not the table of the llama.cpp version that recorded the trace.
     #[error(
         "{}: the records with expert ids have operation number {operation}, which is not MUL_MAT_ID in the table of operations; \
          use the table of the llama.cpp version that recorded the trace",
@@ -232,7 +232,7 @@ impl ForeignError {
         }
     }
 
-    /// For `map_err` on a file operation.
+    /// Converts the error of a file operation, for `map_err`. `action` is the operation as a verb: `read`.
     pub fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io {
             action,

@@ -10,12 +10,12 @@ use crate::input::Input;
 use crate::output::Summary;
 use crate::{ImportOptions, Records};
 
-/// Writes one foreign format to one file.
+/// Writes one format to one file.
 pub trait Exporter: Sync {
     /// Short name of the format: the same as that of its importer, if there is one.
     fn name(&self) -> &'static str;
 
-    /// One line that says what the format is and which tool reads it.
+    /// Description of the format in one line: what it contains and which tool reads it.
     fn description(&self) -> &'static str;
 
     /// Writes `export` to `out`; returns notes about what the format cannot represent.
@@ -25,7 +25,7 @@ pub trait Exporter: Sync {
     fn export(&self, export: &Export<'_>, out: &mut dyn Write) -> Result<Vec<String>, ExportError>;
 }
 
-/// Writes one foreign format to a directory of files.
+/// Writes one format to several files in one directory.
 pub trait FilesExporter: Sync {
     /// See [`Exporter::name`].
     fn name(&self) -> &'static str;
@@ -36,14 +36,14 @@ pub trait FilesExporter: Sync {
     /// Whether [`FilesExporter::export`] may create a file with this name.
     fn is_file_name(&self, name: &str) -> bool;
 
-    /// The text at the start of every file of [`FilesExporter::export`].
+    /// The text at the start of every file that [`FilesExporter::export`] writes.
     fn head(&self) -> &'static str;
 
-    /// Writes `export` to files, one after the other, which `create` opens by name; returns notes about what the format cannot
-    /// represent.
+    /// Writes `export` to several files, one after the other. `create` creates a file, given its name. Returns notes about what the
+    /// format cannot represent.
     ///
     /// # Errors
-    /// The same as [`Exporter::export`].
+    /// Those of [`Exporter::export`].
     fn export(
         &self,
         export: &Export<'_>,
@@ -146,7 +146,7 @@ pub struct Export<'a> {
     options: &'a ImportOptions,
     /// Records of a foreign trace that contains every operation.
     records: Option<Records>,
-    /// Result of the import: facts about the model and notes.
+    /// Result of the import: parameters of the model, and notes.
     pub summary: Summary,
     /// Counts of the trace, summed from routing or from recorded counts.
     pub counts: Counts,
@@ -173,7 +173,7 @@ impl<'a> Export<'a> {
         })
     }
 
-    /// The run, if the trace contains every operation.
+    /// The run with the records of all operations; `None` if the trace contains only routing or counts.
     pub fn run(&self) -> Option<&Run> {
         match self.input {
             Input::Run(run) => Some(run),
@@ -181,20 +181,20 @@ impl<'a> Export<'a> {
         }
     }
 
-    /// Facts about the model.
+    /// Parameters of the model, as far as they are known.
     pub fn facts(&self) -> &Facts {
         &self.summary.facts
     }
 
-    /// Experts in a layer: the number of the trace or the model, else the highest expert id + 1.
+    /// Number of experts in a layer: from the trace or the model, otherwise the highest expert id + 1.
     pub fn n_expert(&self) -> u32 {
         self.facts()
             .n_expert
             .unwrap_or_else(|| self.counts.n_expert_seen())
     }
 
-    /// Experts that a token selects: the number of the trace or the model, else the highest slot + 1. If layers differ and the
-    /// trace has no slots, the most of any layer.
+    /// Number of experts that a token selects: from the trace or the model, otherwise the highest slot + 1. If layers differ and
+    /// the trace has no slots, the maximum over the layers. `None` if it is unknown.
     pub fn n_expert_used(&self) -> Option<u32> {
         let facts = self.facts();
         let seen = Some(self.counts.n_slot_seen()).filter(|&n| n > 0);
@@ -205,7 +205,7 @@ impl<'a> Export<'a> {
             .or_else(|| facts.max_expert_used())
     }
 
-    /// Streams the routing rows in order into `sink`, for the exporter named `format`.
+    /// Passes the routing rows to `sink` in order. `format` is the name of the exporter, for errors.
     ///
     /// # Errors
     /// [`ExportError::NoOrder`] if the trace contains only counts.

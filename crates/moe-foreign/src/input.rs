@@ -11,7 +11,7 @@ use crate::output::{Output, Summary};
 use crate::source::Source;
 use crate::{At, Detected, ImportOptions, import};
 
-/// A trace that can be read repeatedly.
+/// A trace in any supported format, which can be read repeatedly.
 pub enum Input {
     /// A run directory, or a `trace.bin` without one.
     Run(Box<Run>),

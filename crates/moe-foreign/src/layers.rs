@@ -11,7 +11,7 @@ use moe_trace::{Facts, LayerId, MAX_ID};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayerError {
-    /// The number of rows fits neither layout.
+    /// The number of rows is neither that of the hidden layers nor that of the MoE layers.
     #[error(
         "the array has {n_rows} layers, but the model has {n_hidden} hidden layers, {n_moe} of them with experts{}; the trace is of \
          another model",
@@ -35,7 +35,7 @@ pub enum LayerError {
         /// Row of the array and block of the model.
         layer: usize,
     },
-    /// A token has more experts than the model selects.
+    /// A token has more experts than the model selects per token.
     #[error(
         "a token has {n_slots} experts, but the model selects {max}; the array is of another model, or contains counts"
     )]
@@ -56,7 +56,7 @@ pub enum LayerError {
         /// Hidden layers of the model with experts.
         n_moe: usize,
     },
-    /// No model has that many layers.
+    /// The array has more layers than [`MAX_ID`].
     #[error(
         "the array has {n_rows} layers, above the limit of {MAX_ID}; it does not contain routing or counts"
     )]

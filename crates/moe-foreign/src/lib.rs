@@ -11,6 +11,44 @@
 //! [`detect`] recognizes a format by the first [`SAMPLE_SIZE`] bytes of a file, never by its name, and returns the importer from
 //! [`IMPORTERS`]. [`import`] runs the importer. [`Export`] is the input of the exporters in [`EXPORTERS`] and
 //! [`FILES_EXPORTERS`]. [`Input`] reads run directories, Parquet tables and traces of other tools through one interface.
+//!
+//! Layer, expert, token, slot, phase and *lane* have the meanings of [`moe_trace::RoutingRow`]: a *slot* is the rank of an expert
+//! in the top-k of its token, and a [lane](moe_trace::record::lane) is where the expert was computed. `mass` is a sum of router
+//! weights.
+//!
+//! # Formats
+//!
+//! | name | format | contents | can be written |
+//! |---|---|---|---|
+//! | `bigmoeonedge` | route CSV of BigMoeOnEdge | routing | yes |
+//! | `coli-usage` | `.coli_usage` of colibri | counts | yes |
+//! | `colibri-trace` | `ROUTE_TRACE` of colibri | routing | no |
+//! | `ds4-hotlist` | hot list of ds4 | counts | yes |
+//! | `eplb` | JSON matrix `[layers, experts]` of EPLB | counts | yes |
+//! | `eplb-csv` | CSV matrix `[layers, experts]` for EPLB | counts | yes, but not read |
+//! | `expert-tracer` | JSON of the expert tracer in llama-prefetch.cpp | counts | no |
+//! | `iku1` | `IKU1` file of colibri | counts | no |
+//! | `imatrix` | importance matrix of llama.cpp (GGUF) | counts | no |
+//! | `jsonl` | JSONL with one line per token and layer | routing | yes |
+//! | `lattice` | JSONL of lattice | routing | no |
+//! | `layer-expert` | CSV of llama.cpp's `moe-trace` example | routing if the top-k is known, else counts | no |
+//! | `learn` | learn file of the hot expert cache in llama.cpp | counts | yes |
+//! | `mbolt` | routing log of mbolt | routing | no |
+//! | `megatron` | `router_trace_rank*.jsonl` of Megatron-LM | routing | no |
+//! | `mesh-llm` | `ranking.csv` of Mesh-LLM | counts | yes |
+//! | `moe-balance` | JSONL of moe-balance | routing | no |
+//! | `npy` | NumPy array `[tokens, layers, top_k]` or `[layers, experts]` | routing or counts | routing |
+//! | `npy-counts` | NumPy array `[layers, experts]` | counts | yes, but not read |
+//! | `rtrace` | `RTRACE01` of fitz-tec; needs the top-k | routing | no |
+//! | `sglang` | `logical_count` JSON of SGLang and ktransformers | counts | yes |
+//! | `sglang-pt` | `.pt` dump of SGLang's expert distribution recorder | routing or counts | no |
+//! | `sglang-response` | responses of SGLang with `routed_experts`; needs the top-k | routing | no |
+//! | `thesis` | `trace.bin` in TensorAccessLog v4 format | all operations | no |
+//! | `thesis-json` | `token-NNNNN.json` of the TensorAccessLog tools | all operations | yes |
+//! | `vllm` | responses of vLLM with `routed_experts` | routing | no |
+//!
+//! The source of each importer (`src/importers/`) describes its format in detail and links its definition. TensorAccessLog is the
+//! format of [E. Keri's BSc thesis](https://github.com/ErsjanKeri/BSC).
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::cast_possible_truncation))]
@@ -55,7 +93,7 @@ pub trait Importer: Sync {
     /// Short name of the format in commands and messages: `bigmoeonedge`.
     fn name(&self) -> &'static str;
 
-    /// One line that says what the format is and which tool writes it.
+    /// Description of the format in one line: what it contains and which tool writes it.
     fn description(&self) -> &'static str;
 
     /// Whether a file that starts with `sample` has this format.
@@ -63,12 +101,13 @@ pub trait Importer: Sync {
     /// `sample` is the first [`SAMPLE_SIZE`] bytes, or the complete file if it is smaller. It may end inside a line or a record.
     fn is_applicable(&self, sample: &[u8]) -> bool;
 
-    /// What files of this format contain. Callers that handle records or learn files specially check this, not the name.
+    /// What files of this format contain. Callers check this instead of the name if they handle records or learn files in a
+    /// special way.
     fn contents(&self) -> Contents {
         Contents::Routing
     }
 
-    /// Whether the format is binary. Text files may start with a UTF-8 byte order mark.
+    /// Whether the format is binary. Files of text formats may start with a UTF-8 byte order mark.
     fn is_binary(&self) -> bool {
         false
     }
@@ -91,7 +130,7 @@ pub trait Importer: Sync {
         Ok(None)
     }
 
-    /// Reads all of `source` and passes routing or counts to `output`.
+    /// Reads `source` completely and passes its routing or its counts to `output`.
     ///
     /// # Errors
     /// [`ForeignError`] with the line, record or byte of invalid data, or the error of the sink.
@@ -128,18 +167,19 @@ impl Contents {
 pub struct Records {
     /// The records as a run without a manifest and an offset map.
     pub run: Run,
-    /// What the format loses, and what the routing of the run skips.
+    /// Notes about data that the format does not contain, and about records that the routing of the run skips.
     pub notes: Vec<String>,
 }
 
-/// What the user specifies because the format may not record it.
+/// Properties of the model and the trace that the caller specifies, because some formats do not record them. All are unknown by
+/// default.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ImportOptions {
     /// Experts that a token selects in a layer (top-k).
     pub top_k: Option<u32>,
-    /// Operation numbers of a trace of records; `None` = [`moe_trace::ops::default_table`].
+    /// Operation numbers of a trace of records; `None` means [`moe_trace::ops::default_table`].
     pub ops: Option<OpTable>,
-    /// The model of the trace.
+    /// Parameters of the model that was traced, for example from its GGUF file.
     pub model: Option<Facts>,
 }
 
@@ -150,13 +190,13 @@ impl ImportOptions {
         self.top_k.or_else(of_model).filter(|&k| k > 0)
     }
 
-    /// Most experts that a token selects in any layer: `top_k` if it is set, else the number of the model.
+    /// Maximum number of experts that a token selects in any layer: `top_k` if it is set, else the number of the model.
     pub fn max_expert_used(&self) -> Option<u32> {
         let of_model = || self.model.as_ref()?.max_expert_used();
         self.top_k.or_else(of_model).filter(|&k| k > 0)
     }
 
-    /// Whether all layers select the same number of experts for a token, as far as is known.
+    /// Whether the same number of experts is selected for a token in all layers, as far as is known.
     pub fn has_one_top_k(&self) -> bool {
         let model = self.model.as_ref();
         self.top_k.is_some() || model.is_none_or(|model| model.n_expert_used_by_block.is_empty())

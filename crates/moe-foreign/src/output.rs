@@ -20,15 +20,15 @@ use crate::source::Source;
 pub struct Summary {
     /// Name of the format.
     pub format: &'static str,
-    /// Facts about the model from the trace, completed from [`ImportOptions::model`].
+    /// Parameters of the model from the trace, completed from [`ImportOptions::model`].
     pub facts: Facts,
     /// Number of routing rows: one per token, layer and slot.
     pub rows: u64,
     /// Number of counts above 0: one per layer, expert and phase.
     pub counts: u64,
-    /// What the format loses, and what the importer skipped.
+    /// Notes for the user: data that the format does not contain, and data that the importer skipped.
     pub notes: Vec<String>,
-    /// What the importer assumed because the trace does not record it.
+    /// Values that the importer assumed because the trace does not record them.
     pub missing: BTreeSet<Missing>,
 }
 
@@ -128,15 +128,15 @@ impl<'a> Output<'a> {
         Ok(output)
     }
 
-    /// Sets the file that contains the following rows; errors name it.
+    /// Sets the file that contains the following rows, for errors.
     pub fn begin_file(&mut self, file: &Path) {
         self.file = file.to_owned();
     }
 
-    /// Adds facts about the model that the trace records. Importers call it before the rows, and again for further facts.
+    /// Adds parameters of the model that the trace records. Importers call it before the rows, and again for further parameters.
     ///
     /// # Errors
-    /// [`ForeignError::OtherModel`] if the facts contradict [`ImportOptions::model`]. [`ForeignError::File`] if no model has
+    /// [`ForeignError::OtherModel`] if the parameters contradict [`ImportOptions::model`]. [`ForeignError::File`] if no model has
     /// that many layers or experts, so that sinks need not check the numbers.
     pub fn facts(&mut self, facts: &Facts) -> Result<(), ForeignError> {
         if let Some(error) = facts.impossible() {
@@ -158,12 +158,16 @@ impl<'a> Output<'a> {
         self.check(result, || At::Byte(0))
     }
 
-    /// Facts about the model so far.
+    /// Parameters of the model that are known so far.
     pub fn known(&self) -> &Facts {
         &self.facts
     }
 
-    /// Passes on a routing row; `at` is its location in the file.
+    /// Checks a routing row and passes it to the sink. `at` is its location in the file.
+    ///
+    /// # Errors
+    /// [`ForeignError::OutOfRange`] for a layer, expert or slot that the model does not have, [`ForeignError::Layers`] for a dense
+    /// layer, or the error of the sink.
     pub fn routing(&mut self, at: impl Fn() -> At, row: &RoutingRow) -> Result<(), ForeignError> {
         self.check_ids(&at, row.layer_id, row.expert_id)?;
         self.check_has_experts(&at, row.layer_id)?;
@@ -182,9 +186,13 @@ impl<'a> Output<'a> {
         self.check(result, at)
     }
 
-    /// Passes on the selected experts of a token in a layer, best first: `row` with slots 0, 1, 2, ...
+    /// Passes the selected experts of a token in a layer, best first, to the sink as rows with the slots 0, 1, 2, …
     ///
-    /// A negative id is an empty slot. Repeated experts are skipped with a note.
+    /// `row` contains the values that all these experts share. `experts` are pairs of expert id and router weight. A negative id is
+    /// an empty slot. Repeated experts are skipped with a note.
+    ///
+    /// # Errors
+    /// Those of [`Output::routing`].
     pub fn token(
         &mut self,
         at: impl Fn() -> At,
@@ -230,7 +238,11 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// Passes on a count; `at` is its location in the file. Counts of 0 are skipped.
+    /// Checks a count and passes it to the sink. `at` is its location in the file. Counts of 0 are skipped.
+    ///
+    /// # Errors
+    /// [`ForeignError::OutOfRange`] for a layer or expert that the model does not have, [`ForeignError::Layers`] for a dense layer,
+    /// or the error of the sink.
     pub fn count(&mut self, at: impl Fn() -> At, row: &CountRow) -> Result<(), ForeignError> {
         self.check_ids(&at, row.layer_id, row.expert_id)?;
         if row.count == 0 {
@@ -242,14 +254,17 @@ impl<'a> Output<'a> {
         self.check(result, at)
     }
 
-    /// Passes on the totals of a layer, after its counts.
+    /// Passes the totals of a layer to the sink, after the counts of the layer.
+    ///
+    /// # Errors
+    /// The error of the sink.
     pub fn layer(&mut self, at: impl Fn() -> At, row: &LayerRow) -> Result<(), ForeignError> {
         self.check_ids(&at, row.layer_id, ExpertId(0))?;
         let result = self.sink.layer(row);
         self.check(result, at)
     }
 
-    /// Adds a note about what the format loses or what the importer skipped. Duplicates are dropped.
+    /// Adds a note about data that the format does not contain or that the importer skipped. Duplicates are dropped.
     pub fn note(&mut self, note: impl Into<String>) {
         let note = note.into();
         if self.notes.len() < MAX_NOTES && !self.notes.contains(&note) {

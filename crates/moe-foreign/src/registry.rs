@@ -11,7 +11,8 @@ use crate::export::{Exporter, FilesExporter};
 use crate::source::{self, Source};
 use crate::{Importer, exporters, importers};
 
-/// All importers. The first one that recognizes a file reads it, so importers with strict checks come first.
+/// All importers, in the order in which [`detect`] tries them. The first one that recognizes a file reads it, so importers with
+/// strict checks are first.
 pub const IMPORTERS: &[&dyn Importer] = &[
     &importers::learn::Learn,
     &importers::thesis::ThesisJson,
@@ -57,7 +58,7 @@ pub const EXPORTERS: &[&dyn Exporter] = &[
 pub const FILES_EXPORTERS: &[&dyn FilesExporter] =
     &[&exporters::mesh_llm::MeshLlm, &exporters::thesis::Thesis];
 
-/// A trace and the importer that recognized it.
+/// A trace whose format was recognized.
 pub struct Detected {
     /// The importer of its format.
     pub importer: &'static dyn Importer,

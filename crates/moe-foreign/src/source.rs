@@ -11,14 +11,14 @@ use moe_trace::bounded;
 use crate::error::{At, ForeignError};
 use crate::output::Output;
 
-/// Number of bytes at the start of a file by which its format is recognized.
+/// Number of bytes at the start of a file by which its format is recognized (64 KiB).
 pub const SAMPLE_SIZE: usize = 64 * 1024;
 /// Maximum length of a line in bytes.
 const MAX_LINE: u64 = 64 << 20;
 /// Maximum size in bytes of a file that is read into memory.
 const MAX_DOCUMENT: u64 = 256 << 20;
 
-/// A file, or the files of a directory, of one format.
+/// The files of a trace: one file, or the files of one format in a directory.
 #[derive(Clone, Debug)]
 pub struct Source {
     path: PathBuf,
@@ -51,7 +51,7 @@ impl Source {
         &self.files
     }
 
-    /// Number of files in the directory that have another format or none that is known.
+    /// Number of files in the directory that have another format or an unknown format.
     pub fn n_skipped(&self) -> usize {
         self.n_skipped
     }

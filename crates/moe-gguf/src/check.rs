@@ -8,7 +8,9 @@ use crate::names::Role;
 use crate::text::counted;
 use crate::types::GgmlType;
 
-/// The result of [`check`]. Tensors are identified by their index in the tensor table.
+/// The result of [`check`]. Sums are over all files of the model.
+///
+/// In this report, a tensor is its index in [`Gguf::tensors`], and a file its index in [`Gguf::files`].
 ///
 /// For every file, header + padding + tensors - overlaps + gaps + trailing - missing bytes is the size of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -19,17 +21,17 @@ pub struct LayoutReport {
     pub gaps: Vec<Gap>,
     /// Tensors whose data is not completely inside the file.
     pub past_end: Vec<PastEnd>,
-    /// Reasons why llama.cpp does not load the model: per file and reason, the first tensor.
+    /// Reasons why llama.cpp does not load the model. For each file and reason, only the first tensor is listed.
     pub llama_cpp_refuses: Vec<Refusal>,
     /// Bytes of alignment padding, including the padding after the headers.
     pub padding_bytes: u64,
-    /// Bytes after the last tensor and its padding. They are not an error.
+    /// Bytes after the last tensor of a file and its padding. They are not an error.
     pub trailing_bytes: u64,
     /// Bytes of the headers.
     pub header_bytes: u64,
     /// Sum of the tensor sizes in bytes.
     pub tensor_bytes: u64,
-    /// Tensors and bytes of each category. Categories without tensors are omitted.
+    /// Number of tensors and bytes of each category, in the order of [`Category::ALL`]. Categories without tensors are omitted.
     pub shares: Vec<Share>,
 }
 
@@ -38,11 +40,12 @@ pub struct LayoutReport {
 pub struct Overlap {
     /// Index of the file.
     pub file: u16,
-    /// The preceding tensor with the largest end offset.
+    /// Index of the tensor with the largest end offset among those that start before `second`. If `second` overlaps only the
+    /// header of the file, `first` is equal to `second`.
     pub first: u32,
-    /// The tensor that starts inside it.
+    /// Index of the tensor that starts inside `first`.
     pub second: u32,
-    /// Offset of the first shared byte in the file.
+    /// Offset of the first shared byte from the start of the file.
     pub offset: u64,
     /// Number of shared bytes.
     pub size_bytes: u64,
@@ -53,11 +56,11 @@ pub struct Overlap {
 pub struct Gap {
     /// Index of the file.
     pub file: u16,
-    /// The tensor before the gap; `None` at the start of the data section.
+    /// Index of the tensor before the gap; `None` if the gap is at the start of the data section.
     pub after: Option<u32>,
-    /// The tensor after the gap.
+    /// Index of the tensor after the gap.
     pub before: u32,
-    /// Offset of the first byte in the file.
+    /// Offset of the first byte of the gap from the start of the file.
     pub offset: u64,
     /// Size in bytes.
     pub size_bytes: u64,
@@ -68,9 +71,9 @@ pub struct Gap {
 pub struct PastEnd {
     /// Index of the file.
     pub file: u16,
-    /// The tensor.
+    /// Index of the tensor.
     pub tensor: u32,
-    /// Number of missing bytes.
+    /// Number of bytes of the tensor that are not in the file.
     pub missing_bytes: u64,
 }
 
@@ -82,25 +85,25 @@ pub enum Refusal {
     Misplaced {
         /// Index of the file.
         file: u16,
-        /// The first such tensor.
+        /// Index of the first such tensor.
         tensor: u32,
-        /// Its offset, relative to the data section.
+        /// Its offset in bytes, relative to the data section.
         offset: u64,
-        /// The offset that llama.cpp requires.
+        /// The offset that llama.cpp requires, relative to the data section, in bytes.
         expected: u64,
     },
     /// A tensor has a type that only ik_llama.cpp supports.
     IkType {
         /// Index of the file.
         file: u16,
-        /// The first such tensor.
+        /// Index of the first such tensor.
         tensor: u32,
         /// Its type.
         ty: GgmlType,
     },
 }
 
-/// Tensors and bytes of one category.
+/// Number of tensors and bytes of one category.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Share {
     /// The category.
@@ -112,7 +115,7 @@ pub struct Share {
 }
 
 impl LayoutReport {
-    /// Whether the files have no overlap, no gap, and no tensor past the end.
+    /// Whether the files have no overlap, no gap, and no tensor past the end. [`Self::llama_cpp_refuses`] is ignored.
     pub fn is_sound(&self) -> bool {
         self.overlaps.is_empty() && self.gaps.is_empty() && self.past_end.is_empty()
     }

@@ -8,9 +8,9 @@ use std::fmt;
 pub enum Content {
     /// A GGUF file in either byte order.
     Gguf,
-    /// A GGUF file that does not start at the first byte.
+    /// A file that contains GGUF data, but not from its first byte on.
     DisplacedGguf {
-        /// Offset of its magic number.
+        /// Offset of the magic number `GGUF`, in bytes.
         offset: usize,
     },
     /// A model in a llama.cpp format older than GGUF.
@@ -21,9 +21,9 @@ pub enum Content {
     Parquet,
     /// A ZIP archive. Files of `torch.save` and `.npz` files are ZIP archives.
     Zip,
-    /// An archive or compressed file: the name of its format.
+    /// Another archive or compressed file, with the name of its format.
     Archive(&'static str),
-    /// Another file that is neither a model nor a trace: its description, and what to do, or an empty string.
+    /// Another file that is neither a model nor a trace: its description, and what to do with it (empty if unknown).
     Other(&'static str, &'static str),
     /// Text in UTF-16.
     Utf16,

@@ -8,7 +8,7 @@ use crate::gguf::Gguf;
 use crate::map::{MapRow, OffsetMap};
 use crate::names::{Category, Projection, Role, is_chunked};
 
-/// Returns the bytes of each routed expert by (layer, expert): the weights and biases of all its projections, as stored.
+/// Returns the size of each routed expert in bytes, by (layer, expert): the stored weights and biases of all its projections.
 ///
 /// This is the size of an expert in the [hot expert cache](https://github.com/adrianhoehne/llama.cpp), a fork of llama.cpp:
 /// - A layer without down projections has no experts.
@@ -38,7 +38,7 @@ pub fn expert_bytes(map: &OffsetMap) -> BTreeMap<(LayerId, ExpertId), u64> {
     bytes
 }
 
-/// Returns the bytes of an expert by layer. Layers whose experts differ in size are omitted.
+/// Returns the size of one expert in bytes, by layer. Layers whose experts differ in size are omitted.
 pub fn expert_bytes_by_layer(map: &OffsetMap) -> BTreeMap<LayerId, u64> {
     let mut layers: BTreeMap<LayerId, Option<u64>> = BTreeMap::new();
     for ((layer, _), bytes) in expert_bytes(map) {
@@ -61,7 +61,7 @@ pub struct ExpertParts {
 }
 
 impl ExpertParts {
-    /// Returns the rules for the layers of a map.
+    /// Applies the rules to the layers of a map.
     pub fn of(map: &OffsetMap) -> ExpertParts {
         let mut parts = ExpertParts::default();
         let weights = map.rows.iter();
@@ -109,9 +109,9 @@ impl ExpertParts {
     }
 }
 
-/// Returns the bytes of all tensors of the routed experts by layer, including scales.
+/// Returns the total size in bytes of the routed experts' tensors by layer, including scales.
 ///
-/// llama.cpp needs this much less GPU memory if it keeps the experts of the layer on the CPU (`--cpu-moe`, `--n-cpu-moe`).
+/// This is the GPU memory that llama.cpp saves if it keeps the experts of the layer on the CPU (`--cpu-moe`, `--n-cpu-moe`).
 pub fn expert_layer_bytes(gguf: &Gguf) -> BTreeMap<LayerId, u64> {
     let mut layers = BTreeMap::new();
     for tensor in gguf.tensors() {

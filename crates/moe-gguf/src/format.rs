@@ -3,7 +3,7 @@
 use crate::error::Fault;
 use crate::types::GgmlType;
 
-/// Alignment of a file without `general.alignment`.
+/// Alignment in bytes of a file without `general.alignment`.
 pub const DEFAULT_ALIGNMENT: u32 = 32;
 
 /// Maximum number of dimensions of a tensor.
@@ -12,13 +12,17 @@ pub const MAX_DIMS: u32 = 4;
 /// Maximum length of a tensor name in bytes: ggml stores it in 64 bytes with a terminating zero (`GGML_MAX_NAME`).
 pub const MAX_NAME: u64 = 63;
 
-/// Maximum number of elements or bytes: ggml counts both in signed 64-bit integers.
+/// Maximum number of elements, or of bytes, of a tensor: ggml counts both in signed 64-bit integers.
 pub const MAX_I64: u64 = i64::MAX as u64;
 
-/// Returns the size of a tensor in bytes: the row size times the number of rows. `tensor` is its name, for errors.
+/// Returns the size of a tensor in bytes: the row size times the number of rows.
+///
+/// `tensor` is its name, which only errors use. `ne` is the number of elements in each dimension, innermost first; 1 for
+/// unused dimensions.
 ///
 /// # Errors
-/// A row is not a multiple of the block size; the number of elements or bytes is 2^63 or more.
+/// [`Fault::RowNotBlocks`] if a row is not a multiple of the block size; [`Fault::TooManyElements`] or
+/// [`Fault::TooManyBytes`] for 2^63 or more elements or bytes.
 pub fn tensor_size(tensor: &str, ty: GgmlType, ne: [u64; 4]) -> Result<u64, Fault> {
     let tensor = || tensor.to_owned();
     let elements = ne.iter().try_fold(1, |product, &n| below_i64(product, n));

@@ -11,7 +11,7 @@ use crate::names::Role;
 pub struct LayerOrder {
     /// The layers, ordered by the offset of their first byte.
     pub order: Vec<LayerId>,
-    /// Whether `order` is not numerical, but sorted by strings: `0, 1, 10, 11, … 2`.
+    /// Whether `order` is sorted by the decimal text of the layer numbers (`0, 1, 10, 11, … 2`) instead of by their value.
     pub string_sorted: bool,
     /// The extent of each layer, in numerical order.
     pub layers: Vec<LayerExtent>,
@@ -22,18 +22,18 @@ pub struct LayerOrder {
     pub seek_bytes: u64,
 }
 
-/// The location of a layer.
+/// Where the tensors of a layer are in the files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LayerExtent {
     /// The layer.
     pub layer_id: LayerId,
     /// Index of the file of its first byte.
     pub file: u16,
-    /// Offset of its first byte in that file.
+    /// Offset of its first byte from the start of that file.
     pub offset: u64,
     /// Sum of the sizes of its tensors in bytes.
     pub size_bytes: u64,
-    /// Number of contiguous pieces: 1 if only padding is between its tensors.
+    /// Number of contiguous byte ranges of its tensors: 1 if only padding is between them.
     pub pieces: u32,
 }
 

@@ -13,6 +13,19 @@
 //!
 //! Input is not trusted: a header that violates a rule of ggml's reader is an [`Error`] with the file, the byte offset and the
 //! rule. No input causes a panic. Opening a model reads its headers only, not tensor data.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`map`] | offset map: the bytes of each tensor and expert |
+//! | [`check`](mod@check) | overlaps, gaps and truncated data; files that llama.cpp rejects |
+//! | [`verify`](mod@verify) | hashes of tensor data, NaN and infinite values |
+//! | [`experts`] | sizes of routed experts in bytes |
+//! | [`layers`] | order of the layers in the files |
+//! | [`names`] | category, layer and expert of a tensor, from its name |
+//! | [`format`](mod@format) | constants of the GGUF format, for writers |
+//! | [`content`] | recognizes other file formats by their first bytes |
+//! | [`thesis`] | offset map in the formats of the [tensor tracer](https://github.com/ErsjanKeri/BSC) of E. Keri's BSc thesis |
+//! | [`text`] | numbers in messages |
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::cast_possible_truncation))]

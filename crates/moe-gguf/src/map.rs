@@ -32,11 +32,11 @@ pub struct MapRow {
     pub tensor: Arc<str>,
     /// Index of the tensor in the tensor table.
     pub tensor_idx: u32,
-    /// The expert, for expert weights; for chunk experts (`_chexps`), the chunk.
+    /// The expert, for expert weights; for chunk experts (`_chexps`), the chunk; `None` for all other tensors.
     pub expert_id: Option<ExpertId>,
-    /// The layer, for tensors named `blk.N.…`.
+    /// The layer, for tensors named `blk.N.…`; otherwise `None`.
     pub layer_id: Option<LayerId>,
-    /// The matrix of a feed-forward block.
+    /// Which matrix of a feed-forward block the tensor is; `None` for other tensors.
     pub projection: Option<Projection>,
     /// The purpose of the tensor.
     pub category: Category,

@@ -71,7 +71,8 @@ impl Metadata {
         self.entries.iter().map(|entry| (&*entry.key, &entry.value))
     }
 
-    /// Iterates over the keys and the bytes of value type and value in the file, for an exact copy.
+    /// Iterates over the keys and their encoded values, for an exact copy. The bytes are those of the file: the value type
+    /// (4 bytes), then the value.
     pub fn iter_raw(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.entries.iter().enumerate().map(|(i, entry)| {
             let start = u64::from(entry.type_offset);
@@ -179,7 +180,8 @@ impl Metadata {
         })
     }
 
-    /// The value of `key` as one number for all layers, or as one number per layer. The file may use any integer type.
+    /// The value of `key`, which is an integer (the same for all layers) or an array of integers (one per layer). The file may
+    /// use any integer type.
     ///
     /// # Errors
     /// The value is neither an integer nor an array of integers; a number is negative; the array has more than 65,535 elements.

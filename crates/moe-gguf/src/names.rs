@@ -9,13 +9,13 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Projection {
-    /// Gate, n_embd to n_ff.
+    /// Gate projection, from `n_embd` to `n_ff`.
     Gate,
-    /// Up, n_embd to n_ff.
+    /// Up projection, from `n_embd` to `n_ff`.
     Up,
-    /// Down, n_ff to n_embd.
+    /// Down projection, from `n_ff` to `n_embd`.
     Down,
-    /// Gate and up in one tensor, n_embd to 2 n_ff.
+    /// Gate and up projections in one tensor, from `n_embd` to `2 * n_ff`.
     GateUp,
 }
 
@@ -105,15 +105,16 @@ impl fmt::Display for Category {
 /// The role of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Role {
-    /// The layer, for tensors named `blk.N.…`.
+    /// The layer, for tensors named `blk.N.…`; otherwise `None`.
     pub layer_id: Option<LayerId>,
-    /// The matrix of a feed-forward block.
+    /// Which matrix of a feed-forward block the tensor is; `None` for other tensors.
     pub projection: Option<Projection>,
     /// The purpose of the tensor.
     pub category: Category,
     /// The expert of a tensor with a single expert, as written by older converters.
     pub expert_id: Option<ExpertId>,
-    /// Whether the name is that of weights stacked over experts.
+    /// Whether the tensor contains the weights of all experts of its layer, according to its name (`_exps`,
+    /// `_chexps`).
     pub stacked: bool,
 }
 
@@ -162,7 +163,8 @@ impl Role {
     }
 }
 
-/// Splits `blk.12.attn_q.weight` into layer 12 and `attn_q.weight`.
+/// Splits the name of a tensor into its layer and the rest: `blk.12.attn_q.weight` into layer 12 and `attn_q.weight`.
+/// A name without a layer is returned unchanged.
 ///
 /// 65,535 is not accepted as a layer, because it means "no layer" in traces.
 pub fn split_layer(name: &str) -> (Option<LayerId>, &str) {
@@ -179,7 +181,7 @@ pub fn split_layer(name: &str) -> (Option<LayerId>, &str) {
     }
 }
 
-/// Whether the tensor contains chunk experts, which the router does not select individually.
+/// Whether the tensor contains chunk experts (`_chexps`), which the router does not select individually.
 pub fn is_chunked(name: &str) -> bool {
     name.contains("_chexps")
 }

@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::gguf::Tensor;
 use crate::types::GgmlType;
 
-/// Values of a tensor that are not finite.
+/// Number and location of the NaN and infinite values of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct NonFinite {
     /// Number of elements or block scales that are not finite.

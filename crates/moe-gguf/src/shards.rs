@@ -200,7 +200,8 @@ fn compare_models(part: &Part, first: &Part) -> Result<(), Error> {
 
 /// Returns the paths of all shards of the model to which the shard `path` belongs.
 ///
-/// Uses the file name only. The result is empty if the name is not that of a shard.
+/// Does not access the files: the number of shards is taken from the file name. Returns an empty list if `path` does not have
+/// the file name of a shard.
 pub fn shard_paths(path: &Path) -> Vec<PathBuf> {
     let count = path.file_name().and_then(OsStr::to_str).and_then(|name| {
         let (_, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-/// Returns a number with a noun in singular or plural: `1 layer`, `2 layers`, `2 passes`.
+/// Returns a number with a noun in singular or plural: `1 layer`, `2 layers`, `2 passes`. `thing` is the singular.
 pub fn counted<N: PartialEq + From<u8> + Display>(n: N, thing: &str) -> String {
     let plural = if n == N::from(1) {
         ""

@@ -29,12 +29,12 @@ const CSV_COLUMNS: [&str; 10] = [
 
 /// The contents of `memory-map.json`.
 #[derive(Clone, Debug, Serialize)]
-#[allow(missing_docs)] // The fields are the keys of the format.
 pub struct MemoryMap<'a> {
     /// Name of the first file, without its extension.
     pub model_name: String,
     /// Offset of the byte after the last tensor.
     pub total_size_bytes: u64,
+    /// Dimensions of the model.
     pub metadata: MemoryMapMetadata,
     /// The entries, ordered by offset.
     pub tensors: MemoryMapTensors<'a>,
@@ -67,10 +67,12 @@ impl Serialize for MemoryMapTensors<'_> {
 
 /// The key `metadata` of `memory-map.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[allow(missing_docs)]
 pub struct MemoryMapMetadata {
+    /// Number of layers.
     pub n_layers: u32,
+    /// Number of tokens in the vocabulary.
     pub n_vocab: u64,
+    /// Width of the residual stream.
     pub n_embd: u64,
     /// Number of entries of the list. Each expert of a stacked tensor is an entry.
     pub n_tensors: usize,
@@ -78,20 +80,26 @@ pub struct MemoryMapMetadata {
 
 /// A tensor, or one expert of a stacked tensor, in `memory-map.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[allow(missing_docs)]
 pub struct MemoryMapTensor {
     /// Name of the tensor; `NAME[3]` for expert 3 of a stacked tensor.
     pub name: String,
+    /// Offset of the first byte from the start of the file.
     pub offset_start: u64,
+    /// Offset of the byte after the last byte.
     pub offset_end: u64,
+    /// Size in bytes.
     pub size_bytes: u64,
+    /// Number of elements in each dimension, innermost first.
     pub shape: Vec<u64>,
     /// `embedding`, `attention`, `ffn`, `norm`, `output` or `other`.
     pub category: &'static str,
+    /// The layer, for tensors named `blk.N.…`.
     pub layer_id: Option<LayerId>,
     /// `query`, `key`, `value`, `output`, `gate`, `up`, `down`, `norm` or `other`.
     pub component: &'static str,
+    /// Description of `component` and expert: `FFN Up Expert 3`.
     pub component_type: String,
+    /// The expert, for expert weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expert_id: Option<ExpertId>,
 }
@@ -125,7 +133,7 @@ pub fn memory_map<'a>(gguf: &'a Gguf, map: &'a OffsetMap) -> MemoryMap<'a> {
     }
 }
 
-/// Writes the CSV of a model, in the order of its tensor table.
+/// Writes the CSV of `gguf-dump` for a model, in the order of its tensor table.
 ///
 /// # Errors
 /// `out` cannot be written.

@@ -9,7 +9,7 @@ use thiserror::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum TypeError {
-    /// ggml has removed this type.
+    /// ggml has removed this type, so its size is not defined.
     #[error(
         "type {id} is {name}, which ggml has removed; convert the model again with a current llama.cpp"
     )]
@@ -88,7 +88,8 @@ macro_rules! ggml_types {
                 match self { $(GgmlType::$name => $bytes,)* }
             }
 
-            /// Size in bytes of the metadata before the blocks of a row: its scale, in some types of ik_llama.cpp.
+            /// Size in bytes of the metadata before the blocks of each row. It is 0 for all types of ggml; some types of ik_llama.cpp
+    /// store a scale there.
             pub const fn row_meta_size(self) -> u64 {
                 match self { $(GgmlType::$name => 0 $(+ $row_meta)?,)* }
             }

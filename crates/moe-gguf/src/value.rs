@@ -8,7 +8,7 @@ use crate::cursor::{Cursor, Located};
 use crate::error::Fault;
 use crate::format::write_string;
 
-/// The type of a value. The discriminant is the id in the file.
+/// The type of a value. The discriminant is the id in the file. `U8` is `GGUF_TYPE_UINT8`, and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 #[repr(u32)]
@@ -45,7 +45,7 @@ impl ValueType {
         ValueType::F64,
     ];
 
-    /// Returns the type with this id.
+    /// Returns the type with this id, or `None` for an unknown id.
     pub fn from_id(id: u32) -> Option<ValueType> {
         Self::ALL.get(usize::try_from(id).ok()?).copied()
     }
@@ -164,7 +164,7 @@ impl Value {
         }
     }
 
-    /// Appends the value in the encoding of GGUF, without its type.
+    /// Appends the value to `out` in the encoding of GGUF, without its type.
     pub fn write(&self, out: &mut Vec<u8>) {
         match self {
             Value::U8(v) => out.push(*v),
@@ -337,7 +337,7 @@ impl Array {
         self.len == 0
     }
 
-    /// The encoded elements.
+    /// The elements in the encoding of GGUF, without element type and count.
     pub fn raw(&self) -> &[u8] {
         self.bytes.range(self.start, self.size).unwrap_or_default()
     }

@@ -69,17 +69,18 @@ impl FromStr for Algorithm {
 /// The result of [`verify`] for a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verified {
-    /// Index of the tensor.
+    /// Index of the tensor in [`Gguf::tensors`].
     pub tensor: u32,
     /// Hash of its data, in lower-case hexadecimal digits.
     pub hash: String,
-    /// Values that are not finite, if there are any.
+    /// Values that are not finite; `None` if all are finite or the type cannot be checked.
     pub impossible: Option<NonFinite>,
-    /// Whether the values of its type can be checked.
+    /// Whether values that are not finite can be recognized in this type.
     pub values_checked: bool,
 }
 
-/// Reads and checks all tensors in the order of the table. Calls `progress` with the bytes read since the last call.
+/// Reads and checks all tensors in the order of the tensor table. Calls `progress` repeatedly with the number of bytes read since
+/// its last call.
 ///
 /// # Errors
 /// [`Error::Truncated`] if the data of a tensor is not completely inside its file.
@@ -181,7 +182,7 @@ pub enum ManifestProblem {
 /// with `#`, and lines of `gguf-hash` with other algorithms (xxh64, sha1, uuid) or for complete files.
 ///
 /// # Errors
-/// A line has another format or an unknown hash algorithm.
+/// [`ManifestError`] for the first line that has another format or an unknown hash algorithm.
 pub fn parse_manifest(gguf: &Gguf, text: &str) -> Result<Vec<ManifestEntry>, ManifestError> {
     let mut entries = Vec::new();
     for (i, line) in strip_byte_order_mark(text).lines().enumerate() {
@@ -271,7 +272,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Compares the results of [`verify`] with the entries of a manifest. Entries of another algorithm are ignored.
+/// Returns the differences between the results of [`verify`] and a manifest. Entries of another algorithm are ignored.
 pub fn compare(
     gguf: &Gguf,
     algorithm: Algorithm,

@@ -51,7 +51,8 @@ pub fn parse<T: DeserializeOwned>(text: &str) -> Result<T, JsonError> {
     serde_json::from_str(text).map_err(|error| JsonError::new(error, text))
 }
 
-/// The non-finite number in Python's notation at the position of `error`, if one is there.
+/// The non-finite number in Python's notation at the position of `error` in `text`: `NaN`, `Infinity` or `-Infinity`. `None` for
+/// other errors.
 pub fn non_finite(error: &serde_json::Error, text: &[u8]) -> Option<&'static str> {
     let lines = error.line().checked_sub(1)?;
     let line = text.split(|&byte| byte == b'\n').nth(lines)?;

@@ -7,8 +7,11 @@
 //! | [`update`] | which cached experts to exchange after a request |
 //! | [`cache`] | cache policies (LRU, LFU, ARC, Belady's algorithm, …) that drive a trace replay or real slots |
 //! | [`predict`] | predictors of the experts that a layer selects next, for prefetching |
+//! | [`random`], [`json`] | reproducible pseudorandom numbers, and parsing of JSON with clear errors |
 //!
-//! The crate reads no model files and uses no GPU: its inputs and outputs are text and numbers. Learn files, plans and
+//! The crate reads no model files and uses no GPU: its inputs and outputs are text and numbers. An expert is identified by
+//! [`LayerId`], the block number in the model, and [`ExpertId`], the index within its layer. *Hits* of an expert are its
+//! selections, that is, the number of tokens that selected it. Learn files, plans and
 //! updates follow the rules of the hot expert cache of [adrianhoehne/llama.cpp](https://github.com/adrianhoehne/llama.cpp).
 //! A plan made here contains the same experts as the cache that this runtime builds from the same file.
 //!

@@ -11,7 +11,7 @@ use crate::operations::{Operation, expert_id};
 /// A byte range of a file that an operation read. For an expert tensor, each distinct expert of the operation is one range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// Index among the operation's sources.
+    /// Index among the sources of the operation, from 0.
     pub source: u8,
     /// Index of the tensor in the map; `None` if the map does not contain it.
     pub tensor_idx: Option<u32>,
@@ -19,7 +19,7 @@ pub struct Access {
     pub expert_id: Option<ExpertId>,
     /// Index of the file (GGUF shard), from 0.
     pub file: u16,
-    /// Offset of the first byte in the file.
+    /// Offset of the first byte from the start of the file.
     pub file_offset: u64,
     /// Length in bytes.
     pub size_bytes: u64,
@@ -33,7 +33,7 @@ pub struct FileAccesses<'a> {
 }
 
 impl<'a> FileAccesses<'a> {
-    /// Uses the offset map of a run. Without a map, an expert tensor is one range.
+    /// Uses the offset map of a run. Without a map, the ranges of single experts are unknown: an expert tensor is one range.
     pub fn new(map: Option<&'a OffsetMap>) -> Self {
         map.map_or_else(Self::default, |map| Self {
             correlation: Correlation::new(map),

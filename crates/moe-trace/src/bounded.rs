@@ -55,7 +55,7 @@ fn check_size(n_read: u64, size: u64, path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// The bytes of a file, without its byte order mark.
+/// The bytes of a file, without its UTF-8 byte order mark.
 ///
 /// # Errors
 /// [`Error::TooLarge`] for more than `limit` bytes; [`Error::Truncated`], [`Error::Io`].
@@ -104,7 +104,8 @@ pub fn read_text(path: &Path) -> Result<String, Error> {
     })
 }
 
-/// The text of a JSON document that will be parsed into a tree of values, or into a structure that keeps unknown keys as one.
+/// The text of a JSON document whose parsed form may contain a tree of values ([`serde_json::Value`]). The memory of that tree
+/// is checked before parsing.
 ///
 /// # Errors
 /// Those of [`read_text`]; [`Error::TreeTooLarge`] if the tree would take more than [`MAX_TREE`] bytes.

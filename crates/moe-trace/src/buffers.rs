@@ -34,7 +34,7 @@ pub mod usage {
     }
 }
 
-/// The allocation or deallocation of a buffer.
+/// An event of `buffers.jsonl`: the allocation or deallocation of a buffer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BufferEvent {
     /// Milliseconds since the recorder started.
@@ -65,7 +65,7 @@ pub enum Change {
 pub struct Buffer {
     /// Id of the buffer; sources in the trace refer to it.
     pub buffer_id: u64,
-    /// Address of the first byte.
+    /// Address of the first byte during the recording.
     pub buffer_ptr: u64,
     /// Size in bytes.
     pub size: u64,
@@ -75,10 +75,10 @@ pub struct Buffer {
     /// Backend that owns the memory: `CPU`, `CUDA0`, `mmap`.
     #[serde(default)]
     pub backend: String,
-    /// One of [`usage`].
+    /// What the buffer is used for: a value of [`usage`].
     #[serde(default)]
     pub usage: u8,
-    /// Layer.
+    /// Layer whose data the buffer contains, if it belongs to one.
     #[serde(default, with = "layer")]
     pub layer: Option<LayerId>,
 }
@@ -130,8 +130,8 @@ pub fn truncation(path: &Path) -> Result<Option<String>, Error> {
     lines::truncation(path)
 }
 
-/// The end of the run, in milliseconds like [`BufferEvent::timestamp_ms`]. `last` is the last record of its trace.
-/// `None` if the events have no time on the trace's clock.
+/// The end of the run on the clock of [`BufferEvent::timestamp_ms`], in milliseconds. `last` is the last record of the run's
+/// trace. `None` if no event has [`BufferEvent::timestamp_ns`], so that the two clocks cannot be related.
 pub fn end_of_run_ms(events: &[BufferEvent], last: &TensorAccessLog) -> Option<f64> {
     let on_clock = |event: &BufferEvent| Some((event.timestamp_ms, event.timestamp_ns?));
     let (ms, ns) = events.iter().find_map(on_clock)?;
@@ -144,7 +144,7 @@ pub fn end_of_run_ms(events: &[BufferEvent], last: &TensorAccessLog) -> Option<f
     Some(ms + (end_ns as f64 - ns as f64) / 1e6)
 }
 
-/// How much memory the buffers of a run take over time.
+/// Memory use of the buffers of a run over time.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Timeline {
     /// Counts.
@@ -158,13 +158,13 @@ pub struct Timeline {
 /// Counts of a timeline.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct TimelineMetadata {
-    /// Events read.
+    /// Number of events.
     pub total_events: u64,
-    /// Length of `buffers`.
+    /// Number of buffers: the length of [`Timeline::buffers`].
     pub total_buffers: u64,
     /// Maximum of the memory in use, in bytes.
     pub peak_occupancy_bytes: u64,
-    /// The same in MiB, rounded to two decimals.
+    /// `peak_occupancy_bytes` in MiB (2^20 bytes, despite the name of the key), rounded to two decimals.
     pub peak_occupancy_mb: f64,
     /// Milliseconds from the first event to the last.
     pub duration_ms: f64,
@@ -174,32 +174,44 @@ pub struct TimelineMetadata {
 
 /// A buffer of a timeline.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[allow(missing_docs)] // keys of `buffer-timeline.json`
 pub struct TimelineBuffer {
+    /// Id of the buffer.
     pub id: u64,
+    /// Name.
     pub name: String,
+    /// Size in bytes.
     pub size: u64,
+    /// Backend that owns the memory: `CPU`, `CUDA0`, `mmap`.
     pub backend: String,
+    /// What the buffer is used for: a value of [`usage`].
     pub usage: u8,
+    /// Name of `usage`.
     pub usage_name: &'static str,
+    /// Layer whose data the buffer contains, if it belongs to one.
     #[serde(serialize_with = "layer::serialize")]
     pub layer: Option<LayerId>,
+    /// Time of the allocation, in milliseconds since the recorder started.
     pub alloc_time_ms: f64,
-    /// `None` if it was never deallocated.
+    /// Time of the deallocation, in milliseconds since the recorder started. `None` if the buffer was never deallocated.
     pub dealloc_time_ms: Option<f64>,
 }
 
 /// Memory in use after an event.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[allow(missing_docs)]
 pub struct TimelineEvent {
+    /// Time of the event, in milliseconds since the recorder started.
     pub timestamp_ms: f64,
+    /// `alloc` or `dealloc`.
     pub event: &'static str,
+    /// Id of the buffer.
     pub buffer_id: u64,
+    /// Name of the buffer.
     pub buffer_name: String,
+    /// Size of the buffer in bytes.
     pub size: u64,
-    /// Size of all allocated buffers, in bytes.
+    /// Total size of the buffers that are allocated after the event, in bytes.
     pub cumulative_size: u64,
+    /// Number of buffers that are allocated after the event.
     pub num_active_buffers: u64,
 }
 

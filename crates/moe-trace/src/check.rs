@@ -31,11 +31,11 @@ pub use tables::{foreign_map, stale_tables};
 pub struct RuleViolation {
     /// Field of the record, or several, separated by commas.
     pub field: &'static str,
-    /// What is wrong, as a predicate of "records": `are of a phase that does not exist`.
+    /// What is wrong, as the predicate of a sentence with the subject "records": `start before the preceding record`.
     pub message: &'static str,
     /// Number of records that violate the rule.
     pub n_records: u64,
-    /// Index of the first of them.
+    /// Index in the trace of the first of these records.
     pub first_record: u64,
 }
 
@@ -54,8 +54,8 @@ impl fmt::Display for RuleViolation {
 pub struct Survey {
     /// The rules that records violate, ordered by the first such record.
     pub faults: Vec<RuleViolation>,
-    /// Warnings about records without extension whose expert counts mislead: warm-up graphs, and prompts for which only the
-    /// experts of the first token were recorded.
+    /// Warnings about expert counts that would be misleading. They concern records without extension: warm-up passes, which use
+    /// all experts, and prompts of which only the first token's experts were recorded.
     pub traps: Vec<String>,
     /// Number of records.
     pub n_records: u64,
@@ -63,11 +63,11 @@ pub struct Survey {
     pub n_extended: u64,
 }
 
-/// Reads every record once, because a trace may be larger than memory.
+/// Checks all records of a run. Reads each record once, because a trace may be larger than memory.
 pub fn survey(run: &Run) -> Survey {
     let rules = Rules::of(run);
     let mut faults = Faults::default();
-    let mut traps = V4Traps::new(run);
+    let mut traps = MisleadingCounts::new(run);
     let (mut n_records, mut n_extended) = (0u64, 0u64);
     let mut last_timestamp = 0;
     for operation in run.trace.operations() {
@@ -254,7 +254,7 @@ impl<'a> Rules<'a> {
 }
 
 /// Collects [`Survey::traps`] from operations in the order of the trace.
-struct V4Traps {
+struct MisleadingCounts {
     mul_mat_id: Option<u8>,
     /// Experts selected for a token (`n_expert_used`), if the manifest contains it.
     n_expert_used: Option<u32>,
@@ -270,7 +270,7 @@ struct V4Traps {
     full_prompts: BTreeMap<u64, u64>,
 }
 
-impl V4Traps {
+impl MisleadingCounts {
     fn new(run: &Run) -> Self {
         let manifest = run.manifest.as_ref();
         Self {
@@ -334,7 +334,8 @@ impl V4Traps {
     }
 }
 
-/// The state of a run whose manifest has no number of records.
+/// Describes, as a predicate of "the run", why its manifest contains no number of records: it `is still being recorded`, or its
+/// recorder was killed.
 pub fn unfinished_state(run: &Run) -> &'static str {
     match is_locked(&run.path) {
         Some(true) => "is still being recorded",
@@ -367,7 +368,7 @@ pub fn truncated_files(run: &Run) -> Vec<String> {
 }
 
 impl Run {
-    /// Warnings about the run: that it is incomplete, and patterns of its records that mislead.
+    /// Warnings about the run: whether it is incomplete, and whether expert counts of its records would be misleading.
     ///
     /// # Errors
     /// The map belongs to another model; a record has more sources or experts than it can contain, or an unknown extension.
@@ -377,7 +378,7 @@ impl Run {
             return Err(error);
         }
         // One pass for all checks, because a trace may be larger than memory.
-        let mut traps = V4Traps::new(self);
+        let mut traps = MisleadingCounts::new(self);
         let mut n_records = 0u64;
         for operation in self.trace.operations() {
             for log in operation.records() {

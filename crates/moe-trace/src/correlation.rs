@@ -67,7 +67,8 @@ impl<'a> Correlation<'a> {
         }
     }
 
-    /// The index of the tensor that source `i` of a record reads; `None` for a buffer, or if the map does not contain it.
+    /// The index in the tensor table of the tensor that source `i` of a record reads. `None` for a buffer, or if the map does not
+    /// contain the tensor.
     pub fn resolve(&self, record: &TensorAccessLog, i: usize) -> Option<u32> {
         let source = record.sources().get(i).filter(|source| source.is_disk())?;
         let range = range(record, i);

@@ -11,7 +11,7 @@ use moe_ids::{LayerId, MAX_ID};
 
 use crate::manifest::Model;
 
-/// The parameters of a model, as far as a trace or a GGUF file contains them.
+/// The parameters of a model, as far as a trace, a manifest or a GGUF file contains them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Facts {
     /// Path or name of the model.
@@ -27,11 +27,11 @@ pub struct Facts {
     pub n_expert: Option<u32>,
     /// Selected experts for a token (`expert_used_count`), if it is the same in all blocks with experts.
     pub n_expert_used: Option<u32>,
-    /// Selected experts for a token in each block, if blocks differ; otherwise, or if unknown, empty.
+    /// Selected experts for a token in each block, if blocks differ. Empty if all blocks are equal, or if the numbers are unknown.
     pub n_expert_used_by_block: Vec<u32>,
     /// Blocks with experts, including those of the MTP head; empty if unknown.
     pub moe_layers: BTreeSet<LayerId>,
-    /// Bytes of one expert (gate, up, down, biases) of a layer. Layers with an unknown size are missing.
+    /// Size in bytes of one expert (gate, up, down, biases), by layer. Layers with an unknown size are missing.
     pub expert_bytes: BTreeMap<LayerId, u64>,
 }
 
@@ -89,12 +89,12 @@ pub enum ModelError {
 /// A parameter that differs between a trace and a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Contradiction {
-    /// The trace's parameter: `48 layers`.
+    /// The parameter of the trace with its unit: `48 layers`.
     pub trace: String,
     /// Path or name of the model, if known.
     pub model: Option<String>,
-    /// The model's value: `6`.
-    pub has: String,
+    /// The model's value of this parameter, without its unit: `6`.
+    pub model_value: String,
 }
 
 impl fmt::Display for Contradiction {
@@ -103,7 +103,7 @@ impl fmt::Display for Contradiction {
         if let Some(model) = &self.model {
             write!(f, " {model}")?;
         }
-        write!(f, " has {}", self.has)
+        write!(f, " has {}", self.model_value)
     }
 }
 
@@ -206,7 +206,7 @@ impl Facts {
         (n_layer == n_block || Some(n_layer) == self.n_hidden_layer()).then_some(n_block)
     }
 
-    /// The reason why no model has these parameters: too many layers or experts, or no hidden layer.
+    /// Why no model can have these parameters: too many layers or experts, or no hidden layer. `None` if they are plausible.
     pub fn impossible(&self) -> Option<ImpossibleModel> {
         let numbers = [
             ("layers", self.n_layer),
@@ -241,13 +241,13 @@ impl Facts {
         let is_of_hidden = found.n_hidden_layer() == self.n_hidden_layer();
         let is_counted = found.n_layer.is_some_and(|n| self.blocks_for(n).is_some());
         let n_layer = found.n_layer.filter(|_| !is_of_hidden && !is_counted);
-        let (trace, has) = number("layers", n_layer, self.n_layer)
+        let (trace, model_value) = number("layers", n_layer, self.n_layer)
             .or_else(|| number("experts in a layer", found.n_expert, self.n_expert))
             .or_else(arch)?;
         Some(Contradiction {
             trace,
             model: self.model.clone(),
-            has,
+            model_value,
         })
     }
 

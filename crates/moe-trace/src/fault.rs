@@ -48,9 +48,8 @@ pub enum LineFault {
 /// Why a line of `transfers.jsonl` is inconsistent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs)] // the fields are those of `Transfer`
+#[allow(missing_docs)] // The fields are those of `Transfer`.
 pub enum TransferFault {
-    /// The phase is unknown.
     /// More experts were copied than the router selected.
     #[error("n_fetched {n_fetched} is more than n_experts {n_experts}")]
     Fetched { n_fetched: u32, n_experts: u32 },
@@ -85,7 +84,7 @@ pub enum TransferFault {
 pub enum RecordFault {
     /// Its extension has an unknown version.
     #[error(
-        "unknown ext_version {found}: this version reads up to {EXT_V1}; use a newer moe-analyze"
+        "unknown ext_version {found}: this version reads up to {EXT_V1}; use a newer version of this software"
     )]
     Version {
         /// `ext_version`.

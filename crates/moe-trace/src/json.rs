@@ -31,7 +31,7 @@ fn shortened(text: String) -> String {
     format!("{first}…{last}")
 }
 
-/// Like [`reason`], with line and column.
+/// Describes the error like [`reason`], after its line and column.
 pub fn reason_with_place(error: &serde_json::Error) -> String {
     let (line, column) = (error.line(), error.column());
     format!("line {line}, column {column}: {}", reason(error))

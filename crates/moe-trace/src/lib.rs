@@ -17,6 +17,20 @@
 //! # }
 //! ```
 //!
+//! | module | contents |
+//! |---|---|
+//! | [`record`] | the 1024-byte record of `trace.bin` |
+//! | [`ops`] | numbers and names of ggml operations |
+//! | [`manifest`] | `manifest.json`: model, machine and settings of a run |
+//! | [`passes`] | forward passes of a trace |
+//! | `tables` (feature `parquet`) | Parquet tables `ops`, `accesses` and `routing` |
+//! | `map_table` (feature `parquet`) | offset map of the model in a run directory |
+//! | [`check`] | consistency checks of a run |
+//! | [`correlation`], [`names`] | from the sources of an operation to tensors of the model |
+//! | [`graph`] | computation graph of a pass |
+//! | [`buffers`], [`transfers`] | memory use over time, and H2D copies of Post-Fetch |
+//! | [`bounded`], [`json`] | reading untrusted files with limits, and descriptions of JSON errors |
+//!
 //! The directory `examples` of the crate has programs that read a trace without Arrow and Parquet (`read_trace`), and that write
 //! a run directory (`write_run`).
 //!

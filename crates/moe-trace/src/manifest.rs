@@ -73,7 +73,7 @@ pub struct Manifest {
     /// Number of records in `trace.bin`; missing while recording and if the recorder was killed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub records: Option<u64>,
-    /// Why the recording ended early (interrupted, trace limit, full disk); missing if it did not.
+    /// Why the recording ended early (interrupted, trace limit, full disk); missing if it ended normally.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped: Option<String>,
     /// Set while this run replaces an earlier one: `trace.bin` is that of the earlier run, or empty. Otherwise missing.
@@ -280,7 +280,7 @@ pub struct PostFetch {
     pub block_on_miss: bool,
     /// Maximum number of transfers for a layer.
     pub max_transfers: u64,
-    /// Size of the scratchpad for the transfers of a layer, in MiB; 0: as large as needed.
+    /// Size of the scratchpad (the GPU memory for the transfers of a layer) in MiB; 0: as large as needed.
     pub scratchpad_mb: u64,
     /// Whether transfers used a separate stream.
     pub use_dedicated_streams: bool,
@@ -381,6 +381,9 @@ impl Manifest {
     }
 
     /// Required keys of the schema that are missing in `path`, as JSON pointers. [`Manifest::read`] does not need them.
+    ///
+    /// # Errors
+    /// [`Error::Manifest`] for a file that is not JSON; [`Error::TooLarge`], [`Error::Io`].
     pub fn missing_keys(path: &Path) -> Result<Vec<&'static str>, Error> {
         let text = bounded::read_json(path)?;
         let json: Value =
@@ -392,6 +395,9 @@ impl Manifest {
     }
 
     /// Writes `path` completely or not at all. An existing manifest is replaced.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Write`] or [`Error::Output`] if the file cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), Error> {
         Ok(self.write_pending(path)?.commit_unchecked()?)
     }

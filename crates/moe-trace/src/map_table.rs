@@ -70,12 +70,19 @@ pub struct Identity {
     pub model: Option<Model>,
 }
 
-/// Writes the map of a model with these `files`. An existing `path` is an error unless `force` is set.
+/// Writes the map of a model with these `files`. `force` allows the replacement of an existing `path`.
+///
+/// # Errors
+/// [`Error::Exists`] if `path` exists and `force` is not set; [`Error::Io`], [`Error::Table`] or [`Error::Output`] if the file
+/// cannot be written.
 pub fn write(path: &Path, map: &OffsetMap, files: &[ModelFile], force: bool) -> Result<(), Error> {
     Ok(prepare(path, map, files, force)?.commit()?)
 }
 
 /// Like [`write()`], but `path` does not change until the returned file is committed.
+///
+/// # Errors
+/// Those of [`write()`].
 pub fn prepare(
     path: &Path,
     map: &OffsetMap,
@@ -130,6 +137,9 @@ fn write_pending(
 }
 
 /// The model of a map, as far as the map's metadata contains it.
+///
+/// # Errors
+/// [`Error::Table`] for a damaged file or metadata that is not JSON; [`Error::Io`].
 pub fn identity(path: &Path) -> Result<Identity, Error> {
     let metadata = TableMetadata::read(path)?;
     Ok(Identity {
@@ -139,6 +149,9 @@ pub fn identity(path: &Path) -> Result<Identity, Error> {
 }
 
 /// Reads a map.
+///
+/// # Errors
+/// [`Error::Table`] for a file that is damaged, is not a map, or has too many rows; [`Error::Io`].
 pub fn read(path: &Path) -> Result<OffsetMap, Error> {
     let mut rows = Vec::new();
     let mut reader = parquet_file::open(path, &COLUMNS)?;

@@ -126,7 +126,7 @@ pub struct Expert {
     pub expert_id: ExpertId,
     /// Router weight as applied; `None` in records without extension.
     pub weight: Option<f32>,
-    /// Where it was computed; [`lane::UNKNOWN`] in records without extension.
+    /// Where it was computed, a value of [`lane`]; [`lane::UNKNOWN`] in records without extension.
     pub lane: u8,
 }
 

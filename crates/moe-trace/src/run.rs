@@ -37,6 +37,10 @@ pub struct Run {
 
 impl Run {
     /// Opens a run directory, or a bare `trace.bin` (which then has no manifest and no map).
+    ///
+    /// # Errors
+    /// [`Error::NotARun`] for a directory without `trace.bin`; those of [`Manifest::of_run`] and [`Trace::open`]. With the feature
+    /// `parquet`, also `Error::Table` for an offset map that cannot be read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref().to_owned();
         if !path.is_dir() {

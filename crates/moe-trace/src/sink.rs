@@ -9,16 +9,16 @@ use crate::token::TokenKey;
 /// Receives the routing of a trace of any format. Layer and expert ids are below [`MAX_ID`](crate::MAX_ID), and below the
 /// numbers of the model if these are known.
 pub trait Sink {
-    /// Receives the parameters of the model before the first row; not called if the format does not contain them.
+    /// Receives the parameters of the model before the first row. Not called if the trace does not contain them.
     fn facts(&mut self, facts: &Facts) -> Result<(), SinkError> {
         let _ = facts;
         Ok(())
     }
 
-    /// Receives a row of routing.
+    /// Receives a row of routing: one selected expert of one token in one layer.
     fn routing(&mut self, row: &RoutingRow) -> Result<(), SinkError>;
 
-    /// Receives a count.
+    /// Receives the count of one expert.
     fn count(&mut self, row: &CountRow) -> Result<(), SinkError>;
 
     /// Receives the totals of a layer, for formats with counts.
@@ -31,7 +31,7 @@ pub trait Sink {
 /// Why a sink stops.
 #[derive(Debug)]
 pub enum SinkError {
-    /// The row is invalid. The caller adds where it was read.
+    /// The row is invalid. The caller adds the location of the row in the file.
     Refused(Box<dyn std::error::Error + Send + Sync>),
     /// The sink needs rows in order, but the format contains counts.
     NeedsOrder,
@@ -64,9 +64,9 @@ pub struct RoutingRow {
     pub expert_id: ExpertId,
     /// Router weight as applied.
     pub weight: Option<f32>,
-    /// Where it was computed, a number of [`lane`](crate::record::lane).
+    /// Where the expert was computed, a value of [`lane`](crate::record::lane).
     pub lane: Option<u8>,
-    /// Start of the operation, nanoseconds; equal for all tokens of a batch in a layer, never 0.
+    /// Start of the operation in nanoseconds; equal for all tokens of a batch in a layer, never 0.
     pub timestamp_ns: Option<u64>,
 }
 
@@ -123,5 +123,5 @@ pub struct LayerRow {
     /// Number of passes in which the layer routed tokens.
     pub calls: Option<u64>,
     /// Number of routed tokens.
-    pub rows: Option<u64>,
+    pub n_tokens: Option<u64>,
 }

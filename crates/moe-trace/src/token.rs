@@ -18,7 +18,7 @@ pub struct TokenKey {
     pub token_id: TokenId,
     /// Phase; `None` if unknown.
     pub phase: Option<Phase>,
-    /// Start of the operation, nanoseconds; 0 if unknown.
+    /// Start of the operation in nanoseconds; 0 if unknown.
     pub timestamp_ns: u64,
 }
 

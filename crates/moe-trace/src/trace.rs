@@ -15,8 +15,8 @@ use crate::error::Error;
 use crate::operations::Operations;
 use crate::record::{RECORD_SIZE, TensorAccessLog};
 
-/// Whether a file that starts with `sample` is a trace: its first record is plausible, and so are at least three quarters of
-/// the records that are not all zeros. The other records may be damaged.
+/// Whether `sample`, the first bytes of a file, is the start of a trace: its first record is plausible, and so are at least three
+/// quarters of the records that are not all zeros. The other records may be damaged.
 pub fn is_trace(sample: &[u8]) -> bool {
     if Content::of(sample).is_some() {
         return false;
@@ -40,7 +40,10 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Maps `path`, which must be a regular file. The contents are not checked here, but where they are used.
+    /// Maps `path`, which must be a regular file. Does not check the contents; an invalid record is an error when it is used.
+    ///
+    /// # Errors
+    /// [`Error::Io`], also if the file is not regular.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         Self::of_file(path, &bounded::open(path)?)
@@ -97,7 +100,7 @@ impl Trace {
         Operations::new(self.all_records()).reporting_to(&self.position)
     }
 
-    /// The index of the current record of the newest iterator over operations. Another thread can show it as progress.
+    /// The index of the current record of the newest iterator over operations, for progress reports of another thread.
     pub fn position(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.position)
     }

@@ -18,12 +18,12 @@ pub const FILE_NAME: &str = "transfers.jsonl";
 /// Maximum number of bytes of a layer: 256 TiB.
 const MAX_LAYER_BYTES: u64 = 1 << 48;
 
-/// A time span.
+/// A time span on the clock of the trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
-    /// Start.
+    /// Start in nanoseconds.
     pub start_ns: u64,
-    /// End, not before the start.
+    /// End in nanoseconds, not before the start.
     pub end_ns: u64,
 }
 

@@ -23,10 +23,10 @@ use crate::transfers::{self, Transfer};
 /// Bytes that are reserved for the manifest at the end of a run, because the disk may be full then.
 const RESERVED_BYTES: usize = 64 << 10;
 
-/// Options for writing a run.
+/// Options for writing a run. By default, an existing run is kept and the trace has no limit.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RunOptions {
-    /// Replace an existing run directory.
+    /// Replace an existing run directory. Without it, an existing run is [`Error::Exists`].
     pub force: bool,
     /// Maximum size of `trace.bin` in bytes; `None` for no limit.
     pub max_trace_bytes: Option<u64>,
@@ -131,6 +131,7 @@ impl RunWriter {
     }
 
     /// Returns the error that [`create`](Self::create) would return now, without changing anything. Call it before long work.
+    /// `force` is [`RunOptions::force`].
     ///
     /// # Errors
     /// Those of [`create`](Self::create).
@@ -159,12 +160,13 @@ impl RunWriter {
         }
     }
 
-    /// Whether the limit allows `n_records` more. Check it before a pass, so that the trace ends with a complete pass.
+    /// Whether `n_records` more records fit in [`RunOptions::max_trace_bytes`]. Check it before a pass, so that the trace ends with
+    /// a complete pass.
     pub fn has_room(&self, n_records: u64) -> bool {
         n_records <= self.max_records.saturating_sub(self.records())
     }
 
-    /// Number of records so far.
+    /// Number of records so far, including those that are not yet written to the file.
     pub fn records(&self) -> u64 {
         self.records - u64::from(self.blocks.pending())
     }
@@ -180,6 +182,9 @@ impl RunWriter {
     }
 
     /// Writes the graph of a phase into the run.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Json`], [`Error::Write`].
     pub fn write_graph(&mut self, phase: Phase, graph: &Graph) -> Result<(), Error> {
         let path = graph::path(&self.dir, phase);
         let directory = self.dir.join(graph::DIRECTORY);
@@ -190,6 +195,9 @@ impl RunWriter {
     }
 
     /// Appends events to `buffers.jsonl` immediately.
+    ///
+    /// # Errors
+    /// [`Error::Write`].
     pub fn write_buffer_events(&mut self, events: &[BufferEvent]) -> Result<(), Error> {
         let path = self.dir.join(buffers::FILE_NAME);
         let written = append_lines(&mut self.buffers, &path, "buffer event", events);
@@ -197,6 +205,9 @@ impl RunWriter {
     }
 
     /// Appends transfers of Post-Fetch to `transfers.jsonl` immediately. The first call creates the file, even without transfers.
+    ///
+    /// # Errors
+    /// [`Error::Write`].
     pub fn write_transfers(&mut self, transfers: &[Transfer]) -> Result<(), Error> {
         let path = self.dir.join(transfers::FILE_NAME);
         let written = match self.transfers.take() {
@@ -219,6 +230,9 @@ impl RunWriter {
     }
 
     /// Sends all records so far to the writing thread, without waiting until they are written.
+    ///
+    /// # Errors
+    /// [`Error::WriteTrace`] if an earlier write failed.
     pub fn flush(&mut self) -> Result<(), Error> {
         self.records -= u64::from(self.blocks.pending());
         self.blocks

@@ -13,11 +13,11 @@ pub struct LayerCoverage {
     pub layer: LayerId,
     /// Number of experts of the layer.
     pub n_expert: u64,
-    /// Experts read during prompt passes.
+    /// Number of experts read during prompt passes.
     pub prompt: u64,
-    /// Experts read during passes of generated tokens.
+    /// Number of experts read during passes of generated tokens.
     pub generate: u64,
-    /// Experts read in either phase.
+    /// Number of experts read in at least one of the phases.
     pub either: u64,
 }
 

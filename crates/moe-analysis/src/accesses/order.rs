@@ -7,15 +7,15 @@ use super::Event;
 /// Whether layers are read in ascending order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerOrder {
-    /// Passes that read tensors of a layer.
+    /// Number of passes that read tensors of any layer.
     pub passes: u64,
-    /// Passes that never return to a lower layer.
+    /// Number of passes that never return to a lower layer.
     pub passes_in_order: u64,
-    /// Steps: consecutive accesses to different layers within a pass.
+    /// Number of steps: pairs of consecutive accesses to different layers within a pass.
     pub steps: u64,
-    /// Steps to the next layer (layer + 1).
+    /// Number of steps to the next layer (layer + 1).
     pub steps_to_next: u64,
-    /// Steps to a lower layer.
+    /// Number of steps to a lower layer.
     pub steps_back: u64,
 }
 

@@ -59,17 +59,17 @@ pub struct ExpertReuse {
     pub layer: LayerId,
     /// Expert id within the layer.
     pub expert: ExpertId,
-    /// Size of all tensors of the expert.
+    /// Total size of all tensors of the expert, in bytes.
     pub size_bytes: u64,
     /// Number of passes that used the expert.
     pub uses: u64,
-    /// Distances in tokens.
+    /// Reuse distances in tokens, as in [`Reuse::tokens`].
     pub tokens: Distances,
-    /// Distances in bytes.
+    /// Reuse distances in bytes, as in [`Reuse::bytes`].
     pub bytes: Distances,
 }
 
-/// Summary of the distances between uses. Their number is the number of uses minus 1.
+/// Summary of the distances between consecutive uses of an expert, in tokens or bytes. There is one distance less than uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Distances {
     /// Number of distances.

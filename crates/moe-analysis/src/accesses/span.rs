@@ -15,7 +15,7 @@ pub struct LayerSpan {
     pub spread: Spread,
 }
 
-/// Summary of durations.
+/// Number, sum, minimum and maximum of durations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Spread {
     /// Number of durations.

@@ -47,7 +47,7 @@ pub struct LayerVolume {
 pub struct Lookups {
     /// Number of operations.
     pub operations: u64,
-    /// Rows read: one per token of an operation.
+    /// Number of tensor rows read: one per token of an operation.
     pub rows: u64,
     /// Bytes of these rows.
     pub bytes: u64,

@@ -33,7 +33,7 @@ pub struct LayerBytes {
     pub only: [u64; 2],
     /// Number of ranges with different sizes.
     pub other_size: u64,
-    /// Number of ranges with equal sizes and different offsets.
+    /// Number of ranges with equal sizes and different file offsets.
     pub other_place: u64,
     /// Number of equal ranges with different numbers of reads.
     pub other_reads: u64,
@@ -76,7 +76,7 @@ pub struct RangeDifference {
 /// A byte range of a model file, and its number of reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RangeReads {
-    /// Shard of the model.
+    /// Index of the file (shard) of the model, from 0.
     pub file: u16,
     /// Offset of the first byte in the shard.
     pub file_offset: u64,

@@ -65,9 +65,9 @@ pub struct DiffOptions {
     pub operations: bool,
     /// Compare the weights that are read.
     pub bytes: bool,
-    /// Maximum number of listed rows, and of listed ranges of each kind.
+    /// Maximum number of rows, and of byte ranges, that the report lists for each kind of difference.
     pub limit: usize,
-    /// Maximum difference of router weights that count as equal.
+    /// Maximum absolute difference of two router weights that count as equal.
     pub weight_tolerance: f64,
 }
 
@@ -97,7 +97,7 @@ pub struct DiffReport {
 }
 
 impl DiffReport {
-    /// Whether nothing that was compared differs.
+    /// Whether all compared parts are equal.
     pub fn is_equal(&self) -> bool {
         self.routing.as_ref().is_none_or(RoutingDiff::is_equal)
             && self

@@ -22,7 +22,8 @@ pub struct OperationsDiff {
     pub n_other_sources: u64,
     /// Number of differences of each kind.
     pub sources: BTreeMap<SourceDifference, u64>,
-    /// Number of passes whose matched operations are in different order. Only passes with equal batches are compared.
+    /// Number of passes whose matched operations are in different order. Only passes that have the same batch in both runs are
+    /// compared.
     pub other_order: u64,
 }
 

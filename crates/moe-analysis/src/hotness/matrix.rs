@@ -67,7 +67,7 @@ enum Parts<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// Matrix of the complete trace in some phases.
+    /// Matrix of the complete trace for the tokens of `phases`.
     pub fn whole(hotness: &Hotness, phases: Phases, bytes: &'a ExpertBytes) -> Matrix<'a> {
         let layers = hotness.layers(phases);
         let experts = layers.iter().map(|&layer| hotness.experts(layer, phases));

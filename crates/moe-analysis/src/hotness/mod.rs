@@ -152,7 +152,7 @@ pub struct Hotness {
 }
 
 impl Hotness {
-    /// Experts per layer: as stated by an input, or the highest expert id plus 1.
+    /// Number of experts per layer: as stated by an input, or the highest expert id plus 1.
     pub fn n_expert(&self) -> u32 {
         self.n_expert.get()
     }
@@ -162,17 +162,18 @@ impl Hotness {
         matches!(self.n_expert, Number::Stated(_))
     }
 
-    /// Experts per token; 0 if unknown, in a trace that contains only counts.
+    /// Number of selected experts per token; 0 if unknown, in a trace that contains only counts.
     pub fn n_expert_used(&self) -> u32 {
         self.n_expert_used.get()
     }
 
-    /// Whether every selection has a router weight. Traces of several tools have no weights; then no mass is known.
+    /// Whether every selection has a router weight. If not, the mass of experts is unknown.
     pub fn has_mass(&self) -> bool {
         self.has_mass
     }
 
-    /// Selections of an expert that the same token selected before in the layer. A router never does this.
+    /// Number of selections of an expert that the same token had already selected in the layer. A router never does this, so
+    /// the trace is probably damaged if it is not 0.
     pub fn n_repeated(&self) -> u64 {
         self.n_repeated
     }

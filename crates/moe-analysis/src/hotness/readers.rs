@@ -140,7 +140,7 @@ fn counted(paths: &[&Path]) -> Result<Option<Hotness>, Error> {
         let origin = Origin::of_table(file.path())?;
         let parts = (0..file.n_parts()).into_par_iter().map(|part| {
             let mut counter = Counter::new(origin.clone(), file.path())?;
-            for batch in file.choices(part).map_err(not_routing)? {
+            for batch in file.read_part(part).map_err(not_routing)? {
                 add_batch(&mut counter, &batch.map_err(not_routing)?)?;
             }
             Ok(counter)

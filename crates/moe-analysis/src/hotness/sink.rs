@@ -81,7 +81,7 @@ impl Sink for RowCounter<'_> {
     }
 
     fn layer(&mut self, row: &LayerRow) -> Result<(), SinkError> {
-        let (calls, rows) = (row.calls.unwrap_or(0), row.rows.unwrap_or(0));
+        let (calls, rows) = (row.calls.unwrap_or(0), row.n_tokens.unwrap_or(0));
         self.counter
             .add_totals(row.layer_id, row.phase, calls, rows);
         Ok(())

@@ -1,7 +1,7 @@
 //! Expected numbers of distinct experts that a batch of tokens selects in a layer.
 
-/// Expected number of distinct experts of a batch of B tokens with a uniform router: N (1 − ((N − k) / N)^B), with N =
-/// `n_expert` and k = `n_expert_used`. Tokens are independent.
+/// Expected number of distinct experts that a batch of B = `batch` tokens selects in a layer with a uniform router:
+/// N (1 − ((N − k) / N)^B), with N = `n_expert` and k = `n_expert_used`. Tokens are independent.
 ///
 /// It is the reference line for measured traces. Source: <https://github.com/vllm-project/vllm/pull/54228>.
 pub fn distinct_if_uniform(n_expert: u32, n_expert_used: u32, batch: u64) -> f64 {
@@ -10,7 +10,7 @@ pub fn distinct_if_uniform(n_expert: u32, n_expert_used: u32, batch: u64) -> f64
     n * (1.0 - missed.powf(batch as f64))
 }
 
-/// Expected number of distinct experts of a batch of B independent tokens with the measured frequencies:
+/// Expected number of distinct experts that a batch of B = `batch` independent tokens selects with the measured frequencies:
 /// Σₑ (1 − (1 − cₑ / T)^B), with cₑ = `counts[e]` and T = `rows`, the number of counted tokens.
 ///
 /// This models a batch of unrelated requests. Tokens of one text are correlated and select fewer distinct experts.

@@ -23,7 +23,7 @@ pub fn total_variation(left: &[u64], right: &[u64]) -> Option<f64> {
 
 /// Expected [`total_variation`] of two windows without drift, due to sampling alone.
 ///
-/// Each window is a pair of counts and number of tokens. qₑ is the pooled count of expert e over the pooled number of
+/// Each window is a pair of counts (`[n_expert]`) and number of tokens. qₑ is the pooled count of expert e over the pooled number of
 /// tokens, k the number of experts per token. Then pₑ in a window of n tokens has the variance qₑ (1 − qₑ) / (n k²), and the
 /// result is ½ √(2/π) Σₑ √(qₑ (1 − qₑ) (1/n₁ + 1/n₂)) / k, since E|X| = σ √(2/π) for a normal X. Correlated tokens increase
 /// the real value. Returns `None` if a window has no tokens.

@@ -11,8 +11,8 @@ pub struct Specialisation {
     pub share_of_tokens: f64,
 }
 
-/// The most selected expert of a domain, given its counts and number of tokens. Ties go to the lower id. `None` without
-/// tokens or selections.
+/// The most selected expert of a domain. `counts` (`[n_expert]`) are the selections of each expert by tokens of the domain, `rows`
+/// is the number of these tokens. Ties go to the lower id. `None` without tokens or selections.
 pub fn specialisation(counts: &[u64], rows: u64) -> Option<Specialisation> {
     let expert = super::hottest(counts, 1).first().copied()?;
     let count = counts.get(expert).filter(|_| rows > 0)?;

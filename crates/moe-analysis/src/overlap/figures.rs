@@ -5,7 +5,7 @@ use moe_trace::transfers::{Span, Transfer};
 use super::OverlapVerdict;
 use crate::quantile::quantile;
 
-/// Durations of an activity.
+/// Number, sum and 95th percentile of the durations of an activity.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Times {
     /// Number of durations.
@@ -39,11 +39,11 @@ impl Times {
 /// Transfers of one layer, or of all layers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Figures {
-    /// Number of evaluations of a layer.
+    /// Number of evaluations: passes × layers.
     pub runs: u64,
     /// Distinct selected experts, summed over the evaluations.
     pub n_experts: u64,
-    /// Experts whose down product the GPU computed.
+    /// Experts whose down product the GPU computed, summed over the evaluations.
     pub n_fetched: u64,
     /// Bytes transferred.
     pub bytes: u64,
@@ -76,7 +76,7 @@ impl Figures {
         ratio(self.hidden_ns, self.transfer.n as f64)
     }
 
-    /// Fraction of the transfer time within the windows.
+    /// Fraction of the transfer time within the windows, 0.0 to 1.0. `None` without transfers, as in the following methods.
     pub fn hidden_share(&self) -> Option<f64> {
         ratio(self.hidden_ns, self.transfer.total_ns)
     }

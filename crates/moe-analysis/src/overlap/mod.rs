@@ -24,7 +24,7 @@ pub use verdict::OverlapVerdict;
 
 use figures::Collector;
 
-/// Overlap in one phase.
+/// Overlap of transfers and computation in one phase.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OverlapReport {
     /// Number of passes.

@@ -8,7 +8,8 @@ use super::Figures;
 /// counts as saturated.
 const THRESHOLD: f64 = 0.9;
 
-/// Verdict. `hidden` and `hideable` are fractions of the transfer time.
+/// Whether the transfers are hidden, and why not. `hidden` and `hideable` are fractions of the transfer time, `memory` a fraction
+/// of the memory bandwidth (0.0 to 1.0).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum OverlapVerdict {
     /// There were no transfers.

@@ -66,10 +66,10 @@ impl Batch<'_> {
     }
 }
 
-/// Work of the generated tokens of a trace.
+/// What the generated tokens of a trace need, independent of any cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Needs {
-    /// Number of passes: that of the layer with the most. For a single sequence, the number of tokens.
+    /// Number of passes, in the layer with the most passes. For a single sequence, it is the number of generated tokens.
     pub tokens: u64,
     /// Number of look-ups.
     pub look_ups: u64,

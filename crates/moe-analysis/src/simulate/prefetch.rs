@@ -25,16 +25,16 @@ pub struct Prefetch {
     pub n_predict: Option<usize>,
 }
 
-/// Look-ups and predictions of generated tokens.
+/// Result of [`prefetch()`]: look-ups and predictions of generated tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Prefetched {
-    /// Passes of layers.
+    /// Number of simulated passes of a layer.
     pub passes: u64,
     /// Number of look-ups.
     pub look_ups: u64,
     /// Look-ups served from the cache.
     pub hits: u64,
-    /// Misses that were prefetched in time.
+    /// Misses whose prefetch was complete when the layer needed the expert.
     pub timely: u64,
     /// Misses whose prefetch was still in flight.
     pub late: u64,

@@ -54,7 +54,7 @@ pub struct Speed {
 }
 
 impl Speed {
-    /// Whether neither bound exceeds that of another speed.
+    /// Whether neither bound exceeds the same bound of `other`.
     pub fn is_no_better_than(&self, other: &Speed) -> bool {
         self.tokens_s_min <= other.tokens_s_min && self.tokens_s_max <= other.tokens_s_max
     }

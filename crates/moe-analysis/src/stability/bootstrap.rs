@@ -20,11 +20,11 @@ const LEVEL: f64 = 0.95;
 pub struct Interval {
     /// Name of the measure.
     pub measure: String,
-    /// Value for the trace, mean over the layers.
+    /// Value for the trace: the mean over the layers.
     pub value: f64,
-    /// Lower end: 2.5 % of the resamples are below.
+    /// Lower end of the 95 % interval: 2.5 % of the resamples are below.
     pub low: f64,
-    /// Upper end: 2.5 % of the resamples are above.
+    /// Upper end of the 95 % interval: 2.5 % of the resamples are above.
     pub high: f64,
 }
 

@@ -4,7 +4,7 @@ use crate::measures::{TOP_PERCENT, hottest, n_of_percent};
 use crate::survey::{Error, Groups, Survey};
 use moe_trace::LayerId;
 
-/// Fraction of the selections that the hot sets of all layers cover.
+/// Fraction of the selections (0.0 to 1.0) that the hot sets of all layers cover.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Coverage {
     /// Size of a hot set in percent of the layer's experts, rounded up to an integer number of experts.
@@ -22,9 +22,9 @@ pub struct Coverage {
 pub struct Split {
     /// Name of the held-out split.
     pub tested: String,
-    /// Tokens of the training split, in the layer with the most tokens; 0 if the trace contains only counts.
+    /// Number of tokens of the training split, in the layer with the most tokens; 0 if the trace contains only counts.
     pub rows_learned: u64,
-    /// Tokens of the held-out split.
+    /// Number of tokens of the held-out split, in the layer with the most tokens.
     pub rows_tested: u64,
     /// Coverage for each of [`TOP_PERCENT`].
     pub coverage: Vec<Coverage>,

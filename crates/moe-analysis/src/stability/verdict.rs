@@ -39,7 +39,7 @@ pub enum Stability {
 pub struct Trust {
     /// The verdict.
     pub verdict: Stability,
-    /// Tokens of the layer with the most tokens.
+    /// Number of tokens of the layer with the most tokens.
     pub rows: u64,
     /// Coverage of the first half's hot set on the second half.
     pub split: Option<Split>,

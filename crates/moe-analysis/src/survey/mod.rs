@@ -127,7 +127,7 @@ pub struct SurveyOptions {
     pub phases: Phases,
     /// Grouping of the matrix.
     pub group_by: Option<GroupBy>,
-    /// Whether to divide sequences into folds.
+    /// Divide the sequences into up to [`MAX_FOLDS`] folds, for cross-validation.
     pub folds: bool,
     /// Labels of inputs and sequences.
     pub labels: Labels,

@@ -10,17 +10,17 @@ const MAX_OPEN: usize = 64;
 pub struct TokenPairs {
     /// Number of pairs.
     pub pairs: u64,
-    /// Experts of the second tokens.
+    /// Number of experts that the second tokens of the pairs selected.
     pub selected: u64,
-    /// Of these, experts that the first token of the pair selected too.
+    /// Number of these experts that the first token of the pair selected too.
     pub shared: u64,
-    /// Pairs whose top-1 experts (slot 0) are known.
+    /// Number of pairs whose top-1 experts (slot 0) are known.
     pub known_first: u64,
-    /// Of these, pairs with equal top-1 experts.
+    /// Number of these pairs with equal top-1 experts.
     pub same_first: u64,
-    /// Pairs whose top-2 experts (slots 0 and 1) are known.
+    /// Number of pairs whose top-2 experts (slots 0 and 1) are known.
     pub known_first_two: u64,
-    /// Of these, pairs with a common expert among their top-2 experts.
+    /// Number of these pairs with a common expert among their top-2 experts.
     pub same_first_two: u64,
     open: Vec<Last>,
 }

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use crate::cpu::threads::Threads;
 
-/// Memory read bandwidth of `threads` in bytes per second: the maximum of five passes over a buffer of `bytes`, which should
-/// be several times as large as the last-level cache.
+/// Measured memory read bandwidth of `threads` in bytes per second: the maximum of five passes over a buffer of `bytes` bytes. The
+/// buffer should be several times as large as the last-level cache.
 pub fn read_bandwidth(threads: &Threads, bytes: usize) -> f64 {
     let buffer = vec![1u64; (bytes / size_of::<u64>()).max(1)];
     let pass = || {

@@ -21,7 +21,7 @@ const CHUNKS_PER_THREAD: usize = 4;
 /// How long a worker spins before it sleeps.
 const SPIN_TIME: Duration = Duration::from_micros(300);
 
-/// A pool of threads.
+/// A pool of threads that compute the parts of one job in parallel.
 pub struct Threads {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
@@ -94,7 +94,8 @@ impl Threads {
         self.workers.len() + 1
     }
 
-    /// Runs `work` on disjoint ranges that cover `0..n`. `bytes` is the memory that the complete work reads and writes.
+    /// Runs `work` on disjoint ranges that cover `0..n`. `bytes` is the memory that
+    /// the complete work reads and writes; a small job runs on the calling thread only.
     ///
     /// # Panics
     /// If `work` panics.

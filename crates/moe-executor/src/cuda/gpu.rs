@@ -247,7 +247,7 @@ impl Gpu {
         self.queue.follow(&other.queue)
     }
 
-    /// Measured memory bandwidth in bytes/s: reads plus writes of the fastest of five D2D copies of `bytes`. It is the upper
+    /// Measured memory bandwidth in bytes/s: reads plus writes of the fastest of five D2D copies of `bytes` bytes. It is the upper
     /// limit for kernels that read weights.
     ///
     /// # Errors
@@ -277,7 +277,7 @@ impl Gpu {
         self.queue.wait()
     }
 
-    /// Number of times that the CPU has waited for the compute stream.
+    /// Number of times that the CPU has waited for the compute stream so far.
     pub fn waits(&self) -> u64 {
         self.queue.account().waits()
     }

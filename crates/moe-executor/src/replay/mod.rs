@@ -49,12 +49,12 @@ pub struct Replay<'a, 'g> {
     expert_bytes: BTreeMap<LayerId, u64>,
 }
 
-/// Time and weight bytes of a layer in one pass.
+/// Time of a layer in one pass, and the weight bytes that it read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ran {
     /// Layer.
     pub layer: LayerId,
-    /// Tokens of the pass in this layer.
+    /// Number of tokens of the pass in this layer.
     pub n_tokens: usize,
     /// Time from the activations being available to the output being available, on the GPU's clock if there is a GPU.
     pub time: Duration,

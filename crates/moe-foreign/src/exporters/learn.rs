@@ -38,8 +38,8 @@ impl Exporter for Learn {
         {
             let used = export.facts().n_expert_used_in(layer).unwrap_or(0);
             let tokens = counts
-                .rows
-                .filter(|&rows| rows > 0)
+                .n_tokens
+                .filter(|&n_tokens| n_tokens > 0)
                 .unwrap_or_else(|| LayerCounts::tokens_of(counts.total(), used));
             let calls = counts.calls.filter(|&calls| calls > 0);
             passes_are_known &= calls.is_some();

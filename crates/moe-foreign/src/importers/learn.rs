@@ -106,7 +106,7 @@ fn import_text(text: &str, output: &mut Output<'_>) -> Result<(), ForeignError> 
             layer_id: output.layer_id(at, layer.layer)?,
             phase: None,
             calls: layer.calls,
-            rows: None,
+            n_tokens: None,
         };
         output.layer(at, &row)?;
     }

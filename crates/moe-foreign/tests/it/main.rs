@@ -6,5 +6,6 @@ mod any_bytes;
 mod binary;
 #[path = "../../../moe-trace/tests/it/common.rs"]
 mod common;
+mod documentation;
 mod golden;
 mod round_trip;

@@ -52,7 +52,7 @@ impl Experts {
         experts
     }
 
-    /// Key of an expert, or `None` if its size is unknown.
+    /// Key of an expert, or `None` if `sizes` did not contain it.
     pub fn key(&self, layer: LayerId, expert: ExpertId) -> Option<Key> {
         let index = self
             .layers
@@ -62,12 +62,15 @@ impl Experts {
     }
 
     /// Layer and expert of a key.
+    ///
+    /// # Panics
+    /// If the key is [`Self::len`] or higher, as in all methods with a key.
     pub fn get(&self, key: Key) -> (LayerId, ExpertId) {
         let (index, expert, _) = self.experts[key as usize];
         (self.layers[index as usize].layer, expert)
     }
 
-    /// Index of a key's layer among the layers that have experts.
+    /// Index of a key's layer among the layers that have experts, from 0. Dense layers have no index.
     pub fn layer_index(&self, key: Key) -> usize {
         self.experts[key as usize].0 as usize
     }
@@ -77,7 +80,7 @@ impl Experts {
         0..Key::try_from(self.experts.len()).expect("`new` assigns 32-bit keys")
     }
 
-    /// Keys of the layer with this index.
+    /// Keys of the layer with this [`Self::layer_index`].
     pub fn keys_of(&self, layer_index: usize) -> Range<Key> {
         let first = |index: usize| self.layers.get(index).map(|layer| layer.first);
         let end = self.keys().end;
@@ -110,7 +113,7 @@ impl Experts {
         bytes.fold(0, u64::saturating_add)
     }
 
-    /// Size of every expert in bytes if all sizes are equal.
+    /// Size of every expert in bytes; `None` if the sizes differ or there are no experts.
     pub fn equal_bytes(&self) -> Option<u64> {
         let (_, _, first) = *self.experts.first()?;
         let equal = self.experts.iter().all(|&(_, _, bytes)| bytes == first);

@@ -7,8 +7,8 @@ use super::{Access, Changes, Experts, Key, Policy};
 
 /// The experts with the most counts per byte that fit in `budget` bytes, best first.
 ///
-/// An expert that does not fit is skipped. Ties go to the lower key. Experts with a count of 0 are never selected. `counts`
-/// is indexed by key.
+/// `counts` is the number of look-ups of each expert (`[n_keys]`). An expert that does not fit is skipped. Ties go to the lower
+/// key. Experts with a count of 0 are never selected.
 pub fn hottest_that_fit(experts: &Experts, counts: &[u64], budget: u64) -> Vec<Key> {
     let counted = (0..).zip(counts.iter().copied().take(experts.len()));
     let mut counted: Vec<(Key, u64)> = counted.filter(|&(_, count)| count > 0).collect();

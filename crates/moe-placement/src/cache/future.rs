@@ -12,7 +12,8 @@ pub struct Future {
 }
 
 impl Future {
-    /// Built from the keys of all look-ups in order, each key once per batch. Returns `None` for 2^32 - 1 look-ups or more.
+    /// Finds the next look-up of each look-up. `look_ups` are the keys of all look-ups in order, each key once per batch. `n_keys`
+    /// is [`Experts::len`](super::Experts::len). Returns `None` for 2^32 - 1 look-ups or more.
     ///
     /// # Panics
     /// If a key is `n_keys` or higher.

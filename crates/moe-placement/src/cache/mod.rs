@@ -1,4 +1,4 @@
-//! Cache policies: which experts a cache of a given size in bytes loads and evicts.
+//! Cache policies: which experts a cache with a budget in bytes loads and evicts.
 //!
 //! A *batch* is what one layer routes in one forward pass: all tokens of a ubatch of the prompt, or one generated token. The
 //! rules are the same for all policies:
@@ -54,11 +54,11 @@ pub use setting::{BuildError, Input, Setting};
 /// Result of a look-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// The expert is resident.
+    /// The expert is resident: it is in the cache.
     Hit,
-    /// The expert was missing and must be loaded into the cache.
+    /// The expert was missing. The caller must load it into the cache now.
     Loaded,
-    /// The expert is missing, and the policy does not load it.
+    /// The expert is missing, and the policy does not load it. The caller uses it from where it is.
     Bypassed,
 }
 
@@ -94,10 +94,10 @@ pub trait Policy: Send {
         let _ = changes;
     }
 
-    /// First look-up of an expert in the current batch.
+    /// Looks up an expert for the first time in the current batch.
     fn look_up(&mut self, key: Key) -> Access;
 
-    /// A further token of the current batch selected an expert that was looked up before in this batch.
+    /// Reports that a further token of the current batch selected an expert that was looked up before in this batch.
     fn look_up_again(&mut self, key: Key);
 
     /// Evicts experts until the budget is met, except experts of the batch that ends. [`PolicyName::Static`] loads its
@@ -109,7 +109,7 @@ pub trait Policy: Send {
         let _ = changes;
     }
 
-    /// Whether an expert is resident.
+    /// Whether an expert is resident (in the cache).
     fn holds(&self, key: Key) -> bool;
 
     /// Total size of the resident experts in bytes.

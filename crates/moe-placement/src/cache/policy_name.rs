@@ -14,15 +14,15 @@ pub enum Online {
     Lfu,
     /// LFU with dynamic aging.
     LfuDa,
-    /// Frequency divided by recency.
+    /// LFRU: frequency divided by recency.
     Lfru,
     /// Segmented LRU.
     Slru,
-    /// S3-FIFO.
+    /// S3-FIFO: a small and a main first-in, first-out queue.
     S3Fifo,
-    /// ARC.
+    /// ARC (adaptive replacement cache).
     Arc,
-    /// CLOCK.
+    /// CLOCK (second chance).
     Clock,
     /// Uniformly random eviction.
     Random,
@@ -58,7 +58,7 @@ impl Online {
     }
 }
 
-/// A policy. `FromStr` parses what `Display` prints. `layer` is another name for `layerlru`.
+/// A policy. `FromStr` parses what `Display` prints, and `layerlru` as another name of `layer`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PolicyName {
     /// Belady's algorithm, optimal for experts of equal size.
@@ -80,7 +80,7 @@ pub enum PolicyName {
 }
 
 impl PolicyName {
-    /// All policies in the order in which results list them. Of the layered policies, only those of LRU and LFU.
+    /// The policies in the order in which results list them. Contains only two of the layered policies, those of LRU and LFU.
     pub fn all() -> Vec<PolicyName> {
         let mut all = vec![PolicyName::Belady, PolicyName::BeladySize];
         all.extend(Online::ALL.map(PolicyName::Shared));

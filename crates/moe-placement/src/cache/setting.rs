@@ -26,7 +26,7 @@ pub enum BuildError {
         /// The unknown name.
         name: String,
     },
-    /// [`Setting`] lacks an input that the policy needs.
+    /// The policy needs an input that is `None` in [`Setting`].
     #[error("{policy} needs {what}")]
     Needs {
         /// The policy.
@@ -79,7 +79,7 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// Builds a policy for a cache of `budget` bytes.
+    /// Builds the policy `name` for a cache of `budget` bytes. `experts` are all experts of the model.
     ///
     /// # Errors
     /// [`BuildError::Needs`] if an input that the policy needs is missing. [`BuildError::Plan`] if the hot cache cannot be

@@ -21,8 +21,8 @@ pub struct LayerCounts {
 }
 
 impl LayerCounts {
-    /// Number of tokens with `selections` selected experts: `ceil(selections / n_expert_used)`. Returns 0 if `n_expert_used`
-    /// is 0 (unknown).
+    /// Number of tokens that make `selections` selections: `ceil(selections / n_expert_used)`. Returns 0 if `n_expert_used` is 0
+    /// (unknown).
     pub fn tokens_of(selections: u64, n_expert_used: u32) -> u64 {
         match n_expert_used {
             0 => 0,
@@ -119,19 +119,19 @@ impl LearnFile {
         observe(self.layers()?)
     }
 
-    /// Slot totals of a live report, from which the runtime computes its hit rate. `None` if the report says that recording
-    /// is disabled.
+    /// Hot and cold slot totals of each layer, from which the runtime computes its hit rate. Only the live reports of a server
+    /// contain them. `None` if the report says that recording is disabled.
     pub fn layer_slots(&self) -> Option<Vec<LayerSlots>> {
         let enabled = self.root.get("enabled") == Some(&Value::Bool(true));
         enabled.then(|| layer_slots(self.layers().unwrap_or_default()))
     }
 
-    /// Experts per layer, if the file contains the number.
+    /// Number of experts per layer (`n_expert`), if the file contains it.
     pub fn n_expert(&self) -> Option<u64> {
         self.root.get("n_expert")?.as_u64()
     }
 
-    /// Experts per token, if the file contains the number.
+    /// Number of selected experts per token (`n_expert_used`), if the file contains it.
     pub fn n_expert_used(&self) -> Option<u64> {
         self.root.get("n_expert_used")?.as_u64()
     }

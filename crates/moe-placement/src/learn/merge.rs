@@ -124,8 +124,8 @@ impl LearnFile {
         Ok(())
     }
 
-    /// Merges files with exponential decay, from oldest to newest. The counters of a file are multiplied by
-    /// 2^(-n / `half_life`), where n is the number of later files. An infinite half-life means no decay.
+    /// Merges files with exponential decay. `files` are ordered from oldest to newest. The counters of a file are multiplied by
+    /// 2^(-n / `half_life`), where n is the number of later files. `half_life` is in files; infinity means no decay.
     ///
     /// Returns `None` if there are no files. The iterator is advanced only after the previous file is merged, so at most two
     /// files are in memory.

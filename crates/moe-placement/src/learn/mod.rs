@@ -4,6 +4,10 @@
 //! The runtime writes its learn files and its live performance reports with the same JSON schema. [`LearnFile`] reads both
 //! with the rules of the runtime and preserves unknown keys. It also writes the learn file of a run without a cache.
 //! [`LayerObservation`] contains what the runtime uses of a file.
+//!
+//! The runtime computes the cached experts of a layer on the GPU, in the *hot lane*, and the others on the CPU, in the *cold
+//! lane*. Then it joins both results. An *expert slot* is one selected expert of one token: a pass of n tokens has
+//! n × `n_expert_used` slots in each layer. A *call* is one pass of a layer.
 
 mod error;
 mod file;

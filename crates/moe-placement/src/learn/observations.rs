@@ -21,19 +21,20 @@ pub(super) const SPLIT_KEYS: [&str; 2] = ["hot_experts", "cold_experts"];
 pub struct LayerObservation {
     /// Block number in the model.
     pub layer: LayerId,
-    /// Whether counts are split into hot and cold; otherwise they are in `raw`.
+    /// Whether the counts of `experts` are split into `hot` and `cold`; otherwise they are in `raw`.
     pub has_branch_counts: bool,
     /// Average number of cold expert slots per call.
     pub cold_slots_per_call: f64,
-    /// Wait at the join of the hot and cold lane, µs per call.
+    /// Time that the runtime waits at the join of the hot and the cold lane, in µs per call.
     pub join_wait_us: f64,
-    /// Time of the hot lane, µs per call.
+    /// Time of the hot lane, in µs per call.
     pub hot_lane_us: f64,
-    /// Time of the cold lane, µs per call.
+    /// Time of the cold lane, in µs per call.
     pub cold_lane_us: f64,
-    /// Time of the MoE block, µs per call.
+    /// Time of the complete MoE block, in µs per call.
     pub total_moe_us: f64,
-    /// Wait per cold slot in µs: join wait, or cold minus hot lane time if it is 0, over cold slots. 0 if unknown.
+    /// Wait per cold slot, in µs: `join_wait_us / cold_slots_per_call`. If `join_wait_us` is 0, the numerator is
+    /// `cold_lane_us - hot_lane_us`. 0 if unknown.
     pub wait_per_cold_slot_us: f64,
     /// Experts with a positive count, sorted by id. Never empty.
     pub experts: Vec<ExpertObservation>,
@@ -44,11 +45,11 @@ pub struct LayerObservation {
 pub struct ExpertObservation {
     /// Expert id within its layer.
     pub expert: ExpertId,
-    /// Count that is not split into hot and cold.
+    /// Number of selections, if it is not split into hot and cold.
     pub raw: u64,
-    /// Selections served from the cache.
+    /// Number of selections that the hot lane computed (cache hits).
     pub hot: u64,
-    /// Selections served by the cold lane.
+    /// Number of selections that the cold lane computed (cache misses).
     pub cold: u64,
 }
 
@@ -59,14 +60,14 @@ impl ExpertObservation {
     }
 }
 
-/// Expert slots of a layer, served hot and cold.
+/// Numbers of expert slots of a layer that the hot and the cold lane computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerSlots {
     /// Block number in the model.
     pub layer: LayerId,
-    /// Slots served from the cache.
+    /// Slots that the hot lane computed (cache hits).
     pub hot: u64,
-    /// Slots served by the cold lane.
+    /// Slots that the cold lane computed (cache misses).
     pub cold: u64,
 }
 
@@ -91,7 +92,7 @@ pub fn has_schema(text: &str) -> Result<bool, JsonError> {
     json::parse(text).map(|head: Head| head.schema.is_some())
 }
 
-/// Whether a cache can be planned from these observations: whether the file contains counts.
+/// Whether a cache can be planned from these observations, that is, whether they contain any counts.
 pub fn is_usable(observations: &[LayerObservation]) -> bool {
     !observations.is_empty()
 }

@@ -8,7 +8,7 @@ use super::lanes::{Plan, PlanVerdict};
 use super::ranking::Entry;
 use super::sizes::ExpertSizes;
 
-/// Reason why an expert is in the cache or not.
+/// Why an expert is in the cache, or why not.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Explanation {
     /// Block number in the model.
@@ -17,20 +17,20 @@ pub struct Explanation {
     pub expert: ExpertId,
     /// Rank and score; `None` if the learn file does not count the expert.
     pub ranked: Option<Ranked>,
-    /// Verdict of the plan; `None` if the expert was not considered.
+    /// Verdict of the plan; `None` if the plan did not consider the expert, because the learn file does not count it.
     pub verdict: Option<PlanVerdict>,
 }
 
-/// Rank of an expert.
+/// Rank and score of an expert in a ranking.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ranked {
-    /// Number of selections.
+    /// Number of selections of the expert.
     pub hits: u64,
-    /// Score by the weighting.
+    /// Score of the expert; [`rank`](super::rank) contains the formulas.
     pub score: u64,
-    /// Rank, from 1.
+    /// Rank of the expert in the ranking: 1 for the highest score.
     pub place: usize,
-    /// Number of ranked experts.
+    /// Number of experts in the ranking.
     pub of: usize,
 }
 

@@ -1,4 +1,4 @@
-//! A lane: the part of a hot cache on one device, with its own budget.
+//! A lane of a plan: the part of a hot cache on one GPU, with its own budget.
 
 use std::collections::BTreeMap;
 
@@ -15,12 +15,14 @@ pub struct Selected {
     pub bytes: u64,
 }
 
-/// The part of the cache on one device.
+/// The part of the cache on one GPU.
+///
+/// The runtime adds a zero-filled (*empty*) expert for each layer of a lane. Its size is that of the layer's first expert.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lane {
     /// Budget in bytes.
     pub budget_bytes: u64,
-    /// Used bytes, empty experts included.
+    /// Used bytes, including the empty experts. At most `budget_bytes`.
     pub used_bytes: u64,
     /// Experts of the lane, in the order of their selection.
     pub selected: Vec<Selected>,
@@ -47,12 +49,12 @@ impl Lane {
         }
     }
 
-    /// Number of experts of a layer in the lane.
-    pub fn n_of_layer(&self, layer: LayerId) -> u32 {
+    /// Number of experts of a layer in the lane, without the empty expert.
+    pub fn n_experts(&self, layer: LayerId) -> u32 {
         self.per_layer.get(&layer).copied().unwrap_or(0)
     }
 
-    /// Number of layers with experts in the lane. Each has an additional zero-filled (empty) expert.
+    /// Number of layers with experts in the lane. Each has one empty expert.
     pub fn n_layers(&self) -> usize {
         self.per_layer.len()
     }
@@ -60,7 +62,7 @@ impl Lane {
     /// Adds an expert if it fits, and returns its cost in bytes. The first expert of a layer costs twice its size, because
     /// each cached layer has an additional zero-filled expert that serves the slots of experts that are not cached.
     pub(super) fn take(&mut self, entry: Entry, bytes: u64) -> Result<u64, NoRoom> {
-        let is_first = self.n_of_layer(entry.layer) == 0;
+        let is_first = self.n_experts(entry.layer) == 0;
         let cost = if is_first {
             bytes.checked_mul(2)
         } else {

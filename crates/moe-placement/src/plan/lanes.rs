@@ -11,7 +11,7 @@ use super::lane::{Lane, NoRoom, Selected};
 use super::ranking::Entry;
 use super::{Error, ExpertSizes};
 
-/// Maximum number of lanes in the runtime.
+/// Maximum number of lanes of a cache in the runtime.
 pub const MAX_LANES: usize = 3;
 
 /// Distribution of experts over several lanes. A single lane is filled in the order of the ranking for every strategy.
@@ -53,7 +53,7 @@ impl FromStr for Strategy {
     }
 }
 
-/// Verdict on an expert.
+/// What a plan decided on an expert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlanVerdict {
     /// The expert is in the cache.
@@ -99,10 +99,10 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Packs a ranking into one lane per budget (bytes), best expert first. An expert that does not fit is skipped, and the
+    /// Packs a ranking into lanes, best expert first. `budgets` are the bytes of each lane. An expert that does not fit is skipped, and the
     /// next one is tried. Experts without a known size are skipped.
     ///
-    /// If `fill` is set, experts that were never selected fill the remaining memory, in a random order with that seed. The
+    /// If `fill` is `Some(seed)`, experts that were never selected fill the remaining memory, in a random order with that seed. The
     /// order differs from the runtime's, which depends on its C++ standard library.
     ///
     /// A larger budget can remove an expert from the plan: a large expert, or the first one of another layer, may take the
@@ -199,7 +199,7 @@ impl Plan {
         if strategy == Strategy::HotEven {
             order.sort_by_key(|&lane| {
                 let lane = &self.lanes[lane];
-                (lane.n_of_layer(layer), lane.used_bytes)
+                (lane.n_experts(layer), lane.used_bytes)
             });
         }
         order

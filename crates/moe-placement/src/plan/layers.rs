@@ -13,14 +13,14 @@ pub struct LayerExperts {
     pub hits: u64,
 }
 
-/// Layers whose experts fit in a budget.
+/// The layers whose experts are all on the GPU, within a budget.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct WholeLayers {
     /// Block numbers in the model.
     pub layers: BTreeSet<LayerId>,
     /// Total size of their experts in bytes.
     pub bytes: u64,
-    /// Selections of their experts.
+    /// Number of selections of their experts.
     pub hits: u64,
 }
 

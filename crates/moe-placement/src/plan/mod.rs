@@ -34,7 +34,7 @@ pub enum Error {
         "{n} lanes are not supported; a hot cache has 1 to {MAX_LANES} lanes with one budget each"
     )]
     Lanes {
-        /// Number of lanes.
+        /// Number of budgets.
         n: usize,
     },
     /// The name of a weighting is unknown.

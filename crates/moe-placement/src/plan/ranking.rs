@@ -15,7 +15,7 @@ const HOT_BONUS: f64 = 0.05;
 /// Score per rank in `flat` and `balanced`. Hits break ties between equal ranks; they are capped below this value.
 const RANK_WEIGHT: u64 = 1_000_000;
 
-/// An expert with its score.
+/// An expert of a ranking, with its score.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     /// Block number in the model.
@@ -24,7 +24,7 @@ pub struct Entry {
     pub expert: ExpertId,
     /// Number of selections.
     pub hits: u64,
-    /// Score by the weighting.
+    /// Score of the expert; [`rank`] contains the formulas.
     pub score: u64,
 }
 

@@ -81,7 +81,7 @@ impl ExpertSizes {
         Ok(sizes)
     }
 
-    /// Size of an expert; `None` if it is unknown.
+    /// Size of an expert in bytes; `None` if it is unknown.
     pub fn get(&self, layer: LayerId, expert: ExpertId) -> Option<u64> {
         self.bytes.get(&(layer, expert)).copied()
     }
@@ -98,7 +98,7 @@ impl ExpertSizes {
         self.bytes.is_empty()
     }
 
-    /// Total size of the experts of each layer.
+    /// Total size of the experts of each layer, in bytes.
     pub fn layers(&self) -> BTreeMap<LayerId, u64> {
         let mut layers = BTreeMap::new();
         for (layer, _, bytes) in self.iter() {

@@ -12,11 +12,12 @@ pub enum Weighting {
     /// By rank in the layer: the best experts of all layers precede the second-best ones. The default of the runtime.
     #[default]
     Flat,
-    /// Hits × layer weight; the weight follows the layer's pressure relative to the mean.
+    /// Hits × layer weight. The weight follows the pressure of the layer relative to the mean. Pressure measures how long the cold
+    /// lane delays the layer; see [`layer_weights`].
     Pressure,
-    /// Hits × layer weight; the weight grows with the square root of the pressure between its 10th and 90th percentiles.
+    /// Hits × layer weight. The weight grows with the square root of the pressure, scaled between its 10th and 90th percentiles.
     Smooth,
-    /// Hits × layer weight; the weight follows the layer's MoE time between its minimum and maximum.
+    /// Hits × layer weight. The weight grows linearly with the MoE time of the layer, from the minimum to the maximum over the layers.
     Time,
     /// By rank in the layer, layers with more observed experts first.
     Balanced,
@@ -91,9 +92,9 @@ impl LayerCurve {
     }
 }
 
-/// Weight of each layer, parallel to `observations`.
+/// Weight of each layer, in the order of `observations`.
 ///
-/// p is the pressure of the layer, c the curve.
+/// p is the pressure of the layer, c the value of `curve` (0.0 to 1.0).
 ///
 /// | weighting | weight |
 /// |---|---|

@@ -3,7 +3,7 @@
 use super::Predictor;
 use crate::cache::Key;
 
-/// Predictions for the passes of generated tokens, by layer and pass.
+/// Predictions that were made elsewhere for the passes of generated tokens, by layer and pass.
 #[derive(Debug, Clone, Default)]
 pub struct Given {
     /// `[n_layer][n_passes]`: keys, most likely first.
@@ -21,14 +21,17 @@ impl Given {
         }
     }
 
-    /// Appends the prediction for the layer's next pass without a prediction.
+    /// Appends the prediction for the next pass of the layer that has none yet: keys, most likely first.
+    ///
+    /// # Panics
+    /// If `layer` is not below `n_layer`.
     pub fn push(&mut self, layer: usize, predicted: Vec<Key>) {
         self.predictions[layer].push(predicted);
     }
 }
 
 impl Predictor for Given {
-    fn observe(&mut self, layer: usize, _chosen: &[Key]) {
+    fn observe(&mut self, layer: usize, _selected: &[Key]) {
         self.seen[layer] += 1;
     }
 

@@ -20,17 +20,17 @@ use hottest::Hottest;
 use pairs::{CoActivation, Markov};
 use previous::Previous;
 
-/// Predicts selected experts. Layers are numbered as in [`Experts::layer_index`].
+/// Predicts which experts a layer selects. `layer` is the [`Experts::layer_index`] in all methods.
 pub trait Predictor: Send {
-    /// A layer routed a batch of prompt tokens. `selected` has one entry per token and expert.
+    /// Reports that a layer routed a batch of prompt tokens. `selected` has one entry per token and expert. Ignored by default.
     fn prompt(&mut self, layer: usize, selected: &[Key]) {
         let _ = (layer, selected);
     }
 
-    /// A layer routed a pass of generated tokens. `selected` contains distinct keys.
+    /// Reports that a layer routed a pass of generated tokens. `selected` contains each selected expert once.
     fn observe(&mut self, layer: usize, selected: &[Key]);
 
-    /// Appends up to `n` experts that the layer will probably select next, most likely first.
+    /// Appends to `predicted` up to `n` experts that the layer will probably select next, most likely first.
     fn predict(&self, layer: usize, n: usize, predicted: &mut Vec<Key>);
 }
 
@@ -56,7 +56,8 @@ impl PredictorName {
         PredictorName::CoActivation,
     ];
 
-    /// Builds the predictor. `depth` is the number of layers to predict ahead.
+    /// Builds the predictor. `depth` is the number of layers to predict ahead, from 1 to one less
+    /// than the number of MoE layers; only [`Markov`](Self::Markov) uses it.
     pub fn predictor(self, experts: &Arc<Experts>, depth: usize) -> Box<dyn Predictor> {
         match self {
             PredictorName::Previous => Box::new(Previous::new(experts.n_layer())),

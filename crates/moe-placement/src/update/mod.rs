@@ -9,7 +9,7 @@ use moe_ids::{ExpertId, LayerId};
 use crate::learn::LayerSlots;
 use crate::plan::Entry;
 
-/// Experts in a running hot cache, by layer.
+/// The experts in a running hot cache, by layer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Cache {
     layers: BTreeMap<LayerId, BTreeSet<ExpertId>>,
@@ -65,16 +65,17 @@ impl Exchange {
     }
 }
 
-/// Planned update of a hot cache.
+/// A planned update of a hot cache after a request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Update {
-    /// Expert slots served from the cache.
+    /// Number of expert slots of the request that were served from the cache.
     pub hot_slots: u64,
-    /// Expert slots not served from the cache.
+    /// Number of expert slots of the request that were not served from the cache.
     pub cold_slots: u64,
-    /// Cached experts in layers that have both cached and selected experts.
+    /// Number of cached experts in layers that have both cached and selected experts.
     pub hot_experts: usize,
-    /// All exchanges that lead to the cache that the report asks for, highest gain first.
+    /// All exchanges that together make the cache the best one for the request, highest gain first. The best cache contains the
+    /// selected experts with the highest scores of each layer.
     pub candidates: Vec<Exchange>,
     /// Number of candidates that the update rate allows.
     pub max_exchange: usize,
@@ -83,7 +84,8 @@ pub struct Update {
 impl Update {
     /// Plans an update.
     ///
-    /// - `ranking`: scored observations of the live report.
+    /// - `cache`: the experts that the cache contains now.
+    /// - `ranking`: [`rank`](crate::plan::rank) of the observations of the request, from a live report of the runtime.
     /// - `slots`: hot and cold slot totals of the report.
     /// - `n_expert`: experts per layer; higher expert ids are ignored.
     /// - `rate`: fraction of the cached experts that may be exchanged, clamped to 0.0..=1.0.

@@ -7,8 +7,11 @@ use crate::run::Run;
 use crate::table_fault::TableFault;
 use crate::tables::{RUN_ID_KEY, TABLES, TableMetadata};
 
-/// The error if the offset map in the run directory belongs to another model; `None` if nothing contradicts it, or if the map of the
-/// run is not from its directory.
+/// Returns [`TableFault::OtherModel`] if the offset map of the run belongs to another model, and `None` if it belongs to the run or
+/// its model is unknown, or if the map is not in the run directory.
+///
+/// # Errors
+/// The metadata of the map cannot be read.
 pub fn foreign_map(run: &Run) -> Result<Option<Error>, Error> {
     let (Some(manifest), Some(_)) = (&run.manifest, &run.map) else {
         return Ok(None);

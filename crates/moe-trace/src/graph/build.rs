@@ -29,7 +29,7 @@ pub struct GraphSource<'a> {
     pub shape: &'a [u64],
     /// Type of the elements; empty if unknown.
     pub dtype: &'a str,
-    /// Layer.
+    /// Layer, if the source belongs to one.
     pub layer: Option<LayerId>,
 }
 

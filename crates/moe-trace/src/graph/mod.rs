@@ -134,7 +134,7 @@ impl Graph {
     }
 }
 
-/// `ne` without trailing dimensions of one element, except the first.
+/// `ne` without its trailing dimensions of size 1. The first dimension is always kept.
 pub fn trimmed(ne: &[u64]) -> Vec<u64> {
     let n = ne.iter().rposition(|&n| n != 1).map_or(1, |last| last + 1);
     ne.iter().copied().take(n).collect()

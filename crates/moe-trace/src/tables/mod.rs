@@ -1,7 +1,7 @@
 //! The Parquet tables of a run: `ops`, `accesses` and `routing`.
 //!
 //! `schemas/parquet.md` describes the columns. [`write_tables`] writes a directory of tables, [`add_to_dataset`] adds them to a
-//! Hive-partitioned dataset. [`read_routing`] reads `routing`; [`routing_files`] allows to read parts of it in parallel.
+//! Hive-partitioned dataset. [`read_routing`] reads `routing`; [`routing_files`] is for reading parts of it in parallel.
 
 mod accesses;
 mod chunks;

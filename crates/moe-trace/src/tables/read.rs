@@ -20,6 +20,9 @@ use crate::table_fault::TableFault;
 /// Reads a `routing` table: a Parquet file, a directory with `routing.parquet`, or a dataset with `routing/run=ID/*.parquet`.
 ///
 /// Tables of other programs are also accepted if they have the columns.
+///
+/// # Errors
+/// [`TableFault::NoRouting`] for a directory without such files; [`Error::Io`]. Damaged files are errors of the iterator.
 pub fn read_routing(path: impl AsRef<Path>) -> Result<RoutingReader, Error> {
     let mut files = routing_paths(path.as_ref())?;
     files.reverse();
@@ -30,6 +33,9 @@ pub fn read_routing(path: impl AsRef<Path>) -> Result<RoutingReader, Error> {
 }
 
 /// The files that [`read_routing`] would read, for reading in parts.
+///
+/// # Errors
+/// [`Error::Table`] for a directory without such files, or a file that is damaged; [`Error::Io`].
 pub fn routing_files(path: impl AsRef<Path>) -> Result<Vec<RoutingFile>, Error> {
     let paths = routing_paths(path.as_ref())?.into_iter();
     let files = paths.map(|path| {
@@ -54,13 +60,16 @@ impl RoutingFile {
         &self.path
     }
 
-    /// The number of parts.
+    /// The number of parts (row groups).
     pub fn n_parts(&self) -> usize {
         self.footer.metadata().num_row_groups()
     }
 
-    /// Reads the rows of a part (index below [`RoutingFile::n_parts`]), with the columns that counting needs.
-    pub fn choices(
+    /// Reads the rows of a part, with the columns that counting needs. `part` is an index below [`RoutingFile::n_parts`].
+    ///
+    /// # Errors
+    /// [`Error::Table`] for a file that is damaged or lacks a column; [`Error::Io`]. Damaged pages are errors of the iterator.
+    pub fn read_part(
         &self,
         part: usize,
     ) -> Result<impl Iterator<Item = Result<CountingBatch, Error>>, Error> {
@@ -179,7 +188,7 @@ impl CountingBatch {
         numbers(&self.batch, "weight")
     }
 
-    /// Start of the operation, nanoseconds; equal for all tokens of a batch in a layer. 0 if the original trace does not contain it.
+    /// Start of the operation in nanoseconds; equal for all tokens of a batch in a layer. 0 if the original trace does not contain it.
     pub fn timestamp_ns(&self) -> &[u64] {
         &self.timestamp_ns
     }
@@ -188,7 +197,7 @@ impl CountingBatch {
 /// Rows of `routing` with all columns: those of [`CountingBatch`] and the lane.
 #[derive(Clone, Debug)]
 pub struct RoutingBatch {
-    choices: CountingBatch,
+    counting: CountingBatch,
     lane: Vec<u8>,
 }
 
@@ -196,7 +205,7 @@ impl Deref for RoutingBatch {
     type Target = CountingBatch;
 
     fn deref(&self) -> &CountingBatch {
-        &self.choices
+        &self.counting
     }
 }
 
@@ -206,7 +215,7 @@ impl RoutingBatch {
         let lane = |name: &str| number(&lane::NAMES, name);
         Ok(Self {
             lane: coded_names(&batch, "lane", lane, lane::UNKNOWN).map_err(Error::table(file))?,
-            choices: CountingBatch::new(file, batch)?,
+            counting: CountingBatch::new(file, batch)?,
         })
     }
 

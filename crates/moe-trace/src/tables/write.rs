@@ -25,11 +25,11 @@ use crate::run::Run;
 /// Options for writing tables. The work runs on the rayon pool of the calling thread.
 #[derive(Clone, Copy, Default)]
 pub struct TableOptions<'a> {
-    /// Replace existing tables.
+    /// Replace existing tables. Without it, an existing table is an error.
     pub force: bool,
-    /// Set it to `true` to stop the work; then no file changes.
+    /// Another thread sets it to `true` to stop the work. The result is then [`Error::Interrupted`], and no file changes.
     pub interrupted: Option<&'a AtomicBool>,
-    /// Called with the number of records that each step completed.
+    /// Called after each step with the number of records that the step completed.
     pub progress: Option<&'a (dyn Fn(u64) + Sync)>,
 }
 
@@ -48,7 +48,9 @@ pub struct TableSummary {
 
 /// Writes `ops.parquet`, `accesses.parquet` and `routing.parquet` to `dir`, which is created if necessary.
 ///
-/// After an error, none of them has changed.
+/// # Errors
+/// [`Error::Exists`] for an existing table without [`TableOptions::force`]; [`Error::Record`] for an invalid record;
+/// [`Error::Interrupted`]; other variants if a file cannot be written. After an error, none of the tables has changed.
 pub fn write_tables(
     run: &Run,
     dir: &Path,
@@ -58,6 +60,9 @@ pub fn write_tables(
 }
 
 /// Like [`write_tables`], but existing tables do not change until the returned tables are committed.
+///
+/// # Errors
+/// Those of [`write_tables`].
 pub fn prepare_tables(
     run: &Run,
     dir: &Path,
@@ -68,7 +73,8 @@ pub fn prepare_tables(
 
 /// Adds a run to a dataset: `DIR/ops/run=ID/part-0.parquet` etc., where `ID` is [`Run::id`].
 ///
-/// After an error, the dataset has not changed.
+/// # Errors
+/// Those of [`write_tables`]. After an error, the dataset has not changed.
 pub fn add_to_dataset(
     run: &Run,
     dir: &Path,
@@ -78,6 +84,9 @@ pub fn add_to_dataset(
 }
 
 /// Like [`add_to_dataset`], but the dataset does not change until the returned tables are committed.
+///
+/// # Errors
+/// Those of [`write_tables`].
 pub fn prepare_for_dataset(
     run: &Run,
     dir: &Path,

@@ -113,9 +113,9 @@ fn treats_missing_columns_as_null() {
     assert_eq!(batch.sequence_id().null_count(), 2);
     assert_eq!(batch.weight().null_count(), 2);
     let files = routing_files(&path).unwrap();
-    let choices = files[0].choices(0).unwrap();
-    let choices: Vec<_> = choices.map(Result::unwrap).collect();
-    assert_eq!(choices[0].sequence_id().null_count(), 2);
+    let batches = files[0].read_part(0).unwrap();
+    let batches: Vec<_> = batches.map(Result::unwrap).collect();
+    assert_eq!(batches[0].sequence_id().null_count(), 2);
 }
 
 #[test]

@@ -172,11 +172,11 @@ fn counts_of_routing_include_tokens_and_router_mass() {
     moe_foreign::import(importer("bigmoeonedge"), &source, &options, &mut counts).unwrap();
     let prompt = counts.iter().next().unwrap();
     assert_eq!((prompt.0, prompt.1), (LayerId(0), Some(Phase::Prompt)));
-    assert_eq!(prompt.2.rows, Some(3));
+    assert_eq!(prompt.2.n_tokens, Some(3));
     // Without timestamps, passes are unknown.
     assert_eq!(prompt.2.calls, None);
     let layer = &counts.layers()[&LayerId(0)];
-    assert_eq!(layer.rows, Some(5));
+    assert_eq!(layer.n_tokens, Some(5));
     // Expert 5 of layer 0: slots 0, 1, 0, 1 of tokens 0 to 3.
     assert_eq!(layer.experts[&ExpertId(5)].mass, Some(2.0));
     assert_eq!(layer.experts[&ExpertId(5)].count, 4);

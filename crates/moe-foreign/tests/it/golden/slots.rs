@@ -32,7 +32,7 @@ fn counts_tokens_with_an_empty_slot_0() {
     let layers = counts.layers();
     assert_eq!(layers.len(), 4);
     for (layer, counts) in layers {
-        assert_eq!(counts.rows, Some(191), "layer {layer}");
+        assert_eq!(counts.n_tokens, Some(191), "layer {layer}");
     }
 }
 
