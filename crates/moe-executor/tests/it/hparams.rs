@@ -162,6 +162,11 @@ fn rejects_invalid_lists() {
         rejected(arch, "expert_used_count", Value::I32(-2));
         rejected(arch, "expert_used_count", Value::U32(0));
     }
+    // Also if the widths of dense layers are not used.
+    for arch in MODELS {
+        let (_, reason) = rejected(arch, "feed_forward_length", list(&[48; 9]));
+        assert!(reason.contains("has 9"), "{reason}");
+    }
     rejected("llama", "expert_used_count", list(&[2, -1, 2]));
     for (values, wrong) in [([2, 0, 2], "0 in layer 1"), ([2, 9, 2], "9 in layer 1")] {
         let (value, reason) = rejected("llama", "expert_used_count", list(&values));
