@@ -227,6 +227,42 @@ fn rejects_unsupported_values() {
     rejected("qwen3moe", "nextn_predict_layers", Value::U32(4));
 }
 
+/// A vocabulary with another number of tokens than embeddings, and a key of the wrong type; the message names the file once.
+#[test]
+fn rejects_vocabulary_of_another_size() {
+    let gguf = fixture("olmoe");
+    let with_tokens = |tokens: &Value| {
+        let mut header = write::Header::like(&gguf, |key| key == TOKENS).unwrap();
+        header.set(TOKENS, tokens).unwrap();
+        for t in gguf.tensors() {
+            let ne = &t.ne[..t.n_dims as usize];
+            header.tensor(&t.name, t.ty, ne).unwrap();
+        }
+        let mut writer = write::Writer::new(Vec::new(), header).unwrap();
+        for t in gguf.tensors() {
+            writer.write(gguf.data(t).unwrap()).unwrap();
+        }
+        let changed = Gguf::from_bytes("changed.gguf", writer.finish().unwrap()).unwrap();
+        Model::load(&changed).err().unwrap()
+    };
+    const TOKENS: &str = "tokenizer.ggml.tokens";
+    let tokens = gguf.metadata().strings(TOKENS).unwrap().unwrap();
+    let short = tokens[..2047].iter().cloned().map(Value::String);
+    let short = Array::new(ValueType::String, short).unwrap();
+    let error = with_tokens(&Value::Array(Box::new(short)));
+    assert!(
+        matches!(&error, Error::BadKey { key, value, reason, .. }
+            if key == TOKENS && value.contains("2047") && reason.contains("2048")),
+        "{error}"
+    );
+    let error = with_tokens(&Value::U32(1));
+    assert!(
+        matches!(&error, Error::Gguf(moe_gguf::Error::WrongType { key, .. }) if key == TOKENS),
+        "{error}"
+    );
+    assert_eq!(error.to_string().matches("changed.gguf").count(), 1);
+}
+
 /// Blocks of an MTP head are not layers, but their tensors are not ignored silently.
 #[test]
 fn excludes_blocks_of_an_mtp_head_from_the_layers() {
