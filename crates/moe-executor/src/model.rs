@@ -9,7 +9,7 @@ use crate::arch::decoder::Decoder;
 use crate::buffers::{Inventory, WEIGHT_BUFFERS};
 use crate::error::{Error, Result, Warning};
 use crate::hparams::{self, HParams, Keys};
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{self, Tokenizer};
 use crate::weights::{Loader, Matrix, Vector};
 
 /// A model whose weights stay in the mapped file.
@@ -49,12 +49,7 @@ impl<'g> Model<'g> {
             gguf,
             converted_bytes: 0,
             warnings: hparams::ignored(&keys),
-            tokenizer: Tokenizer::from_gguf(gguf.metadata()).map_err(|source| {
-                Error::Vocabulary {
-                    file: loader.file(),
-                    source: Box::new(source),
-                }
-            })?,
+            tokenizer: read_tokenizer(gguf, n_vocab)?,
             tok_embd: loader.matrix("token_embd.weight", n_embd, n_vocab)?,
             output_norm: loader.vector("output_norm.weight", n_embd)?,
             output: loader.matrix(output, n_embd, n_vocab)?,
@@ -123,4 +118,29 @@ impl<'g> Model<'g> {
         };
         (per_token * n_tokens + others) as u64
     }
+}
+
+/// The tokenizer of a model with `n_vocab` rows of token embeddings.
+///
+/// # Errors
+/// The vocabulary is not supported or invalid, or has another number of tokens.
+fn read_tokenizer(gguf: &Gguf, n_vocab: usize) -> Result<Tokenizer> {
+    let file = || gguf.files()[0].path.clone();
+    let tokenizer = Tokenizer::from_gguf(gguf.metadata()).map_err(|source| match source {
+        tokenizer::Error::Metadata(source) => Error::Gguf(source), // names the file
+        source => Error::Vocabulary {
+            file: file(),
+            source: Box::new(source),
+        },
+    })?;
+    let n_tokens = tokenizer.n_vocab();
+    if n_tokens != n_vocab {
+        return Err(Error::BadKey {
+            file: file(),
+            key: "tokenizer.ggml.tokens".into(),
+            value: format!("a list of {n_tokens} tokens"),
+            reason: format!("`token_embd.weight` has {n_vocab} rows"),
+        });
+    }
+    Ok(tokenizer)
 }

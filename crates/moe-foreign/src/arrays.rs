@@ -2,7 +2,7 @@
 
 use moe_trace::{CountRow, ExpertId, Facts, LayerId, MAX_ID, Phase, RoutingRow, TokenId};
 
-use crate::binary::array::Array;
+use crate::binary::array::{Array, ElementType};
 use crate::layers::{RowBlocks, RowUse, blocks_of_rows};
 use crate::{At, ForeignError, ImportOptions, Missing, Output};
 
@@ -49,6 +49,9 @@ pub enum CountError {
         /// Experts in a layer of earlier counts.
         before: usize,
     },
+    /// The elements are booleans.
+    #[error("the elements are booleans, not expert counts; sum the mask over the tokens")]
+    Mask,
     /// An element is negative or not an integer.
     #[error("{found} is not a count; the array does not contain expert counts")]
     NotCount {
@@ -91,6 +94,11 @@ pub enum RoutingError {
         /// Shape of the array.
         shape: Vec<usize>,
     },
+    /// The elements are booleans: the experts that a token selects, not their ids.
+    #[error(
+        "the elements are booleans, not expert ids; convert the mask to ids [tokens, layers, top_k]"
+    )]
+    Mask,
     /// The position of a token does not fit 32 bits.
     #[error("token position {position} is out of range (0..4294967296)")]
     Position {
@@ -161,6 +169,9 @@ impl CountSums {
         counts: &Array<'_>,
         map: Option<&PhysicalMap<'_>>,
     ) -> Result<(), ElementError> {
+        if counts.element_type() == ElementType::Bool {
+            return Err(without_index(CountError::Mask));
+        }
         let (n_steps, n_layer, n_physical) = match *counts.shape() {
             [n_layer, n_physical] => (None, n_layer, n_physical),
             [n_steps, n_layer, n_physical] => (Some(n_steps), n_layer, n_physical),
@@ -345,6 +356,9 @@ pub(crate) fn import_tokens(
         let shape = array.shape().to_vec();
         return Err(output.invalid(element(&[]), RoutingError::Shape { shape }));
     };
+    if array.element_type() == ElementType::Bool {
+        return Err(output.invalid(element(&[]), RoutingError::Mask));
+    }
     if n_tokens == 0 {
         return Ok(());
     }

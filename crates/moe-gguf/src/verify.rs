@@ -2,6 +2,7 @@
 //!
 //! Data is read through the memory mapping in chunks, so a model may be larger than the memory.
 
+use std::borrow::Cow;
 use std::fmt::{self, Write as _};
 use std::str::FromStr;
 
@@ -12,7 +13,7 @@ use thiserror::Error;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::error::Error;
-use crate::gguf::{Gguf, GgufFile};
+use crate::gguf::{Gguf, GgufFile, Tensor};
 use crate::non_finite::{NonFinite, non_finite};
 
 /// Bytes read between two calls of `progress`.
@@ -134,10 +135,20 @@ pub fn manifest(gguf: &Gguf, algorithm: Algorithm, verified: &[Verified]) -> Str
                 .files()
                 .get(usize::from(tensor.file))
                 .map_or("", |file| &file.name);
-            let _ = writeln!(text, "{algorithm}  {}  {file}:{}", entry.hash, tensor.name);
+            let (file, name) = (on_one_line(file), on_one_line(&tensor.name));
+            let _ = writeln!(text, "{algorithm}  {}  {file}:{name}", entry.hash);
         }
     }
     text
+}
+
+/// A name as a manifest contains it: names with line breaks are escaped.
+fn on_one_line(name: &str) -> Cow<'_, str> {
+    if name.contains(['\n', '\r']) {
+        name.escape_debug().to_string().into()
+    } else {
+        name.into()
+    }
 }
 
 /// A line of a manifest.
@@ -147,7 +158,7 @@ pub struct ManifestEntry {
     pub algorithm: Algorithm,
     /// The hash, in lower-case hexadecimal digits.
     pub hash: String,
-    /// The name of the tensor.
+    /// The name of the tensor. Names with line breaks are escaped.
     pub tensor: String,
 }
 
@@ -207,13 +218,15 @@ fn parse_line(files: &[GgufFile], line: &str) -> Result<Option<ManifestEntry>, M
         .split_once(char::is_whitespace)
         .ok_or_else(invalid)?;
     let target = target.trim_start();
-    if target.ends_with(".gguf") || ["xxh64", "sha1", "uuid"].contains(&algorithm) {
+    // Names may contain colons, so the names of the model's files are tried first.
+    let own = files.iter().find_map(|file| {
+        let rest = target.strip_prefix(&*on_one_line(&file.name))?;
+        rest.strip_prefix(':')
+    });
+    let is_file = own.is_none() && target.ends_with(".gguf");
+    if is_file || ["xxh64", "sha1", "uuid"].contains(&algorithm) {
         return Ok(None);
     }
-    // Names may contain colons, so the names of the model's files are tried first.
-    let own = files
-        .iter()
-        .find_map(|file| target.strip_prefix(&file.name)?.strip_prefix(':'));
     let tensor = own
         .or_else(|| Some(target.rsplit_once(':')?.1))
         .ok_or_else(invalid)?;
@@ -288,7 +301,9 @@ pub fn compare(
     let mut listed = vec![false; gguf.tensors().len()];
     let mut differences = Vec::new();
     for entry in manifest.iter().filter(|entry| entry.algorithm == algorithm) {
-        let Some(tensor) = gguf.tensor(&entry.tensor) else {
+        let is_escaped = |tensor: &&Tensor| on_one_line(&tensor.name) == entry.tensor;
+        let tensor = gguf.tensor(&entry.tensor);
+        let Some(tensor) = tensor.or_else(|| gguf.tensors().iter().find(is_escaped)) else {
             differences.push(Difference::Missing {
                 tensor: entry.tensor.clone(),
             });

@@ -69,7 +69,7 @@ impl<'g> Keys<'g> {
     }
 
     /// The value of a key that is one number for all layers or a list with one number per block.
-    fn values(&self, suffix: &str) -> Result<Option<PerLayer>> {
+    pub(crate) fn values(&self, suffix: &str) -> Result<Option<PerLayer>> {
         let values = self.gguf.metadata().per_layer(&self.key(suffix))?;
         let checked = values.map(|values| self.checked(suffix, values));
         checked.transpose()

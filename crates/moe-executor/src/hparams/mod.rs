@@ -167,7 +167,8 @@ impl HParams {
             return Err(keys.bad("expert_used_count", n_used[layer], &reason));
         }
         let mut n_ff = match n_dense {
-            0 => Vec::new(),
+            // Like llama.cpp, checks the length of a list that is not used.
+            0 => keys.values(DENSE).map(|_| Vec::new())?,
             _ => keys.counts(DENSE, 0..n_dense, MAX_WIDTH)?,
         };
         n_ff.resize(n_layer, 0);

@@ -108,6 +108,11 @@ impl Vocabulary {
             None => return Err(missing(MODEL, "it names the kind of vocabulary")),
         };
         let tokens = metadata.strings(TOKENS)?;
+        let token_types = metadata.i64s(TOKEN_TYPE)?;
+        if let (Some([]), Some([_, ..])) = (token_types.as_deref(), tokens) {
+            let tokens = tokens.map_or(0, <[String]>::len);
+            return Err(Error::TokenTypes { types: 0, tokens });
+        }
         let merges = metadata.strings(MERGES)?;
         let merges = match model {
             Model::Bpe => merges.ok_or_else(|| missing(MERGES, "byte-level BPE requires it"))?,
@@ -120,8 +125,12 @@ impl Vocabulary {
                 .to_vec(),
             merges: merges.to_vec(),
             scores: scores(metadata)?,
-            token_types: metadata.i64s(TOKEN_TYPE)?.unwrap_or_default(),
-            pre: metadata.str(PRE)?.map(str::to_owned),
+            token_types: token_types.unwrap_or_default(),
+            // Like in llama.cpp, an empty name is a missing name.
+            pre: metadata
+                .str(PRE)?
+                .filter(|pre| !pre.is_empty())
+                .map(str::to_owned),
             roles: HashMap::new(),
             add_bos: metadata.bool(ADD_BOS)?,
             add_eos: metadata.bool(ADD_EOS)?,

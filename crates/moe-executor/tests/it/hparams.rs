@@ -162,6 +162,11 @@ fn rejects_invalid_lists() {
         rejected(arch, "expert_used_count", Value::I32(-2));
         rejected(arch, "expert_used_count", Value::U32(0));
     }
+    // Also if the widths of dense layers are not used.
+    for arch in MODELS {
+        let (_, reason) = rejected(arch, "feed_forward_length", list(&[48; 9]));
+        assert!(reason.contains("has 9"), "{reason}");
+    }
     rejected("llama", "expert_used_count", list(&[2, -1, 2]));
     for (values, wrong) in [([2, 0, 2], "0 in layer 1"), ([2, 9, 2], "9 in layer 1")] {
         let (value, reason) = rejected("llama", "expert_used_count", list(&values));
@@ -220,6 +225,42 @@ fn rejects_unsupported_values() {
     }
     rejected("dots1", "expert_gating_func", Value::U32(4));
     rejected("qwen3moe", "nextn_predict_layers", Value::U32(4));
+}
+
+/// A vocabulary with another number of tokens than embeddings, and a key of the wrong type; the message names the file once.
+#[test]
+fn rejects_vocabulary_of_another_size() {
+    let gguf = fixture("olmoe");
+    let with_tokens = |tokens: &Value| {
+        let mut header = write::Header::like(&gguf, |key| key == TOKENS).unwrap();
+        header.set(TOKENS, tokens).unwrap();
+        for t in gguf.tensors() {
+            let ne = &t.ne[..t.n_dims as usize];
+            header.tensor(&t.name, t.ty, ne).unwrap();
+        }
+        let mut writer = write::Writer::new(Vec::new(), header).unwrap();
+        for t in gguf.tensors() {
+            writer.write(gguf.data(t).unwrap()).unwrap();
+        }
+        let changed = Gguf::from_bytes("changed.gguf", writer.finish().unwrap()).unwrap();
+        Model::load(&changed).err().unwrap()
+    };
+    const TOKENS: &str = "tokenizer.ggml.tokens";
+    let tokens = gguf.metadata().strings(TOKENS).unwrap().unwrap();
+    let short = tokens[..2047].iter().cloned().map(Value::String);
+    let short = Array::new(ValueType::String, short).unwrap();
+    let error = with_tokens(&Value::Array(Box::new(short)));
+    assert!(
+        matches!(&error, Error::BadKey { key, value, reason, .. }
+            if key == TOKENS && value.contains("2047") && reason.contains("2048")),
+        "{error}"
+    );
+    let error = with_tokens(&Value::U32(1));
+    assert!(
+        matches!(&error, Error::Gguf(moe_gguf::Error::WrongType { key, .. }) if key == TOKENS),
+        "{error}"
+    );
+    assert_eq!(error.to_string().matches("changed.gguf").count(), 1);
 }
 
 /// Blocks of an MTP head are not layers, but their tensors are not ignored silently.

@@ -154,6 +154,35 @@ fn rejects_missing_and_unsupported_keys() {
     assert!(with_key("tokenizer.ggml.token_type", None).is_ok());
     assert!(with_key("tokenizer.ggml.pre", string("gpt-4o")).is_ok());
     assert!(with_key("tokenizer.ggml.pre", None).is_ok());
+    // Only a missing list means that all tokens are normal.
+    let none = moe_gguf::Array::new(moe_gguf::ValueType::I32, std::iter::empty()).unwrap();
+    let no_types = error(
+        "tokenizer.ggml.token_type",
+        Some(moe_gguf::Value::Array(Box::new(none))),
+    );
+    assert!(
+        matches!(
+            no_types,
+            Error::TokenTypes {
+                types: 0,
+                tokens: 4096
+            }
+        ),
+        "{no_types}"
+    );
+}
+
+#[test]
+fn empty_name_of_a_pre_tokenizer_is_a_missing_name() {
+    let encode = |pre| {
+        let tokenizer = with_key("tiny-qwen3moe-Q4_K_M.gguf", "tokenizer.ggml.pre", pre);
+        let text = "It's 2026: 12345 words\n\n  of code";
+        tokenizer.unwrap().encode(text, true, true).unwrap()
+    };
+    assert_eq!(
+        encode(Some(moe_gguf::Value::String(String::new()))),
+        encode(None)
+    );
 }
 
 /// Whether a key has the wrong type.

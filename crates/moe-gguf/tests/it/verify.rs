@@ -99,6 +99,30 @@ fn reports_a_manifest_of_another_model() {
     );
 }
 
+/// Names with line breaks, with the extension of a model, and with colons.
+#[test]
+fn manifest_identifies_tensors_with_unusual_names() {
+    for name in ["a\nb", "a\r", "t.gguf", "f:t", "a\nxxh3  00  f:b"] {
+        let raw = || Raw::new(1, 0).tensor(name, &[3], 24, 0).data(32, 0);
+        let gguf = raw().raw(b"abc").open().unwrap();
+        let verified = verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap();
+        let text = manifest(&gguf, Algorithm::Xxh3, &verified);
+        assert_eq!(text.lines().count(), 1, "{text}");
+        let entries = parse_manifest(&gguf, &text).unwrap();
+        assert_eq!(
+            compare(&gguf, Algorithm::Xxh3, &verified, &entries),
+            [],
+            "{text}"
+        );
+        let other = raw().raw(b"abd").open().unwrap();
+        let verified = verify(&other, Algorithm::Xxh3, |_| ()).unwrap();
+        assert_eq!(
+            compare(&other, Algorithm::Xxh3, &verified, &entries).len(),
+            1
+        );
+    }
+}
+
 #[test]
 fn reports_the_line_of_an_invalid_manifest() {
     let error = parse_manifest(&abc(), "xxh3  00  f.gguf:t\nmd5  00  f.gguf:t\n").unwrap_err();

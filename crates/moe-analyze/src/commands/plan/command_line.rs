@@ -219,34 +219,36 @@ pub fn fraction(part: u64, whole: u64) -> f64 {
     part as f64 / whole.max(1) as f64
 }
 
-/// Quotes a path as one shell word that is not an option. Control characters are escaped with `$'…'`.
+/// Quotes a path as one shell word that is not an option. Control characters and bytes that are not UTF-8 are escaped with `$'…'`.
 fn quoted(path: &Path) -> String {
-    let path = path.to_string_lossy();
-    let dot = if path.starts_with('-') { "./" } else { "" };
-    if path.contains(is_hidden) {
-        return format!("{dot}{}", escaped(&path));
-    }
+    let bytes = path.as_os_str().as_encoded_bytes();
+    let dot = if bytes.starts_with(b"-") { "./" } else { "" };
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:=,@%+".contains(c);
-    if !path.is_empty() && path.chars().all(is_plain) {
-        format!("{dot}{path}")
-    } else {
-        format!("{dot}'{}'", path.replace('\'', r"'\''"))
+    match path.to_str() {
+        Some(path) if !path.is_empty() && path.chars().all(is_plain) => format!("{dot}{path}"),
+        Some(path) if !path.contains(is_hidden) => {
+            format!("{dot}'{}'", path.replace('\'', r"'\''"))
+        }
+        _ => format!("{dot}{}", escaped(bytes)),
     }
 }
 
-fn escaped(path: &str) -> String {
+fn escaped(path: &[u8]) -> String {
     let mut word = String::from("$'");
-    for c in path.chars() {
-        match c {
-            '\\' | '\'' => word.extend(['\\', c]),
-            c if is_hidden(c) => {
-                let mut bytes = [0; 4];
-                for byte in c.encode_utf8(&mut bytes).bytes() {
-                    word += &format!("\\x{byte:02x}");
-                }
-            }
-            c => word.push(c),
+    let escape = |word: &mut String, bytes: &[u8]| {
+        for byte in bytes {
+            *word += &format!("\\x{byte:02x}");
         }
+    };
+    for chunk in path.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            match c {
+                '\\' | '\'' => word.extend(['\\', c]),
+                c if is_hidden(c) => escape(&mut word, c.encode_utf8(&mut [0; 4]).as_bytes()),
+                c => word.push(c),
+            }
+        }
+        escape(&mut word, chunk.invalid());
     }
     word.push('\'');
     word
@@ -268,5 +270,11 @@ mod tests {
             quoted(Path::new("a\u{1b}'\u{202e}.gguf")),
             r"$'a\x1b\'\xe2\x80\xae.gguf'"
         );
+        #[cfg(unix)]
+        {
+            use std::os::unix::ffi::OsStrExt;
+            let path = std::ffi::OsStr::from_bytes(b"-\xff'\xc3\xa9.gguf");
+            assert_eq!(quoted(Path::new(path)), r"./$'-\xff\'é.gguf'");
+        }
     }
 }

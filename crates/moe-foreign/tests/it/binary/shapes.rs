@@ -43,6 +43,16 @@ fn rejects_counts_that_look_like_routing_with_a_higher_top_k() {
     );
 }
 
+/// A mask `[2 tokens, 2 layers, 4 experts]` has the shape of routing, and `[layers, experts]` that of counts.
+#[test]
+fn rejects_masks_of_experts() {
+    let mask = [[1u8], [0], [1], [0]].repeat(4);
+    let routing = read_bytes(&npy("|b1", &[2, 2, 4], mask.clone()), &small()).unwrap_err();
+    assert_eq!(routing.cause(), Some(&RoutingError::Mask), "{routing}");
+    let counts = read_bytes(&npy("|b1", &[4, 4], mask), &small()).unwrap_err();
+    assert_eq!(counts.cause(), Some(&CountError::Mask), "{counts}");
+}
+
 /// The top-k of the trace has precedence over that of the model.
 #[test]
 fn warns_of_lines_with_a_higher_top_k_than_the_model() {
