@@ -135,7 +135,7 @@ fn rejects_run_of_another_model_and_warns_without_manifest() {
     assert_eq!(bare.status.code(), Some(0), "{stderr}");
     assert!(stderr.contains("cannot be detected"), "{stderr}");
     // Experts have new ids, so files that contain expert ids are outdated.
-    assert!(stderr.contains("experts have other ids"), "{stderr}");
+    assert!(stderr.contains("experts have different ids"), "{stderr}");
 }
 
 #[test]

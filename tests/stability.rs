@@ -208,8 +208,8 @@ fn rejects_options_without_effect() {
     let fixture = Fixture::new();
     let run = fixture.path("run");
     for (more, expected) in [
-        (&["--split", "0.5", "--table", "drift"][..], "--split has no effect"),
-        (&["--label", "a"], "--split by-label and --table domains"),
+        (&["--split", "0.5", "--table", "drift"][..], "--split applies only to --table split"),
+        (&["--label", "a"], "--split by-label or --table domains"),
     ] {
         let line = fail!["stability", run, more];
         assert!(line.contains(expected), "{more:?}: {line}");
