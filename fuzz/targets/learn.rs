@@ -33,7 +33,7 @@ fuzz_target!(|bytes: &[u8]| {
             check_error(&error);
         }
     }
-    match LearnFile::merge_fading([Ok::<_, Error>(learned), Ok(again)].into_iter(), 2.0) {
+    match LearnFile::merge_with_decay([Ok::<_, Error>(learned), Ok(again)].into_iter(), 2.0) {
         Ok(merged) => drop(merged.map(|merged| merged.to_json())),
         Err(error) => check_error(&error),
     }

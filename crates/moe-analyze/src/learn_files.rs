@@ -58,7 +58,7 @@ pub fn read_learn_files(
         }
     });
     // An infinite half-life means no fading.
-    let merged = LearnFile::merge_fading(files, half_life.unwrap_or(f64::INFINITY))?;
+    let merged = LearnFile::merge_with_decay(files, half_life.unwrap_or(f64::INFINITY))?;
     merged.context("no input; pass a learn file")
 }
 

@@ -56,7 +56,7 @@ pub struct Survey {
     pub faults: Vec<RuleViolation>,
     /// Warnings about expert counts that would be misleading. They concern records without extension: warm-up passes, which use
     /// all experts, and prompts of which only the first token's experts were recorded.
-    pub traps: Vec<String>,
+    pub misleading_counts: Vec<String>,
     /// Number of records.
     pub n_records: u64,
     /// Number of records with an extension.
@@ -67,11 +67,11 @@ pub struct Survey {
 pub fn survey(run: &Run) -> Survey {
     let rules = Rules::of(run);
     let mut faults = Faults::default();
-    let mut traps = MisleadingCounts::new(run);
+    let mut misleading_counts = MisleadingCounts::new(run);
     let (mut n_records, mut n_extended) = (0u64, 0u64);
     let mut last_timestamp = 0;
     for operation in run.trace.operations() {
-        traps.add(&operation);
+        misleading_counts.add(&operation);
         for (index, record) in (operation.first_record()..).zip(operation.records()) {
             n_records += 1;
             n_extended += u64::from(record.has_extension());
@@ -91,7 +91,7 @@ pub fn survey(run: &Run) -> Survey {
     keep_record_count(run, n_records);
     Survey {
         faults: faults.found,
-        traps: traps.finish(),
+        misleading_counts: misleading_counts.finish(),
         n_records,
         n_extended,
     }
@@ -253,7 +253,7 @@ impl<'a> Rules<'a> {
     }
 }
 
-/// Collects [`Survey::traps`] from operations in the order of the trace.
+/// Collects [`Survey::misleading_counts`] from operations in the order of the trace.
 struct MisleadingCounts {
     mul_mat_id: Option<u8>,
     /// Experts selected for a token (`n_expert_used`), if the manifest contains it.
@@ -312,25 +312,25 @@ impl MisleadingCounts {
 
     fn finish(self) -> Vec<String> {
         let (n, ids_of_a_token) = (self.n, self.ids_of_a_token);
-        let mut traps = Vec::new();
+        let mut misleading_counts = Vec::new();
         let too_many = self.n_expert_used.map_or(
             ids_of_a_token != u64::MAX && ids_of_a_token > MAX_EXPERTS as u64,
             |used| (used as usize) < MAX_EXPERTS,
         );
         if n > 0 && self.n_full == n && too_many {
-            traps.push(format!(
+            misleading_counts.push(format!(
                 "all {n} expert operations name 16 experts, more than the router selects for a token: this looks like a warm-up graph, which uses every expert, not like routing"
             ));
         }
         let above = (Bound::Excluded(ids_of_a_token), Bound::Unbounded);
         let n_prompt = self.n_prompt + self.full_prompts.range(above).map(|(_, n)| n).sum::<u64>();
         if n_prompt > 0 {
-            traps.push(format!(
+            misleading_counts.push(format!(
                 "prompt tokens are undercounted: {} of prompts contain only the experts of the first token of the batch",
                 counted(n_prompt, "expert operation")
             ));
         }
-        traps
+        misleading_counts
     }
 }
 
@@ -378,7 +378,7 @@ impl Run {
             return Err(error);
         }
         // One pass for all checks, because a trace may be larger than memory.
-        let mut traps = MisleadingCounts::new(self);
+        let mut misleading_counts = MisleadingCounts::new(self);
         let mut n_records = 0u64;
         for operation in self.trace.operations() {
             for log in operation.records() {
@@ -386,7 +386,7 @@ impl Run {
                     .map_err(|fault| Error::record(self.trace.path(), n_records, fault))?;
                 n_records += 1;
             }
-            traps.add(&operation);
+            misleading_counts.add(&operation);
         }
         keep_record_count(self, n_records);
         let trace = self.trace.path().display();
@@ -411,7 +411,7 @@ impl Run {
             _ => {}
         }
         warnings.extend(truncated_files(self));
-        warnings.extend(traps.finish());
+        warnings.extend(misleading_counts.finish());
         #[cfg(feature = "parquet")]
         warnings.extend(stale_tables(self));
         Ok(warnings)

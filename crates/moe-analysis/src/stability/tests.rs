@@ -140,7 +140,7 @@ fn reports_short_traces_and_uniform_routers() {
     );
 
     let even = one_sequence((0..80).map(|token| vec![token % 8, (token + 4) % 8]));
-    assert_eq!(trust(&even, 8).verdict, Stability::Even);
+    assert_eq!(trust(&even, 8).verdict, Stability::Uniform);
     assert_eq!(trust(&one_sequence([]), 8).verdict, Stability::Unordered);
 }
 

@@ -25,7 +25,7 @@ pub enum Stability {
     /// A split has fewer than five selections per expert on average.
     TooShort,
     /// Uniform router: the in-sample gain over a uniform router is below 0.05.
-    Even,
+    Uniform,
     /// At least 0.9 of the gain over a uniform router remains on the held-out split.
     Generalizes,
     /// At least 0.6 of the gain remains.
@@ -84,7 +84,7 @@ fn verdict(survey: &Survey, n_expert: u32, split: Option<&Split>) -> Stability {
     }
     let gain = hot.in_sample - hot.uniform;
     if gain < MIN_GAIN {
-        return Stability::Even;
+        return Stability::Uniform;
     }
     match (hot.out_of_sample - hot.uniform) / gain {
         kept if kept >= GENERALIZES => Stability::Generalizes,

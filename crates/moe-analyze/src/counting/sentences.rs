@@ -16,7 +16,7 @@ pub fn verdict(read: &Counted) -> String {
             return "unknown_order: the input contains only counts, so there is no training split and no held-out split".into();
         }
         Stability::TooShort => "too_short",
-        Stability::Even => "uniform",
+        Stability::Uniform => "uniform",
         Stability::Generalizes => "generalizes",
         Stability::GeneralizesInPart => "generalizes_in_part",
         Stability::DoesNotGeneralize => "does_not_generalize",

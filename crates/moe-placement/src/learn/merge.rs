@@ -132,7 +132,7 @@ impl LearnFile {
     ///
     /// # Errors
     /// Like [`LearnFile::merge`], or the first error of the iterator.
-    pub fn merge_fading<E: From<Error>>(
+    pub fn merge_with_decay<E: From<Error>>(
         files: impl ExactSizeIterator<Item = Result<LearnFile, E>>,
         half_life: f64,
     ) -> Result<Option<LearnFile>, E> {

@@ -20,7 +20,7 @@ pub use budget::{MIB, auto_budget_bytes, mib_to_bytes};
 pub use explain::{Explanation, Ranked};
 pub use lane::{Lane, Selected};
 pub use lanes::{Decision, MAX_LANES, Plan, PlanVerdict, Strategy};
-pub use layers::{LayerExperts, WholeLayers};
+pub use layers::{LayerExperts, OffloadedLayers};
 pub use ranking::{Entry, rank};
 pub use sizes::{ExpertSizes, SizesFault};
 pub use weighting::{LayerCurve, Weighting, layer_weights};

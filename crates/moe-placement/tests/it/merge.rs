@@ -8,7 +8,7 @@ fn parse(file: Value) -> LearnFile {
 }
 
 fn merge_with_decay(files: &[LearnFile], half_life: f64) -> Result<Option<LearnFile>, Error> {
-    LearnFile::merge_fading(files.iter().cloned().map(Ok), half_life)
+    LearnFile::merge_with_decay(files.iter().cloned().map(Ok), half_life)
 }
 
 fn value(file: &LearnFile) -> Value {

@@ -131,7 +131,7 @@ fn survey_finds_violations_traps_and_counts() {
     let tmp = tempfile::tempdir().unwrap();
     let run = run_of(&tmp.path().join("good"), &good());
     let found = survey(&run);
-    assert_eq!((found.faults.len(), found.traps.len()), (0, 0));
+    assert_eq!((found.faults.len(), found.misleading_counts.len()), (0, 0));
     assert_eq!((found.n_records, found.n_extended), (7, 7));
     assert_eq!(run.trace.records().len(), 7);
 
@@ -149,7 +149,7 @@ fn survey_finds_violations_traps_and_counts() {
     let run = Run::open(&path).unwrap();
     let found = survey(&run);
     assert_eq!((found.n_records, found.n_extended), (3, 1));
-    assert_eq!(found.traps.len(), 1, "{found:?}");
+    assert_eq!(found.misleading_counts.len(), 1, "{found:?}");
     assert_eq!(found.faults.len(), 1, "{found:?}");
     assert_eq!(found.faults[0].field, "timestamp_ns");
     assert_eq!(run.trace.records().len(), 3);
@@ -175,19 +175,19 @@ fn v4(timestamp_ns: u64, phase: u8, n_experts: u8, n_ids: u64) -> TensorAccessLo
 fn warns_about_misleading_records_without_extension() {
     let tmp = tempfile::tempdir().unwrap();
     let path = tmp.path().join("trace.bin");
-    let traps = |records: &[TensorAccessLog]| {
+    let misleading_counts = |records: &[TensorAccessLog]| {
         std::fs::write(&path, zerocopy::IntoBytes::as_bytes(records)).unwrap();
-        survey(&Run::open(&path).unwrap()).traps
+        survey(&Run::open(&path).unwrap()).misleading_counts
     };
     let one_token = [v4(1, PHASE_PROMPT, 4, 4), v4(2, PHASE_GENERATE, 4, 4)];
-    assert_eq!(traps(&one_token), [""; 0]);
-    let batch = traps(&[v4(1, PHASE_PROMPT, 4, 24), v4(2, PHASE_GENERATE, 4, 4)]);
+    assert_eq!(misleading_counts(&one_token), [""; 0]);
+    let batch = misleading_counts(&[v4(1, PHASE_PROMPT, 4, 24), v4(2, PHASE_GENERATE, 4, 4)]);
     assert_eq!(batch.len(), 1, "{batch:?}");
     assert!(
         batch[0].contains("undercounted: 1 expert operation of prompts"),
         "{batch:?}"
     );
-    let warm_up = traps(&[v4(1, PHASE_PROMPT, 16, 32), v4(2, PHASE_GENERATE, 16, 32)]);
+    let warm_up = misleading_counts(&[v4(1, PHASE_PROMPT, 16, 32), v4(2, PHASE_GENERATE, 16, 32)]);
     assert_eq!(warm_up.len(), 1, "{warm_up:?}");
     assert!(
         warm_up[0].starts_with("all 2 expert operations name 16"),

@@ -82,7 +82,11 @@ pub fn describe(path: &Path, findings: &mut Findings, ctx: &Context) -> anyhow::
     for fault in truncated_files(&run) {
         findings.fault(fault);
     }
-    for warning in survey.traps.into_iter().chain(stale_tables(&run)) {
+    for warning in survey
+        .misleading_counts
+        .into_iter()
+        .chain(stale_tables(&run))
+    {
         findings.note(warning);
     }
     Ok(())

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use moe_files::text::is_hidden;
 use moe_placement::LayerId;
-use moe_placement::plan::{Entry, Lane, LayerExperts, MIB, Strategy, WholeLayers};
+use moe_placement::plan::{Entry, Lane, LayerExperts, MIB, OffloadedLayers, Strategy};
 
 use super::{Args, Planned};
 use crate::learn_files::is_learn_file;
@@ -156,10 +156,10 @@ impl Stock {
         let budgets = planned.plan.lanes.iter().map(|lane| lane.budget_bytes);
         let budget = budgets.fold(0, u64::saturating_add);
         let (last, best) = (
-            WholeLayers::last(&experts, budget),
-            WholeLayers::best(&experts, budget),
+            OffloadedLayers::last(&experts, budget),
+            OffloadedLayers::best(&experts, budget),
         );
-        let on_cpu = |kept: &WholeLayers| -> Vec<LayerId> {
+        let on_cpu = |kept: &OffloadedLayers| -> Vec<LayerId> {
             bytes
                 .keys()
                 .copied()
