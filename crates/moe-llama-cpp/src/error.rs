@@ -56,6 +56,15 @@ pub enum Error {
         /// Length of the text in bytes.
         bytes: usize,
     },
+    /// A character that the vocabulary cannot encode.
+    #[error(
+        "llama.cpp cannot tokenize the character {character:?}: the vocabulary has no token for it, nor for each of its bytes; \
+         convert the model again"
+    )]
+    NoToken {
+        /// The character.
+        character: char,
+    },
     /// More tokens in a batch than the context allows.
     #[error("the batch has {n_tokens} tokens, but the context was created for at most {n_batch}")]
     Batch {

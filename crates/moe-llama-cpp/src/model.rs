@@ -1,5 +1,6 @@
 //! A loaded model of llama.cpp and its vocabulary.
 
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CString, c_char};
 use std::ptr::NonNull;
 
@@ -14,6 +15,54 @@ use crate::header;
 pub struct Model {
     pub(crate) raw: NonNull<sys::llama_model>,
     n_vocab: usize,
+    missing: Option<MissingBytes>,
+}
+
+/// The bytes without a token in a SentencePiece vocabulary. llama.cpp throws an exception, which ends the process, if it falls back
+/// to one of them.
+struct MissingBytes {
+    has_token: [bool; 256],
+    /// Characters that are tokens.
+    chars: HashSet<char>,
+}
+
+impl MissingBytes {
+    /// Returns `None` if no byte lacks a token, or the vocabulary is of another kind.
+    fn new(gguf: &Gguf) -> Option<MissingBytes> {
+        let metadata = gguf.metadata();
+        let is_spm = matches!(metadata.str("tokenizer.ggml.model"), Ok(Some("llama")));
+        let tokens = metadata.strings("tokenizer.ggml.tokens").ok()??;
+        if !is_spm {
+            return None;
+        }
+        let mut missing = MissingBytes {
+            has_token: [false; 256],
+            chars: HashSet::new(),
+        };
+        let names: HashMap<String, u8> = (0..=255).map(|b| (format!("<0x{b:02X}>"), b)).collect();
+        for token in tokens {
+            let mut chars = token.chars();
+            if let (Some(c), None) = (chars.next(), chars.next()) {
+                missing.chars.insert(c);
+            } else if let Some(&byte) = names.get(token) {
+                missing.has_token[usize::from(byte)] = true;
+            }
+        }
+        missing.has_token.contains(&false).then_some(missing)
+    }
+
+    /// The first character of `text` that is not a token and has a byte without a token.
+    fn first_in(&self, text: &str) -> Option<char> {
+        // llama.cpp replaces spaces, and adds one before the text.
+        let mut chars = std::iter::once(' ').chain(text.chars());
+        let is_missing = |&c: &char| {
+            let c = if c == ' ' { '\u{2581}' } else { c };
+            let mut buffer = [0; 4];
+            let mut bytes = c.encode_utf8(&mut buffer).bytes();
+            !self.chars.contains(&c) && bytes.any(|byte| !self.has_token[usize::from(byte)])
+        };
+        chars.find(is_missing).filter(|_| !text.is_empty())
+    }
 }
 
 impl Model {
@@ -39,7 +88,11 @@ impl Model {
             path: path.to_owned(),
             reason: backend::logged(),
         })?;
-        let mut model = Model { raw, n_vocab: 0 };
+        let mut model = Model {
+            raw,
+            n_vocab: 0,
+            missing: MissingBytes::new(gguf),
+        };
         // SAFETY: the model is valid.
         if unsafe { sys::llama_model_has_encoder(raw.as_ptr()) } {
             return Err(Error::Encoder {
@@ -80,8 +133,12 @@ impl Model {
     /// of control tokens in the text.
     ///
     /// # Errors
-    /// The text is too long.
+    /// The text is too long, or contains a character for which the vocabulary has no tokens.
     pub fn tokenize(&self, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<u32>> {
+        let missing = self.missing.as_ref();
+        if let Some(character) = missing.and_then(|missing| missing.first_in(text)) {
+            return Err(Error::NoToken { character });
+        }
         let error = || Error::Tokenize { bytes: text.len() };
         let n_bytes = i32::try_from(text.len()).map_err(|_| error())?;
         let mut tokens = vec![0; text.len() + 2];

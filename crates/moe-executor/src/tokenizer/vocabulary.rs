@@ -118,13 +118,22 @@ impl Vocabulary {
             Model::Bpe => merges.ok_or_else(|| missing(MERGES, "byte-level BPE requires it"))?,
             Model::Spm => &[],
         };
+        let scores = scores(metadata)?;
+        if let (Some(tokens @ [_, ..]), true) =
+            (tokens, scores.is_empty() && metadata.get(SCORES).is_some())
+        {
+            return Err(Error::Scores {
+                scores: 0,
+                tokens: tokens.len(),
+            });
+        }
         let mut vocabulary = Vocabulary {
             model,
             tokens: tokens
                 .ok_or_else(|| missing(TOKENS, "it contains the vocabulary"))?
                 .to_vec(),
             merges: merges.to_vec(),
-            scores: scores(metadata)?,
+            scores,
             token_types: token_types.unwrap_or_default(),
             // Like in llama.cpp, an empty name is a missing name.
             pre: metadata

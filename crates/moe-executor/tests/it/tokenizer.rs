@@ -173,6 +173,24 @@ fn rejects_missing_and_unsupported_keys() {
 }
 
 #[test]
+fn rejects_an_empty_list_of_scores() {
+    let none = moe_gguf::Array::new(moe_gguf::ValueType::F32, std::iter::empty()).unwrap();
+    let none = moe_gguf::Value::Array(Box::new(none));
+    let error = with_key("random-llama-F16.gguf", "tokenizer.ggml.scores", Some(none));
+    let error = error.err().expect("an error");
+    assert!(
+        matches!(
+            error,
+            Error::Scores {
+                scores: 0,
+                tokens: 2048
+            }
+        ),
+        "{error}"
+    );
+}
+
+#[test]
 fn empty_name_of_a_pre_tokenizer_is_a_missing_name() {
     let encode = |pre| {
         let tokenizer = with_key("tiny-qwen3moe-Q4_K_M.gguf", "tokenizer.ggml.pre", pre);

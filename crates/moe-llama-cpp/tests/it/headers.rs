@@ -113,3 +113,32 @@ fn leaves_other_errors_to_llama_cpp() {
     let error = load("qwen3moe", &[("block_count", Value::F32(4.0))]).err();
     assert!(matches!(error, Some(Error::Load { .. })), "{error:?}");
 }
+
+/// llama.cpp throws an exception if a character needs a byte token that the vocabulary lacks.
+#[test]
+fn refuses_to_tokenize_a_character_without_byte_tokens() {
+    const TOKENS: &str = "tokenizer.ggml.tokens";
+    let gguf = Gguf::open(moe_testkit::fixture("random-llama-F16.gguf")).unwrap();
+    let tokens = gguf.metadata().strings(TOKENS).unwrap().unwrap();
+    let text = |token: &String| {
+        let is_byte = token.starts_with("<0x");
+        Value::String(if is_byte {
+            String::new()
+        } else {
+            token.clone()
+        })
+    };
+    let tokens = Array::new(ValueType::String, tokens.iter().map(text)).unwrap();
+    let keys = [(TOKENS, Value::Array(Box::new(tokens)))];
+    let dir = tempfile::tempdir().unwrap();
+    let path = changed(dir.path(), "random-llama-F16", &keys);
+    let model = Model::load(&Gguf::open(path).unwrap()).unwrap();
+    let error = model.tokenize("\u{1F600}", true, true).unwrap_err();
+    assert!(
+        matches!(error, Error::NoToken { character } if ['\u{1F600}', ' '].contains(&character)),
+        "{error}"
+    );
+    assert!(model.tokenize("", true, true).is_ok());
+    let complete = Model::load(&gguf).unwrap();
+    assert!(complete.tokenize("\u{1F600}", true, true).is_ok());
+}
