@@ -192,7 +192,7 @@ fn rejects_invalid_orders_without_output() {
     refused(&["--hotness", arg(&order)], "--permute-experts");
     refused(&["--permute-experts", "coactivation"], "add --trace");
     refused(&["--trace", arg(&order)], "coactivation");
-    refused(&["--permute-experts", arg(&order)], "names 2 experts, the layer has 16");
+    refused(&["--permute-experts", arg(&order)], "contains 2 experts, but the layer has 16");
     fs::write(&order, "{\"9\": [0]}").unwrap();
     refused(&["--permute-experts", arg(&order)], "layer 9");
     fs::write(&order, "[1]").unwrap();

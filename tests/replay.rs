@@ -190,8 +190,8 @@ fn replays_foreign_trace_with_its_number_of_experts() {
     let how = [arg(&model), "-t", "1", "-r", "1", "-b", "2", "-o", "csv", "--out", arg(&run)];
     let assert = moe_analyze().args(args![args, how]).assert().success();
     let stderr = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
-    assert!(stderr.contains("no routing there: layer 0, 2, 3, 5"), "{stderr}");
-    assert!(stderr.contains("2 experts in the trace but 4 in the model"), "{stderr}");
+    assert!(stderr.contains("layers 0, 2, 3, 5 of the model are skipped"), "{stderr}");
+    assert!(stderr.contains("2 experts in layer 1 of the trace, but 4 in the model"), "{stderr}");
     // Batches of two positions and of one; all layers of each in order, then two tokens.
     let places: Vec<_> = routing(&run)
         .into_iter()
