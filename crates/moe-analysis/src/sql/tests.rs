@@ -448,7 +448,7 @@ fn rejects_invalid_queries() {
         ("SELECT * FROM read_csv('t.csv')", "read_csv"),
         ("SELECT * FROM 't.parquet'", "t.parquet"),
         ("SELECT unknown_function(id) FROM t", "unknown_function"),
-        ("SELECT MIN(id), MAX(id) FROM t", "different names with AS"),
+        ("SELECT MIN(id), MAX(id) FROM t", "rename columns with AS"),
     ] {
         let error = error(sql);
         assert!(matches!(error, Error::Query { .. }), "{sql}: {error}");

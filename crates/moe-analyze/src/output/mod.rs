@@ -127,6 +127,17 @@ pub fn fixed(value: impl Into<Option<f64>>, digits: usize) -> Cell<'static> {
     value.map_or(Cell::Null, |value| Cell::Fixed(value, digits))
 }
 
+/// Rounds a number to `digits` decimal places, as printing does.
+pub fn round(value: f64, digits: usize) -> f64 {
+    // Multiplication would differ for ties.
+    format!("{value:.digits$}").parse().unwrap_or(value)
+}
+
+/// Returns the cell of a number that is rounded to `digits` decimal places in all formats.
+pub fn rounded(value: f64, digits: usize) -> Cell<'static> {
+    Cell::Fixed(round(value, digits), digits)
+}
+
 /// Alignment of a column in tables and Markdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Alignment {

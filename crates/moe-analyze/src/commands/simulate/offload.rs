@@ -5,9 +5,8 @@ use std::io::{self, Write};
 use moe_analysis::simulate::{BatchTime, MAX_BATCH, Offload};
 use moe_gguf::text::counted;
 
-use super::report::rounded;
 use crate::context::Context;
-use crate::output::{Format, Table};
+use crate::output::{Format, Table, rounded};
 
 /// Largest batch of the table. llama.cpp's batches have 512 to 4096 tokens.
 const MAX_ROW: u64 = 4096;

@@ -10,10 +10,9 @@ use moe_placement::cache::{PolicyName, Setting};
 use moe_placement::plan::MIB;
 use moe_placement::predict::{Given, Predictor, PredictorName};
 
-use super::report::rounded;
 use crate::context::Context;
 use crate::option_values::not_negative;
-use crate::output::{Format, Table};
+use crate::output::{Cell, Format, Table, round, rounded};
 use crate::progress::Progress;
 
 /// Options of prefetching.
@@ -96,7 +95,7 @@ impl PrefetchArgs {
         let windows_s = match (self.window_us, batches.windows_s()) {
             (Some(us), _) => vec![us * 1e-6; n_layer],
             (None, Some(windows)) => {
-                let us = |seconds: f64| rounded(1e6 * seconds, 1);
+                let us = |seconds: f64| round(1e6 * seconds, 1);
                 let least = windows.iter().copied().fold(f64::INFINITY, f64::min);
                 let most = windows.iter().copied().fold(0.0, f64::max);
                 ctx.note(format_args!(
@@ -204,6 +203,6 @@ pub fn print(out: &mut dyn Write, format: Format, rows: &[Row], tokens: u64) -> 
         .write(out, format)
 }
 
-fn percent(part: u64, whole: u64) -> Option<f64> {
+fn percent(part: u64, whole: u64) -> Option<Cell<'static>> {
     (whole > 0).then(|| rounded(100.0 * part as f64 / whole as f64, 3))
 }

@@ -9,7 +9,7 @@ use moe_placement::plan::MIB;
 
 use super::inputs::Inputs;
 use crate::context::Context;
-use crate::output::{Format, Table};
+use crate::output::{Cell, Format, Table, round, rounded};
 
 /// Results for each cache size and policy.
 pub struct Results<'a> {
@@ -93,7 +93,7 @@ impl Results<'_> {
     }
 
     /// Returns the MiB copied in excess of Belady's policy.
-    fn regret_mib(&self, row: &Row) -> Option<f64> {
+    fn regret_mib(&self, row: &Row) -> Option<Cell<'static>> {
         let mut same = self.rows.iter().filter(|other| other.budget == row.budget);
         let best = same.find(|other| other.policy == PolicyName::Belady)?;
         let [copied, least] = [row, best].map(|row| mib(row.outcome.moved_bytes()));
@@ -116,8 +116,7 @@ impl Results<'_> {
         let (Some(machine), Some(without)) = (machine, without) else {
             return;
         };
-        let [min, max] =
-            [without.tokens_s_min, without.tokens_s_max].map(|speed| rounded(speed, 3));
+        let [min, max] = [without.tokens_s_min, without.tokens_s_max].map(|speed| round(speed, 3));
         let speed = if min == max {
             min.to_string()
         } else {
@@ -150,12 +149,6 @@ impl Results<'_> {
 
 fn mib(bytes: u64) -> f64 {
     bytes as f64 / MIB as f64
-}
-
-/// Returns the number rounded to `digits` decimal places.
-pub fn rounded(value: f64, digits: usize) -> f64 {
-    // Rounds like printing does; multiplication would differ for ties.
-    format!("{value:.digits$}").parse().unwrap_or(value)
 }
 
 /// Prints the size of the trace, and warnings that are needed to interpret the rows.

@@ -5,9 +5,8 @@ use std::io::{self, Write};
 use moe_analysis::simulate::Estimate;
 use moe_placement::plan::MIB;
 
-use super::report::rounded;
 use crate::option_values::{ValueError, number};
-use crate::output::{Format, Table};
+use crate::output::{Format, Table, rounded};
 
 /// Parses a sampling rate: above 0, at most 1.
 pub fn rate(text: &str) -> Result<f64, ValueError> {
