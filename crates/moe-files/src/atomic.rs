@@ -244,7 +244,10 @@ pub(crate) fn check_path(path: &Path, replace: bool) -> Result<(), Error> {
 }
 
 /// Calls `make` with a builder of temporary names for `path`.
-fn temporary_names<T>(path: &Path, make: impl FnOnce(&tempfile::Builder<'_, '_>) -> T) -> T {
+pub(crate) fn temporary_names<T>(
+    path: &Path,
+    make: impl FnOnce(&tempfile::Builder<'_, '_>) -> T,
+) -> T {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let is_boundary = |&end: &usize| name.is_char_boundary(end);
     let end = (0..=MAX_NAME.min(name.len()))

@@ -6,10 +6,9 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
+use crate::atomic::temporary_names;
 use crate::error::Error;
-
-/// Maximum number of attempts to remove a directory.
-const MAX_ATTEMPTS: usize = 1000;
+use crate::parent_of;
 
 /// The temporary files and new directories of this process.
 #[derive(Debug, Default)]
@@ -44,14 +43,17 @@ impl Registry {
 }
 
 /// Removes a directory with its contents, in which other threads may still create files.
+///
+/// The directory is renamed first: under the old path, no thread can create a file after that.
 fn remove_tree(tree: &Path) {
-    for _ in 0..MAX_ATTEMPTS {
-        match fs::remove_dir_all(tree) {
-            // A file appeared after the directory had been listed.
-            Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {}
-            _ => return,
-        }
-    }
+    let renamed = temporary_names(Path::new("removed"), |builder| {
+        builder.make_in(parent_of(tree), |path| fs::rename(tree, path))
+    });
+    // A `TempPath` removes files only.
+    let renamed = renamed
+        .ok()
+        .and_then(|file| file.into_temp_path().keep().ok());
+    let _ = fs::remove_dir_all(renamed.as_deref().unwrap_or(tree));
 }
 
 /// Directories that were created for outputs. Dropping the value without [`NewDirectories::keep`] removes the empty ones.
@@ -109,6 +111,7 @@ impl Drop for NewDirectories {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
 
     use super::*;
@@ -118,17 +121,24 @@ mod tests {
         let parent = tempfile::tempdir().unwrap();
         let tree = parent.path().join("tree");
         fs::create_dir(&tree).unwrap();
-        thread::scope(|scope| {
-            let names = (0_u64..).map(|n| tree.join(n.to_string()));
-            let first = tree.join("0");
-            scope.spawn(|| names.map(File::create).take_while(Result::is_ok).count());
-            while !first.exists() {
+        let is_stopped = AtomicBool::new(false);
+        let removed = thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut names = (0_u64..).map(|n| tree.join(n.to_string()));
+                while !is_stopped.load(Ordering::Relaxed)
+                    && names.next().is_some_and(|name| File::create(name).is_ok())
+                {}
+            });
+            while !tree.join("0").exists() {
                 thread::yield_now();
             }
             let mut registry = Registry::default();
             registry.trees.insert(tree.clone());
             registry.remove_all();
-            assert!(!tree.exists());
+            is_stopped.store(true, Ordering::Relaxed);
+            !tree.exists()
         });
+        assert!(removed);
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
     }
 }
