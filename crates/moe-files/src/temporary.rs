@@ -124,10 +124,12 @@ mod tests {
         let is_stopped = AtomicBool::new(false);
         let removed = thread::scope(|scope| {
             scope.spawn(|| {
-                let mut names = (0_u64..).map(|n| tree.join(n.to_string()));
-                while !is_stopped.load(Ordering::Relaxed)
-                    && names.next().is_some_and(|name| File::create(name).is_ok())
-                {}
+                for n in 0_u64.. {
+                    let is_created = File::create(tree.join(n.to_string())).is_ok();
+                    if !is_created || is_stopped.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
             });
             while !tree.join("0").exists() {
                 thread::yield_now();
