@@ -1,7 +1,7 @@
 //! An output file that appears complete or not at all.
 
 use std::collections::HashSet;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -264,7 +264,7 @@ pub(crate) fn temporary_names<T>(
 }
 
 /// Creates a temporary file or directory for `path` in `dir` by `create`, and locks it.
-pub(crate) fn create_locked(
+fn create_locked(
     dir: &Path,
     path: &Path,
     create: impl Fn(&Path) -> io::Result<File>,
@@ -286,6 +286,23 @@ pub(crate) fn create_locked(
     })
 }
 
+/// Creates a temporary directory in `parent` and adds it to `registry`. Returns its lock, and its path.
+pub(crate) fn create_directory(
+    parent: &Path,
+    name: &str,
+    registry: &mut Registry,
+) -> io::Result<(File, PathBuf)> {
+    let (lock, temporary) = create_locked(parent, Path::new(name), |path| {
+        fs::create_dir(path)?;
+        File::open(path)
+    })?
+    .into_parts();
+    // A `TempPath` removes files only.
+    let path = temporary.keep().map_err(|failure| failure.error)?;
+    registry.trees.insert(path.clone());
+    Ok((lock, path))
+}
+
 /// Removes stale temporary files of a directory, once in the life of the process.
 pub(crate) fn remove_stale_once(dir: &Path) {
     static SEEN: LazyLock<Mutex<HashSet<PathBuf>>> = LazyLock::new(Mutex::default);
@@ -302,7 +319,6 @@ pub(crate) fn remove_stale_once(dir: &Path) {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
-    use std::fs;
 
     use super::*;
 

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use crate::atomic::{create_locked, remove_stale_once};
+use crate::atomic::{create_directory, remove_stale_once};
 use crate::error::Error;
 use crate::temporary::registry;
 
@@ -25,17 +25,8 @@ impl TemporaryDirectory {
     pub fn create(parent: &Path, name: &str) -> Result<Self, Error> {
         remove_stale_once(parent);
         let mut registry = registry();
-        let (lock, temporary) = create_locked(parent, Path::new(name), |path| {
-            fs::create_dir(path)?;
-            File::open(path)
-        })
-        .map_err(Error::io("create a file in", parent))?
-        .into_parts();
-        // A `TempPath` removes files only.
-        let path = temporary
-            .keep()
-            .map_err(|failure| Error::io("create a file in", parent)(failure.error))?;
-        registry.trees.insert(path.clone());
+        let (lock, path) = create_directory(parent, name, &mut registry)
+            .map_err(Error::io("create a file in", parent))?;
         Ok(Self { path, _lock: lock })
     }
 

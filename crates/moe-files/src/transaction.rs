@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::atomic::{AtomicFile, Pending, create_locked};
+use crate::atomic::{AtomicFile, Pending, create_directory};
 use crate::error::Error;
 use crate::parent_of;
 use crate::temporary::{Registry, registry};
@@ -53,14 +53,7 @@ struct KeptFiles {
 
 impl KeptFiles {
     fn create(parent: &Path, registry: &mut Registry) -> io::Result<Self> {
-        let (lock, dir) = create_locked(parent, Path::new(KEPT_FILES), |path| {
-            fs::create_dir(path)?;
-            File::open(path)
-        })?
-        .into_parts();
-        // A `TempPath` removes files only.
-        let dir = dir.keep().map_err(|failure| failure.error)?;
-        registry.trees.insert(dir.clone());
+        let (lock, dir) = create_directory(parent, KEPT_FILES, registry)?;
         Ok(Self {
             dir,
             n_files: 0,
