@@ -2,7 +2,7 @@
 # Fuzzes the readers of untrusted files: scripts/fuzz.sh [TARGET|all [SECONDS]]
 #
 # A target runs for at least SECONDS of CPU time (default 600), and continues until SECONDS / 2 pass without new coverage, at most
-# for 6 * SECONDS. FUZZ_JOBS targets run in parallel (default 1), each as FUZZ_WORKERS processes (default 1) with a common corpus.
+# for FUZZ_LIMIT seconds of CPU time (default 6 * SECONDS). FUZZ_JOBS targets run in parallel (default 1), each as FUZZ_WORKERS processes (default 1) with a common corpus.
 # Writes the results of all targets that were run on this machine to docs/measurements/fuzz.txt. Keeps the corpus in the cache.
 # FUZZ_BIN is the directory of the targets if they are already built.
 # Exit code 1: an input crashed a target. Its path is printed.
@@ -19,6 +19,7 @@ case ${1:-all} in
 esac
 seconds=${2:-600}
 quiet=$((seconds / 2))
+limit=${FUZZ_LIMIT:-$((6 * seconds))}
 for target in $selected; do
   grep -qx "$target" <<<"$targets" || { echo "no target $target; targets: $(echo $targets)" >&2; exit 2; }
 done
@@ -77,7 +78,7 @@ fuzz() {
       seen=$(last_of cov "$log")
       [ "$seen" -le "$cov" ] || { cov=$seen changed=$cpu; }
     done
-    if [ "$cpu" -ge "$seconds" ] && [ $((cpu - changed)) -ge "$quiet" ] || [ "$cpu" -ge $((6 * seconds)) ]; then
+    if [ "$cpu" -ge "$seconds" ] && [ $((cpu - changed)) -ge "$quiet" ] || [ "$cpu" -ge "$limit" ]; then
       break
     fi
   done
@@ -114,7 +115,7 @@ wait
 {
   echo "# scripts/fuzz.sh, $(rustc --version), AddressSanitizer; the code under test has debug assertions and overflow checks."
   echo "# Times are CPU seconds. A target stops after $seconds s if $quiet s have passed without new coverage, and at most after"
-  echo "# $((6 * seconds)) s. Edges: covered control-flow edges in the crates of this repository."
+  echo "# $limit s. Edges: covered control-flow edges in the crates of this repository."
   printf '%-14s %12s %8s %12s %8s %8s  %s\n' target executions time "without new" edges inputs result
   for target in $targets; do
     cat "$work/results/$target" 2>/dev/null || printf '%-14s %12s\n' "$target" "not run"
