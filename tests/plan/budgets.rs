@@ -41,7 +41,7 @@ fn plans_with_every_kind_of_budget() {
 
     let help = run!["plan", "--help"];
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(help.contains("auto (or -1, as in the runtime)"), "{help}");
+    assert!(help.contains("auto (or -1, as in the fork)"), "{help}");
 
     let nowhere = dir.path().join("nowhere");
     assert_eq!(lanes(&["--budget-mib", "auto"], Some(&nowhere)), None);

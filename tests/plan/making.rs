@@ -128,7 +128,7 @@ fn defaults_equal_those_of_the_runtime() {
         .assert()
         .success()
         .stderr(
-            "warning: --layer-curve NaN is out of range (0..=1); 0.5 is used instead, as in the runtime\n",
+            "warning: --layer-curve NaN is out of range (0..=1); 0.5 is used instead, as in the fork\n",
         );
 }
 

@@ -22,7 +22,7 @@ const SEPARATE_EXPERTS: &str =
     "llama.cpp does not load models with separate tensors for each expert: convert the model again";
 
 /// Returns the size in bytes of each expert in a model's map. `n_layer` is the number of blocks without the MTP head, if known. The
-/// runtime does not cache experts of an MTP head.
+/// fork does not cache experts of an MTP head.
 pub fn sizes_of(map: &OffsetMap, n_layer: Option<u32>) -> ExpertSizes {
     let sizes = expert_bytes(map).into_iter();
     sizes
@@ -33,7 +33,7 @@ pub fn sizes_of(map: &OffsetMap, n_layer: Option<u32>) -> ExpertSizes {
 
 /// The experts of a model.
 pub struct Experts {
-    /// Size of each expert in bytes, as the runtime counts them.
+    /// Size of each expert in bytes, as the fork counts them.
     pub sizes: ExpertSizes,
     /// Size of all expert tensors of a layer in bytes.
     pub layer_bytes: BTreeMap<LayerId, u64>,
@@ -81,7 +81,7 @@ impl Experts {
         let uncounted = sum(&layer_bytes).saturating_sub(sum(&sizes.layers()));
         if uncounted > 0 {
             ctx.note(format_args!(
-                "{} of tensors with a value per expert, such as scales, are not part of the budget, as in the runtime",
+                "{} of tensors with a value per expert, such as scales, are not part of the budget, as in the fork",
                 human_bytes(uncounted)
             ));
         }
@@ -114,7 +114,7 @@ impl Experts {
         })
     }
 
-    /// Returns whether the model is gpt-oss, for which the runtime has different defaults.
+    /// Returns whether the model is gpt-oss, for which the fork has different defaults.
     pub fn is_gpt_oss(&self) -> bool {
         let arch = self.facts.as_ref().and_then(|facts| facts.arch.as_deref());
         arch == Some("gpt-oss")

@@ -101,7 +101,7 @@ fn numbers_of(file: &LearnFile) -> (u32, u32) {
     (number(file.n_expert()), number(file.n_expert_used()))
 }
 
-/// Returns whether a path is a learn file. A live report of the runtime is a learn file.
+/// Returns whether a path is a learn file. A live report of the fork is a learn file.
 pub fn is_learn_file(path: &Path) -> anyhow::Result<bool> {
     Ok(matches!(Kind::of(path), Ok(Kind::Json))
         && traces::detect(path)?

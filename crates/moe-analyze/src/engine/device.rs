@@ -45,8 +45,8 @@ fn proportion(text: &str) -> Result<f32, ValueError> {
 pub struct DeviceArgs {
     /// Devices to run on: cpu, auto, or GPUs such as cuda, cuda:1 or cuda:0,cuda:1
     ///
-    /// cuda is the first NVIDIA GPU. auto is the first GPU if it works, else the CPU. The CPU is always used in addition. The GPUs of a
-    /// list are named CUDA0, CUDA1, ... in this order, and share the layers (--tensor-split). A GPU that is listed twice counts as two.
+    /// cuda is the first NVIDIA GPU. auto is the first GPU if it works, else the CPU. The CPU is always used as well. The GPUs of a list
+    /// are named CUDA0, CUDA1, ... in this order, and share the layers (--tensor-split). A GPU that is listed twice counts as two.
     #[arg(long, value_name = "LIST", default_value_t)]
     pub device: DeviceList,
     /// Number of layers on the GPU, counted from the end of the model and including the output layer; -1 is all layers [default: -1]

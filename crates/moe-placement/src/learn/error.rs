@@ -50,7 +50,7 @@ pub enum Error {
     },
     /// An id does not fit in 32 bits. The runtime would truncate it to another layer or expert.
     #[error(
-    "`{key}` in layers[{index}] of the learn file contains the id {id}, which does not fit in 32 bits; the runtime would read \
+    "`{key}` in layers[{index}] of the learn file contains the id {id}, which does not fit in 32 bits; the hot expert cache would read \
          it for {}; correct the id", *.id & 0xFFFF_FFFF
     )]
     WideId {

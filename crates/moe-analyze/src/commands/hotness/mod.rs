@@ -1,4 +1,4 @@
-//! `hotness`: activations of experts as a summary, tables, matrices, plots, and a learn file for the hot-cache runtime.
+//! `hotness`: activations of experts as a summary, tables, matrices, plots, and a learn file for the hot expert cache.
 
 mod args;
 mod matrix;

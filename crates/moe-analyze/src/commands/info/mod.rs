@@ -21,7 +21,7 @@ use crate::traces;
 
 use findings::Findings;
 
-/// Describe a run, trace, table, model or learn file, and check that it is sound
+/// Describe a run, trace, table, model or learn file, and check it for faults
 ///
 /// Detects the format from the content and prints its properties, notes and faults. Exits with 1 if there is a fault.
 #[derive(Debug, clap::Args)]
@@ -81,7 +81,7 @@ fn is_learn_file(path: &Path) -> anyhow::Result<bool> {
 fn describe_learn_file(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
     let text = bounded::read_json(path)?;
     let layers = learn::parse_observations(&text).with_context(|| path.display().to_string())?;
-    findings.fact("kind", "learn file of the hot-cache runtime");
+    findings.fact("kind", "learn file of the hot expert cache");
     findings.fact("layers", layers.len() as u64);
     findings.fact(
         "experts",
@@ -100,7 +100,7 @@ fn describe_learn_file(path: &Path, findings: &mut Findings) -> anyhow::Result<(
     findings.fact("activations", activations.fold(0u64, u64::saturating_add));
     if !learn::is_usable(&layers) {
         findings.fault(
-            "the learn file contains no counts, so the runtime cannot plan a cache; record a longer run",
+            "the learn file contains no counts, so the hot expert cache cannot be planned; record a longer run",
         );
     }
     Ok(())

@@ -40,7 +40,7 @@ pub struct Args {
     /// Measured CPU memory bandwidth in 10^9 bytes/s, such as bandwidth_gb_per_s of `bench`: adds the percentage that gate and up use
     #[arg(long, value_name = "GB/S", value_parser = positive)]
     memory_gb_s: Option<f64>,
-    /// Model of the run, a GGUF file: provides the sizes of gate and up matrices to a run without gguf-map.parquet
+    /// Model of the run, a GGUF file: provides the sizes of gate and up matrices for a run without gguf-map.parquet
     #[arg(long, value_name = "FILE.gguf")]
     model: Option<PathBuf>,
     /// Print one row per layer and phase in this format, instead of the summary
@@ -49,7 +49,8 @@ pub struct Args {
     /// Plot a forward pass over time and the hidden fraction of each layer; the extension selects the format: png, svg
     #[arg(long, value_name = "FILE.png|svg")]
     plot: Option<OutputPath>,
-    /// Index of the pass to plot, counted from 0 within the phase [default: a pass of median duration, a decode pass if there is one]
+    /// Index of the pass to plot, counted from 0 within the phase [default: the decode pass of median duration; without decode passes, the
+    /// prompt pass of median duration]
     #[arg(long, value_name = "N", requires = "plot")]
     pass: Option<usize>,
     /// Replace the file of --plot if it exists

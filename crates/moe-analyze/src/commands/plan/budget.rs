@@ -10,7 +10,7 @@ use moe_placement::plan::{MIB, auto_budget_bytes, mib_to_bytes};
 use crate::context::Context;
 use crate::option_values::{ValueError, number};
 
-/// MiB that the runtime leaves free on the GPU of the first lane, and on the GPUs of the other lanes.
+/// MiB that the fork leaves free on the GPU of the first lane, and on the GPUs of the other lanes.
 const RESERVE_MIB: [f64; 2] = [1024.0, 512.0];
 
 /// The budget of a lane.
@@ -25,7 +25,7 @@ pub enum Budget {
 impl FromStr for Budget {
     type Err = ValueError;
 
-    /// Parses a number, or `auto`, which is -1 in the runtime.
+    /// Parses a number, or `auto`, which is -1 in the fork.
     fn from_str(text: &str) -> Result<Budget, ValueError> {
         match text {
             "auto" | "-1" => Ok(Budget::Auto),
@@ -41,7 +41,7 @@ pub struct AutoBudgetArgs {
     /// Free GPU memory in MiB for --budget-mib auto, one value per lane [default: from nvidia-smi]
     #[arg(long, value_name = "MIB[,…]", value_delimiter = ',', value_parser = mib, help_heading = "Budget")]
     free_mib: Vec<f64>,
-    /// MiB to reserve for the KV cache with --budget-mib auto, one value per lane [default: 0, it is already allocated]
+    /// MiB to reserve for the KV cache with --budget-mib auto, one value per lane [default: 0, for a KV cache that is already allocated]
     #[arg(long, value_name = "MIB[,…]", value_delimiter = ',', value_parser = mib, help_heading = "Budget")]
     kv_mib: Vec<f64>,
     /// MiB of GPU memory to leave free with --budget-mib auto, one value per lane [default: 1024 for the first lane, 512 for others]

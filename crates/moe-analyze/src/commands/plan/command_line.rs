@@ -10,10 +10,10 @@ use moe_placement::plan::{Entry, Lane, LayerExperts, MIB, OffloadedLayers, Strat
 use super::{Args, Planned};
 use crate::learn_files::is_learn_file;
 
-/// Prefix of the runtime's options for the budget and device of each lane.
+/// Prefix of the fork's options for the budget and device of each lane.
 const LANES: [&str; 3] = ["", "second-", "third-"];
 
-/// The command of the hot-cache runtime for a plan.
+/// The command of the hot expert cache for a plan.
 pub enum HotCache {
     /// The command that builds the cache of the plan.
     Command(String),
@@ -46,9 +46,9 @@ pub fn hot_cache(planned: &Planned) -> HotCache {
     }
     let Some(learn) = &planned.learn_file else {
         return HotCache::Unavailable(if args.paths.len() > 1 {
-            "the runtime reads one learn file: run this command again with --out FILE.json to write it"
+            "the fork reads one learn file: run this command again with --out FILE.json to write it"
         } else {
-            "the runtime reads a learn file: run this command again with --out FILE.json, or write one with `moe-analyze hotness --out \
+            "the fork reads a learn file: run this command again with --out FILE.json, or write one with `moe-analyze hotness --out \
              FILE.json`"
         });
     };
@@ -59,14 +59,14 @@ pub fn hot_cache(planned: &Planned) -> HotCache {
     let is_off = |lane: &Lane| lane.budget_bytes < MIB && !lane.selected.is_empty();
     if plan.lanes.iter().any(is_off) {
         return HotCache::Unavailable(
-            "the runtime's budgets are integers of MiB, and 0 disables a lane: plan with at least 1 MiB for each lane",
+            "the fork's budgets are integers of MiB, and 0 disables a lane: plan with at least 1 MiB for each lane",
         );
     }
     let curve = weighing.curve.get();
-    // The runtime fills free space with random experts by default.
+    // The fork fills free space with random experts by default.
     let fill = u8::from(args.fill_random.is_some());
     let mut words = vec![format!("LLAMA_MOE_HOT_CACHE_FILL_RANDOM={fill}")];
-    // The runtime's option is a single-precision number, and 0.5 means unset. The environment variable has no such limits.
+    // The fork's option is a single-precision number, and 0.5 means unset. The environment variable has no such limits.
     let is_exact = f64::from(curve as f32) == curve;
     let is_ignored = planned.experts.is_gpt_oss() && curve == 0.5;
     let by_variable = weighing.weighting.uses_curve() && (!is_exact || is_ignored);
@@ -108,7 +108,7 @@ pub fn learn_file(args: &Args) -> anyhow::Result<Option<PathBuf>> {
     })
 }
 
-/// Returns the reasons why the runtime may build another cache with the printed command.
+/// Returns the reasons why the fork may build another cache with the printed command.
 pub fn caveats(planned: &Planned) -> Vec<&'static str> {
     let Planned { args, plan, .. } = planned;
     let mut caveats = Vec::new();
@@ -117,10 +117,10 @@ pub fn caveats(planned: &Planned) -> Vec<&'static str> {
     }
     if plan.lanes.iter().any(|lane| lane.budget_bytes % MIB != 0) {
         caveats
-            .push("the runtime's budgets are integers of MiB (0 disables a lane), so its cache may be smaller than the plan");
+            .push("the fork's budgets are integers of MiB (0 disables a lane), so its cache may be smaller than the plan");
     }
     if args.fill_random.is_some() {
-        caveats.push("the runtime fills free space with experts in a different random order");
+        caveats.push("the fork fills free space with experts in a different random order");
     }
     if args.strategy == Strategy::EvenSplit && plan.lanes.len() == 1 {
         caveats.push("the strategy has no effect with one lane");

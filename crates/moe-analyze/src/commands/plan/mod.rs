@@ -26,19 +26,19 @@ use crate::traces::ImportArgs;
 
 use budget::Budget;
 
-/// Plan which experts a hot expert cache contains, with the same result as its runtime
+/// Plan which experts a hot expert cache contains
 ///
-/// Plans the cache that the hot expert cache (github.com/adrianhoehne/llama.cpp) builds from learn files, with the same scores and the
-/// same empty expert per layer, on up to three lanes (GPUs). Prints one row per layer and the llama-server commands that use the plan;
-/// with -o, one row per cached expert, or one JSON object. With --update, prints the experts that the runtime exchanges after a
-/// request.
+/// The hot expert cache is a fork of llama.cpp (github.com/adrianhoehne/llama.cpp) that keeps the hottest experts of a learn file in GPU
+/// memory. Plans the same cache as the fork: with the same scores, and an empty expert per layer, on up to three lanes (GPUs). Prints one
+/// row per layer and the llama-server commands that use the plan; with -o, one row per cached expert, or one JSON object. With --update,
+/// prints the experts that the fork exchanges after a request.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  moe-analyze plan learn.json --model model.gguf --budget-mib 4096"
 )]
 pub struct Args {
-    /// Learn files of one model, the oldest first. Runs, traces and tables are converted to learn files. With --update, a live report of
-    /// the runtime
+    /// Learn files of one model, the oldest first. Runs, traces and tables are converted to learn files. With --update, a live report: the
+    /// response of the fork's server to /moe-layer-perf
     #[arg(required = true, value_name = "FILE")]
     paths: Vec<PathBuf>,
     /// Model, a GGUF file: provides the size of each expert; --model or --sizes is required without --update
@@ -49,8 +49,8 @@ pub struct Args {
     sizes: Option<PathBuf>,
     #[command(flatten)]
     import: ImportArgs,
-    /// Cache size in MiB, one value per lane; auto (or -1, as in the runtime) uses the free memory of the GPU. --budget-mib or
-    /// --budget-bytes is required without --update
+    /// Cache size in MiB, one value per lane; auto (or -1, as in the fork) uses the free memory of the GPU. --budget-mib or --budget-bytes
+    /// is required without --update
     #[arg(
         long,
         value_name = "N|auto[,…]",
@@ -96,10 +96,11 @@ pub struct Args {
     /// Explain why an expert is in the cache or not; can be repeated
     #[arg(long, value_name = "LAYER:EXPERT", value_parser = layer_expert)]
     explain: Vec<(LayerId, ExpertId)>,
-    /// Plan an update of a running cache with the contents of this file: a plan (-o json), the learn file of --out, or a live report
+    /// Plan an update of a running cache. The file contains the experts in the cache: a plan (-o json), the learn file of --out, or a live
+    /// report
     #[arg(long, value_name = "CURRENT.json", conflicts_with_all = ["explain", "fill_random", "out"], help_heading = "Update")]
     update: Option<PathBuf>,
-    /// Maximum fraction of the cached experts that an update exchanges, 0 to 1; other values are clamped, like in the runtime
+    /// Maximum fraction of the cached experts that an update exchanges, 0 to 1; other values are clamped, as in the fork
     #[arg(
         long,
         value_name = "R",
@@ -137,7 +138,7 @@ struct Weighing {
 }
 
 impl Weighing {
-    /// Returns the weighting of the options, or the runtime's default for the model.
+    /// Returns the weighting of the options, or the fork's default for the model.
     fn new(args: &Args, experts: Option<&Experts>, ctx: &Context) -> Weighing {
         let is_gpt_oss = experts.is_some_and(Experts::is_gpt_oss);
         let weighting = args.weighting.unwrap_or(if is_gpt_oss {
@@ -149,7 +150,7 @@ impl Weighing {
             Some(value) => {
                 if !LayerCurve::is_valid(value) {
                     ctx.note(format_args!(
-                        "warning: --layer-curve {value} is out of range (0..=1); 0.5 is used instead, as in the runtime"
+                        "warning: --layer-curve {value} is out of range (0..=1); 0.5 is used instead, as in the fork"
                     ));
                 }
                 LayerCurve::new(value)
@@ -229,7 +230,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     Ok(ExitStatus::Done)
 }
 
-/// Removes experts of an MTP head, which the runtime does not cache.
+/// Removes experts of an MTP head, which the fork does not cache.
 fn remove_mtp_head(ranking: &mut Vec<Entry>, model: Option<&Facts>, ctx: &Context) {
     let Some(mtp_head) = model.and_then(Facts::mtp_head) else {
         return;
@@ -239,7 +240,7 @@ fn remove_mtp_head(ranking: &mut Vec<Entry>, model: Option<&Facts>, ctx: &Contex
     let left_out = (n - ranking.len()) as u64;
     if left_out > 0 {
         ctx.note(format_args!(
-            "omitted {} of the MTP head, which the runtime does not cache",
+            "omitted {} of the MTP head, which the fork does not cache",
             counted(left_out, "expert")
         ));
     }
@@ -268,7 +269,7 @@ fn print_plan_warnings(plan: &Plan, ctx: &Context) {
         ctx.note("warning: the learn file contains a layer twice; of experts in both, the higher score counts");
     }
     if plan.is_empty() {
-        ctx.note("warning: the budget is too small: a layer needs space for an expert and an empty expert; the runtime would disable the cache");
+        ctx.note("warning: the budget is too small: a layer needs space for an expert and an empty expert; the fork would disable the cache");
     }
 }
 

@@ -1,4 +1,4 @@
-//! `plan --update`: the experts that the runtime exchanges after a request.
+//! `plan --update`: the experts that the fork exchanges after a request.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -33,11 +33,11 @@ pub fn run(
     let slots = live.layer_slots();
     let mut rate = args.update_rate;
     if slots.is_none() {
-        ctx.note("warning: recording is disabled in the report (`enabled`), so the runtime would exchange no expert");
+        ctx.note("warning: recording is disabled in the report (`enabled`), so the fork would exchange no expert");
         rate = 0.0;
     }
     if current.n_lanes > 1 {
-        ctx.note("warning: the runtime does not update a cache with several lanes");
+        ctx.note("warning: the fork does not update a cache with several lanes");
         rate = 0.0;
     }
     let n_expert = live.n_expert().filter(|&n| n > 0).unwrap_or(u64::MAX);
@@ -149,7 +149,7 @@ fn write_exchanges(out: &mut dyn Write, format: Option<Format>, update: &Update)
     Ok(())
 }
 
-/// Returns JSON with the key names of the runtime's response, and the exchanges.
+/// Returns JSON with the key names of the fork's response, and the exchanges.
 fn to_json(update: &Update, rate: f64) -> Value {
     let layers: std::collections::BTreeSet<LayerId> = update
         .exchanges()

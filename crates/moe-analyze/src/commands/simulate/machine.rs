@@ -9,7 +9,7 @@ use crate::option_values::{at_least, not_negative, positive};
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Speed model (use measured values)")]
 pub struct MachineArgs {
-    /// PCIe bandwidth for missed experts in 10^9 bytes/s: adds bounds of tokens/s
+    /// PCIe bandwidth for missed experts in 10^9 bytes/s: adds bounds on tokens/s
     #[arg(long, alias = "link-gb-s", value_name = "GB/S", value_parser = positive)]
     pcie_gb_s: Option<f64>,
     /// Latency of each copy of a missed expert in µs

@@ -30,9 +30,9 @@ use prefetch::PrefetchArgs;
 
 /// Simulate expert caches on a trace: hit rates and bytes copied by policy and cache size
 ///
-/// Prints one row per cache size and policy: hit rates of all lookups and of decode lookups, MiB read for misses, bytes copied,
-/// regret (MiB copied in excess of Belady's policy) and evictions. With --pcie-gb-s, adds bounds of tokens/s: without any overlap, and
-/// with the best possible overlap of copies. With --cpu-expert-us, adds the speedup over no cache. docs/cache-policies.md describes the
+/// Prints one row per cache size and policy: hit rates of all lookups and of decode lookups, MiB read for misses, bytes copied, regret (MiB
+/// copied in excess of Belady's policy) and evictions. With --pcie-gb-s, adds bounds on tokens/s: without any overlap of copies and
+/// computation, and with perfect overlap. With --cpu-expert-us, adds the speedup over no cache. docs/cache-policies.md describes the
 /// policies.
 #[derive(Debug, clap::Args)]
 #[command(
@@ -43,8 +43,7 @@ pub struct Args {
     /// Run directory, trace.bin, directory of tables, or a trace of another tool with tokens in order
     #[arg(value_name = "TRACE")]
     path: PathBuf,
-    /// Cache sizes in MiB: numbers, A..B (doubling from A to B) or A..B+STEP [default: 8 sizes, 1/8 to 8/8 of
-    /// all experts]
+    /// Cache sizes in MiB: numbers, A..B (doubling from A to B) or A..B+STEP [default: 8 sizes, 1/8 to 8/8 of the size of all experts]
     #[arg(long, value_name = "MIB[,…]", value_delimiter = ',')]
     budget_mib: Vec<Budgets>,
     /// Cache policies: all, or a list of belady, beladysize, lru, lfu, lfuda, lfru, slru, s3fifo, arc, clock, random; layerNAME for
@@ -89,7 +88,8 @@ pub struct Args {
     trace: TraceArgs,
     #[command(flatten)]
     machine: MachineArgs,
-    /// Print, instead of caches, one row per batch size: time of its experts on the CPU, and on the GPU including H2D copies
+    /// Print one row per batch size instead of one per cache: the time of the batch's experts on the CPU, and on the GPU including H2D
+    /// copies
     #[arg(long, requires = "cpu_expert_us", help_heading = "Speed model (use measured values)",
           conflicts_with_all = ["plot", "predictor", "predictions", "policy", "budget_mib"])]
     offload: bool,

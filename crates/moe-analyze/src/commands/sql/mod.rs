@@ -21,8 +21,8 @@ use temporary::Temporary;
 
 /// Run an SQL query over the tables of runs, traces and models
 ///
-/// The tables are ops, accesses, routing, map and hotness. A trace of another tool has routing and hotness, a model has map. The rows
-/// of several inputs are in one table, with the run in the column `run`. docs/sql.md lists columns, functions and examples.
+/// The tables are ops, accesses, routing, map and hotness. A trace of another tool has routing and hotness, a model has map. The rows of
+/// several inputs are in one table, with the run in the column `run`. docs/sql.md describes the tables and contains examples.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  moe-analyze sql \"SELECT layer_id, AVG(duration_ns) FROM ops GROUP BY layer_id\" runs/first"
