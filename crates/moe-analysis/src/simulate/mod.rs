@@ -41,7 +41,7 @@ pub enum Error {
         expert: ExpertId,
     },
     /// The trace has too many look-ups.
-    #[error("the trace has more than {} look-ups; split it into parts", u32::MAX - 1)]
+    #[error("the trace has more than {} lookups; split it into parts", u32::MAX - 1)]
     TooLong,
     /// The sample contains too few experts.
     #[error(

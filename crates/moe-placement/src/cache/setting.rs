@@ -55,7 +55,7 @@ impl fmt::Display for Input {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Input::Future => "the future look-ups",
-            Input::Counts => "the counts of all look-ups",
+            Input::Counts => "the counts of all lookups",
             Input::LearnFile => "a learn file",
         })
     }

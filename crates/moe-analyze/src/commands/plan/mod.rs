@@ -266,7 +266,7 @@ fn print_plan_warnings(plan: &Plan, ctx: &Context) {
         ));
     }
     if n(PlanVerdict::Repeated) > 0 {
-        ctx.note("warning: the learn file contains a layer twice; of experts in both, the higher score counts");
+        ctx.note("warning: the learn file contains a layer twice; if both contain an expert, its higher score counts");
     }
     if plan.is_empty() {
         ctx.note("warning: the budget is too small: a layer needs space for an expert and an empty expert; the fork would disable the cache");
