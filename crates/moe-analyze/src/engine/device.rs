@@ -18,9 +18,9 @@ use crate::option_values::{ValueError, first_given, integer_in, number};
 pub enum PolicyArg {
     /// The CPU computes them
     Cpu,
-    /// The GPU computes them; weights in CPU memory are copied when a token selects them
+    /// The GPU computes them; their weights are copied when a token selects them
     Gpu,
-    /// The CPU computes gate and up while the down matrix is copied to the GPU
+    /// The CPU computes gate and up while the down matrix is copied to the GPU, which computes the down product
     PostFetch,
 }
 
@@ -52,9 +52,10 @@ pub struct DeviceArgs {
     /// Number of layers on the GPU, counted from the end of the model and including the output layer; -1 is all layers [default: -1]
     #[arg(long, visible_alias = "ngl", value_name = "N", value_parser = layers)]
     pub n_gpu_layers: Option<usize>,
-    /// Device that computes the selected experts [default: gpu; cpu with --cpu-moe, --n-cpu-moe or --override-tensor]
+    /// Device that computes selected experts whose weights are in CPU memory [default: gpu; cpu with --cpu-moe, --n-cpu-moe or
+    /// --override-tensor]
     ///
-    /// cpu and post-fetch keep the weights of all experts in CPU memory, unless --n-cpu-moe or --override-tensor place them.
+    /// cpu and post-fetch keep the weights of all experts in CPU memory, unless --n-cpu-moe or --override-tensor places them.
     #[arg(long, value_enum)]
     pub policy: Option<PolicyArg>,
     /// Keep the weights of all experts in CPU memory
