@@ -181,12 +181,12 @@ impl Hotness {
     /// Layers with routed tokens in these phases, in ascending order.
     pub fn layers(&self, phases: Phases) -> Vec<LayerId> {
         self.layer_ids()
-            .filter(|&layer| self.choices(layer, phases) > 0)
+            .filter(|&layer| self.selections(layer, phases) > 0)
             .collect()
     }
 
     /// Number of selections in a layer: rows × experts per token.
-    pub fn choices(&self, layer: LayerId, phases: Phases) -> u64 {
+    pub fn selections(&self, layer: LayerId, phases: Phases) -> u64 {
         let experts = self
             .phases_of(layer, phases)
             .flat_map(|phase| &phase.experts);

@@ -101,9 +101,9 @@ proptest! {
         for layer in hotness.layers(Phases::All) {
             let rows = rows_of(&tokens, layer);
             prop_assert_eq!(hotness.rows(layer, Phases::All), rows);
-            prop_assert_eq!(hotness.choices(layer, Phases::All), rows * K as u64);
+            prop_assert_eq!(hotness.selections(layer, Phases::All), rows * K as u64);
             prop_assert_eq!(survey.rows(layer), rows);
-            let parts = Phase::ALL.map(|phase| hotness.choices(layer, Phases::Only(phase)));
+            let parts = Phase::ALL.map(|phase| hotness.selections(layer, Phases::Only(phase)));
             prop_assert_eq!(parts.iter().sum::<u64>(), rows * K as u64);
         }
     }

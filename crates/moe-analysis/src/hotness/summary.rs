@@ -25,7 +25,7 @@ impl Hotness {
             .map(|layer| {
                 let counts = self.counts(layer, phases);
                 let spread = Spread::of(&counts);
-                let share = |expert| counts[expert] as f64 / spread.choices.max(1) as f64;
+                let share = |expert| counts[expert] as f64 / spread.n_selections.max(1) as f64;
                 let top = hottest(&counts, n_top).into_iter();
                 LayerSummary {
                     layer,

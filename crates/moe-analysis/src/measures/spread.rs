@@ -11,7 +11,7 @@ pub struct Spread {
     /// Number of experts N, including experts without selections.
     pub n_expert: usize,
     /// Number of selections: the sum of the counts.
-    pub choices: u64,
+    pub n_selections: u64,
     /// Number of experts with at least one selection.
     pub n_active: usize,
     /// Fraction of the selections by the hottest 1, 5, 10, 25 and 50 % of the experts ([`TOP_PERCENT`], rounded up to
@@ -40,16 +40,16 @@ impl Spread {
     /// Measures `counts` (`[n_expert]`). All values are 0 if there are no selections.
     pub fn of(counts: &[u64]) -> Spread {
         let n_expert = counts.len();
-        let choices = counts.iter().fold(0u64, |sum, &c| sum.saturating_add(c));
+        let n_selections = counts.iter().fold(0u64, |sum, &c| sum.saturating_add(c));
         let mut spread = Spread {
             n_expert,
-            choices,
+            n_selections,
             ..Spread::default()
         };
-        if choices == 0 {
+        if n_selections == 0 {
             return spread;
         }
-        let (n, total) = (n_expert as f64, choices as f64);
+        let (n, total) = (n_expert as f64, n_selections as f64);
         let mut sorted = counts.to_vec();
         sorted.sort_unstable_by_key(|&count| Reverse(count));
         let mut nats = 0.0;

@@ -406,8 +406,8 @@ fn prompt_without_timestamps_is_one_batch_per_layer() {
         });
         let batches = collector.finish(&sizes.collect()).unwrap();
         let cut = batches.iter().map(|batch| {
-            let choices: Vec<(Key, bool)> = batch.selections().collect();
-            (batch.phase(), batch.ends_request(), choices)
+            let selections: Vec<(Key, bool)> = batch.selections().collect();
+            (batch.phase(), batch.ends_request(), selections)
         });
         cut.collect::<Vec<_>>()
     };
@@ -416,7 +416,7 @@ fn prompt_without_timestamps_is_one_batch_per_layer() {
     // Two batches of eight selections, then two tokens in two layers.
     let sizes: Vec<usize> = by_token
         .iter()
-        .map(|(_, _, choices)| choices.len())
+        .map(|(_, _, selections)| selections.len())
         .collect();
     assert_eq!(sizes, [8, 8, 2, 2, 2, 2]);
     // Tokens 0 to 3 in layer 0: 0 1, 3 4, 6 7, 1 2.

@@ -116,7 +116,7 @@ fn measures(out: &mut dyn Write, format: Format, args: &Args, counted: &Counted)
     let mut table = Table::of(layers.iter().chain([&all]))
         .column("layer_id", "layer", move |row| or_all(row.layer, format))
         .column("rows", "tokens", |row| (row.rows > 0).then_some(row.rows))
-        .column("choices", "activations", |row| row.spread.choices)
+        .column("choices", "activations", |row| row.spread.n_selections)
         .column("active", "active experts", |row| row.spread.n_active);
     // The number of active experts is printed as an integer, above.
     for (name, header, value) in MEASURES.into_iter().skip(1) {
