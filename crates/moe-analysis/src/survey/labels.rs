@@ -159,13 +159,13 @@ impl Columns {
     /// [`csv::LineFault`] if the header names a column twice.
     fn of_header(fields: Fields<'_>) -> Result<Option<Columns>, csv::LineFault> {
         let name = fields.iter().find(|name| name.starts_with("sequence"));
-        let place = name.map(|name| fields.place_of(name)).transpose()?;
-        let Some(sequence) = place.flatten() else {
+        let index = name.map(|name| fields.column_index(name)).transpose()?;
+        let Some(sequence) = index.flatten() else {
             return Ok(None);
         };
         Ok(Some(Columns {
             sequence,
-            label: fields.place_of("label")?.unwrap_or(sequence + 1),
+            label: fields.column_index("label")?.unwrap_or(sequence + 1),
             n: fields.len(),
         }))
     }

@@ -124,7 +124,7 @@ impl Columns {
             let missing = || SizesFault::Header {
                 line: header.to_owned(),
             };
-            names.place_of(column)?.ok_or_else(missing)
+            names.column_index(column)?.ok_or_else(missing)
         };
         Ok(Columns {
             layer: place("layer")?,
