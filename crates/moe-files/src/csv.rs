@@ -234,7 +234,10 @@ mod tests {
     fn reads_valid_lines_after_an_invalid_line() {
         let mut reader = LineReader::default();
         assert!(reader.fields("a,\"b").is_err());
-        assert_eq!(reader.fields("id,x").unwrap().column_index("x"), Ok(Some(1)));
+        assert_eq!(
+            reader.fields("id,x").unwrap().column_index("x"),
+            Ok(Some(1))
+        );
         assert!(reader.fields(&",".repeat(2 * MAX_FIELDS)).is_err());
         assert_eq!(reader.fields("1,2").unwrap().get(0), Some("1"));
     }

@@ -4,7 +4,7 @@ use moe_trace::{CountRow, ExpertId, Facts, LayerId, MAX_ID, Phase, RoutingRow, T
 
 use crate::binary::array::{Array, ElementType};
 use crate::layers::{RowBlocks, RowUse, blocks_of_rows};
-use crate::{At, ForeignError, ImportOptions, Missing, Output};
+use crate::{ForeignError, ImportOptions, Location, Missing, Output};
 
 /// Most experts that a token of any known model selects.
 const MAX_TOP_K: usize = 32;
@@ -317,13 +317,13 @@ fn may_be_routing(array: &Array<'_>) -> bool {
 }
 
 /// The location of an element in an array without a name.
-pub(crate) fn element(index: &[usize]) -> At {
+pub(crate) fn element(index: &[usize]) -> Location {
     element_of("", index)
 }
 
 /// The location of an element in the array `name`.
-pub(crate) fn element_of(name: &str, index: &[usize]) -> At {
-    At::Element(format!("{name}{index:?}"))
+pub(crate) fn element_of(name: &str, index: &[usize]) -> Location {
+    Location::Element(format!("{name}{index:?}"))
 }
 
 fn without_index(error: CountError) -> ElementError {
@@ -348,7 +348,7 @@ pub(crate) struct Tokens {
 pub(crate) fn import_tokens(
     array: &Array<'_>,
     tokens: Tokens,
-    element: impl Fn(&[usize]) -> At,
+    element: impl Fn(&[usize]) -> Location,
     options: &ImportOptions,
     output: &mut Output<'_>,
 ) -> Result<(), ForeignError> {
@@ -477,7 +477,7 @@ pub(crate) fn row_blocks(
     options: &ImportOptions,
     n_rows: usize,
     row_use: impl Fn(usize) -> RowUse,
-    at: impl Fn() -> At,
+    at: impl Fn() -> Location,
     output: &mut Output<'_>,
 ) -> Result<Vec<Option<LayerId>>, ForeignError> {
     let RowBlocks { blocks, is_assumed } = blocks_of_rows(options.model.as_ref(), n_rows, row_use)

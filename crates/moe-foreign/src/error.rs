@@ -12,7 +12,7 @@ use crate::layers::LayerError;
 
 /// A location in a file, for error messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum At {
+pub enum Location {
     /// A line, counted from 1.
     Line(u64),
     /// A record.
@@ -28,7 +28,7 @@ pub enum At {
     Element(String),
 }
 
-impl fmt::Display for At {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Line(line) => write!(f, "line {line}"),
@@ -81,7 +81,7 @@ pub enum ForeignError {
         /// The file.
         path: PathBuf,
         /// Where in the file.
-        at: At,
+        at: Location,
         /// What is wrong and what to do; see [`ForeignError::cause`].
         source: Box<dyn StdError + Send + Sync>,
     },
@@ -99,7 +99,7 @@ pub enum ForeignError {
         /// The file.
         path: PathBuf,
         /// Where in the file.
-        at: At,
+        at: Location,
         /// What the number identifies: `layer`, `expert` or `slot`.
         name: &'static str,
         /// The number.
@@ -113,7 +113,7 @@ pub enum ForeignError {
         /// The file.
         path: PathBuf,
         /// Where in the file.
-        at: At,
+        at: Location,
         /// The version of the file.
         found: String,
         /// The versions that the importer reads.
@@ -155,7 +155,7 @@ pub enum ForeignError {
         /// The file.
         path: PathBuf,
         /// The array or row.
-        at: At,
+        at: Location,
         /// Why they cannot be mapped.
         source: LayerError,
     },
@@ -165,7 +165,7 @@ pub enum ForeignError {
         /// The file.
         path: PathBuf,
         /// The key of the routing.
-        at: At,
+        at: Location,
         /// What is wrong.
         source: ResponseError,
     },
@@ -175,7 +175,7 @@ pub enum ForeignError {
         /// The file.
         path: PathBuf,
         /// The data that cannot be read without the value.
-        at: At,
+        at: Location,
         /// The missing value.
         missing: Missing,
     },
@@ -214,7 +214,7 @@ impl ForeignError {
     /// An error at a location in a file; `source` also says what to do.
     pub fn invalid(
         path: &Path,
-        at: At,
+        at: Location,
         source: impl Into<Box<dyn StdError + Send + Sync>>,
     ) -> Self {
         Self::Invalid {
@@ -251,7 +251,7 @@ impl ForeignError {
     }
 
     /// The location of the error, if it has one.
-    pub fn at(&self) -> Option<&At> {
+    pub fn location(&self) -> Option<&Location> {
         match self {
             Self::Invalid { at, .. }
             | Self::OutOfRange { at, .. }

@@ -9,7 +9,7 @@ use moe_trace::{ExpertId, Facts, LayerId, RoutingRow, Run, Sink, TokenId};
 use crate::error::ForeignError;
 use crate::output::{Output, Summary};
 use crate::source::Source;
-use crate::{At, Detected, ImportOptions, import};
+use crate::{Detected, ImportOptions, Location, import};
 
 /// A trace in any supported format, which can be read repeatedly.
 pub enum Input {
@@ -59,7 +59,7 @@ fn read_run(run: &Run, output: &mut Output<'_>) -> Result<(), ForeignError> {
         let head = operation.head();
         let mut record = operation.first_record();
         for token in operation.tokens() {
-            let at = || At::Record {
+            let at = || Location::Record {
                 record,
                 offset: record * RECORD_SIZE as u64,
             };
@@ -120,7 +120,7 @@ fn read_tables(path: &Path, output: &mut Output<'_>) -> Result<(), ForeignError>
                 lane: Some(batch.lane()[i]).filter(|&lane| lane != lane::UNKNOWN),
                 timestamp_ns: Some(batch.timestamp_ns()[i]).filter(|&ns| ns != 0),
             };
-            output.routing(|| At::Element(format!("row {}", first_row + i)), &row)?;
+            output.routing(|| Location::Element(format!("row {}", first_row + i)), &row)?;
         }
         first_row += batch.len();
     }

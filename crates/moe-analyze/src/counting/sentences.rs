@@ -55,7 +55,9 @@ pub fn amount(hotness: &Hotness, phase: PhaseChoice) -> String {
     let tokens = hotness.tokens(phases);
     let n_layers = counted(layers.len() as u64, "layer");
     if tokens == 0 {
-        let activations = layers.iter().map(|&layer| hotness.selections(layer, phases));
+        let activations = layers
+            .iter()
+            .map(|&layer| hotness.selections(layer, phases));
         let activations = activations.fold(0u64, u64::saturating_add);
         return format!(
             "{} in {n_layers} of {experts}",

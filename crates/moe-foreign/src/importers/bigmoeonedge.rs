@@ -36,7 +36,7 @@ use moe_trace::record::lane;
 use moe_trace::{Facts, Phase, RoutingRow, TokenId};
 
 use crate::source::{Lines, sample_lines};
-use crate::{At, ForeignError, ImportOptions, Importer, Output, Source, check_model};
+use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source, check_model};
 
 use super::text::{
     Columns, LineError, has_columns, number, optional_number, required_number, shown,
@@ -133,7 +133,7 @@ fn import_file(
         if let Some(version) = text.strip_prefix(MAGIC)
             && version != VERSION
         {
-            return Err(output.version(At::Line(line), shown(version), VERSION));
+            return Err(output.version(Location::Line(line), shown(version), VERSION));
         }
         if let Some(comment) = text.strip_prefix('#') {
             if let Err(error) = read_comment(comment, &mut facts) {
@@ -146,7 +146,7 @@ fn import_file(
             Some(Ok(Row::Routed { row, is_dropped })) => {
                 special.n_dropped += u64::from(is_dropped);
                 let sequence_id = turns.sequence(row.sequence_id);
-                output.routing(|| At::Line(line), &RoutingRow { sequence_id, ..row })?;
+                output.routing(|| Location::Line(line), &RoutingRow { sequence_id, ..row })?;
             }
             Some(Ok(Row::WithoutPosition)) => special.n_without_position += 1,
             Some(Err(error)) if !has_columns(text, &REQUIRED) => {

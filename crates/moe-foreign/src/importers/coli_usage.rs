@@ -17,7 +17,7 @@ use moe_gguf::text::counted;
 use moe_trace::{CountRow, ExpertId, Facts};
 
 use crate::source::{Lines, sample_lines};
-use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
+use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source};
 
 use super::text::{LineError, are_integers, number};
 
@@ -64,7 +64,7 @@ impl Importer for ColiUsage {
             let mut lines = Lines::open(file)?;
             let mut has_header = false;
             while let Some((line, text)) = lines.next_line()? {
-                let at = || At::Line(line);
+                let at = || Location::Line(line);
                 has_header |= is_header(text);
                 let [layer, second, third] = match parse(text) {
                     Ok((numbers, false)) => numbers,

@@ -17,7 +17,7 @@
 use moe_trace::{CountRow, Facts};
 
 use crate::source::Lines;
-use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
+use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source};
 
 use super::text::{LineError, number, shown};
 
@@ -61,7 +61,7 @@ impl Importer for Ds4Hotlist {
 fn import_file(mut lines: Lines, output: &mut Output<'_>) -> Result<(), ForeignError> {
     let mut facts = Facts::default();
     while let Some((line, text)) = lines.next_line()? {
-        let at = || At::Line(line);
+        let at = || Location::Line(line);
         if let Some(version) = text.strip_prefix(MAGIC)
             && version != VERSION
         {

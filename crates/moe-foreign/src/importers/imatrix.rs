@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use moe_gguf::{GgmlType, Gguf, Tensor};
 use moe_trace::{CountRow, Facts};
 
-use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
+use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source};
 
 /// Bytes of the key-value pair `general.type` = `imatrix`: key, type (string), length, value; little-endian and big-endian.
 const TYPES: [&[u8]; 2] = [
@@ -69,7 +69,7 @@ fn import_counts(gguf: &Gguf, output: &mut Output<'_>) -> Result<(), ForeignErro
             continue;
         };
         check_shape(gguf, tensor)
-            .map_err(|error| output.invalid(At::Element(tensor.name.clone()), error))?;
+            .map_err(|error| output.invalid(Location::Element(tensor.name.clone()), error))?;
         let best = layers.entry(layer).or_insert((rank, tensor));
         if rank < best.0 {
             *best = (rank, tensor);
@@ -136,10 +136,10 @@ fn import_layer(
     tensor: &Tensor,
     output: &mut Output<'_>,
 ) -> Result<(), ForeignError> {
-    let layer_id = output.layer_id(|| At::Element(tensor.name.clone()), layer)?;
+    let layer_id = output.layer_id(|| Location::Element(tensor.name.clone()), layer)?;
     let (counts, _) = gguf.data(tensor)?.as_chunks::<4>();
     for (expert, &count) in counts.iter().enumerate() {
-        let at = || At::Element(format!("{}[{expert}]", tensor.name));
+        let at = || Location::Element(format!("{}[{expert}]", tensor.name));
         let count = f32::from_le_bytes(count);
         if !(count >= 0.0 && count.fract() == 0.0) {
             return Err(

@@ -15,7 +15,7 @@ use moe_trace::{Facts, MAX_ID, RoutingRow, TokenId};
 
 use crate::binary::mapped::Mapped;
 use crate::passes::Passes;
-use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
+use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source};
 
 const MAGIC: u32 = 0x544C_424D;
 /// Size of the header in bytes.
@@ -74,14 +74,14 @@ fn import_file(bytes: &[u8], output: &mut Output<'_>) -> Result<(), ForeignError
             ..Facts::default()
         })?,
         (Some(version), Some(_)) => {
-            return Err(output.version(At::Byte(4), version, "1"));
+            return Err(output.version(Location::Byte(4), version, "1"));
         }
-        _ => return Err(output.invalid(At::Byte(4), MboltError::Header)),
+        _ => return Err(output.invalid(Location::Byte(4), MboltError::Header)),
     }
     let mut passes = Passes::default();
     let (mut offset, mut record) = (HEADER, 0);
     while offset < bytes.len() {
-        let at = || At::Record {
+        let at = || Location::Record {
             record,
             offset: offset as u64,
         };

@@ -21,7 +21,7 @@ use zerocopy::little_endian::{I32, U16, U32, U64};
 
 use crate::json::invalid_in_stream;
 use crate::source::text_reader;
-use crate::{At, Contents, ForeignError, ImportOptions, Importer, Output, Records, Source};
+use crate::{Contents, ForeignError, ImportOptions, Importer, Location, Output, Records, Source};
 
 use super::super::text::shown;
 use super::import_records;
@@ -159,7 +159,7 @@ fn read_file(path: &Path, ops: &OpTable, spool: &mut Spool) -> Result<(), Foreig
     let remaining = Cell::new(MAX_ENTRY);
     let mut write = |entry: Entry| {
         remaining.set(MAX_ENTRY);
-        let at = At::Element(format!("entries[{n_entries}]"));
+        let at = Location::Element(format!("entries[{n_entries}]"));
         n_entries += 1;
         let result = spool.write(entry, ops);
         result.map_err(|error| {

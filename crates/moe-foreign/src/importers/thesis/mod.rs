@@ -25,7 +25,7 @@ use moe_trace::record::{EXT_NONE, MAX_EXPERTS, NAME_SIZE, RECORD_SIZE, TensorAcc
 use moe_trace::{PassTable, RoutingRow, Run, Trace, is_trace};
 use zerocopy::FromBytes;
 
-use crate::{At, Contents, ForeignError, ImportOptions, Importer, Output, Records, Source};
+use crate::{Contents, ForeignError, ImportOptions, Importer, Location, Output, Records, Source};
 
 pub use json::ThesisJson;
 
@@ -115,7 +115,7 @@ fn import_records(
     let passes = run.passes().unwrap_or(&unknown);
     for operation in run.routing() {
         let record = operation.first_record();
-        let at = || At::Record {
+        let at = || Location::Record {
             record,
             offset: record * RECORD_SIZE as u64,
         };

@@ -97,7 +97,11 @@ fn warns_of_a_layer_with_a_higher_top_k_than_the_model() {
 fn rejects_arrays_with_more_slots_than_expert_ids() {
     let file = |numbers: [i64; 6]| npy("<i8", &[2, 1, 3], numbers.map(i64::to_le_bytes));
     let error = read_bytes(&file([1, 0, 1, 0, 1, 0]), &ImportOptions::default()).unwrap_err();
-    assert_eq!(error.at(), Some(&At::Element("[0, 0]".into())), "{error}");
+    assert_eq!(
+        error.location(),
+        Some(&Location::Element("[0, 0]".into())),
+        "{error}"
+    );
     let cause = RoutingError::Repeated {
         n_used: 3,
         highest: 1,

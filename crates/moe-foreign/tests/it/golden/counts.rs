@@ -36,7 +36,7 @@ fn reads_coli_usage_with_and_without_headers() {
     let is_expected = matches!(
         error,
         ForeignError::OutOfRange {
-            at: At::Line(2),
+            at: Location::Line(2),
             name: "expert",
             id: 8,
             limit: 8,
@@ -48,7 +48,7 @@ fn reads_coli_usage_with_and_without_headers() {
     let is_expected = matches!(
         error,
         ForeignError::Version {
-            at: At::Line(1),
+            at: Location::Line(1),
             ..
         }
     );

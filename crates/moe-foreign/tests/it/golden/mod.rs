@@ -14,8 +14,8 @@ mod tokens;
 use std::path::{Path, PathBuf};
 
 use moe_foreign::{
-    At, Collected, Counts, Export, FILES_EXPORTERS, ForeignError, IMPORTERS, ImportOptions,
-    Importer, Input, JsonError, LineError, Missing, Source, Summary,
+    Collected, Counts, Export, FILES_EXPORTERS, ForeignError, IMPORTERS, ImportOptions, Importer,
+    Input, JsonError, LineError, Location, Missing, Source, Summary,
 };
 use moe_trace::record::lane;
 use moe_trace::{Error, ExpertId, Facts, LayerId, Phase, RoutingRow, Sink, TokenId};
@@ -125,7 +125,7 @@ fn error_of(name: &str, text: impl AsRef<[u8]>, options: &ImportOptions) -> Fore
 /// Asserts that `error` is at a line and has a cause that matches.
 #[track_caller]
 fn assert_line_error(error: &ForeignError, line: u64, is_cause: impl Fn(&LineError) -> bool) {
-    assert_eq!(error.at(), Some(&At::Line(line)), "{error}");
+    assert_eq!(error.location(), Some(&Location::Line(line)), "{error}");
     assert!(error.cause::<LineError>().is_some_and(is_cause), "{error}");
 }
 

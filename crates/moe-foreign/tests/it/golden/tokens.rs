@@ -46,7 +46,7 @@ fn reads_route_csv_with_lanes_and_facts() {
     let is_expected = matches!(
         error,
         ForeignError::OutOfRange {
-            at: At::Line(2),
+            at: Location::Line(2),
             name: "expert",
             id: 4096,
             ..
@@ -105,7 +105,7 @@ fn reads_jsonl_with_and_without_weights() {
     let options = ImportOptions::default();
     let text = "{\"t\":0,\"layer\":0,\"experts\":[1]}\n\n{\"t\":1,\"layer\":\n";
     let error = error_of("jsonl", text, &options);
-    assert_eq!(error.at(), Some(&At::Line(3)), "{error}");
+    assert_eq!(error.location(), Some(&Location::Line(3)), "{error}");
     let is_expected = |cause: &JsonError| matches!(cause, JsonError::Invalid { column: 15, .. });
     assert!(
         error.cause::<JsonError>().is_some_and(is_expected),
@@ -220,7 +220,7 @@ fn reads_layer_expert_csv_as_counts_or_as_routing() {
         ..ImportOptions::default()
     };
     let error = error_of("layer-expert", "layer,expert\n0,1\n0,2\n1,3\n", &four);
-    assert_eq!(error.at(), Some(&At::Line(2)), "{error}");
+    assert_eq!(error.location(), Some(&Location::Line(2)), "{error}");
 }
 
 /// Asserts the counts of the golden file without a top-k.
