@@ -1,6 +1,6 @@
 //! Arrays that inference servers write: counts `[layers, experts]` and routing `[tokens, layers, top_k]`.
 
-use moe_trace::{CountRow, ExpertId, Facts, LayerId, MAX_ID, Phase, RoutingRow, TokenId};
+use moe_trace::{CountRow, ExpertId, LayerId, MAX_ID, ModelInfo, Phase, RoutingRow, TokenId};
 
 use crate::binary::array::{Array, ElementType};
 use crate::layers::{RowBlocks, RowUse, blocks_of_rows};
@@ -246,9 +246,9 @@ impl CountSums {
         if self.sums.is_empty() {
             return Ok(());
         }
-        output.facts(&Facts {
+        output.model_info(&ModelInfo {
             n_expert: u32::try_from(self.n_expert).ok().filter(|&n| n > 0),
-            ..Facts::default()
+            ..ModelInfo::default()
         })?;
         let layers: Vec<&[u64]> = self.sums.chunks(self.n_expert.max(1)).collect();
         let row_use = |layer: usize| RowUse::of_counts(layers[layer]);

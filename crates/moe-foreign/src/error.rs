@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use moe_trace::{Contradiction, Error, Facts, MAX_ID};
+use moe_trace::{Contradiction, Error, MAX_ID, ModelInfo};
 
 use crate::importers::responses::ResponseError;
 use crate::layers::LayerError;
@@ -264,12 +264,16 @@ impl ForeignError {
     }
 }
 
-/// Checks that the `facts` recorded in the trace at `path` do not contradict `model`.
+/// Checks that the `model_info` recorded in the trace at `path` does not contradict `model`.
 ///
 /// # Errors
 /// [`ForeignError::OtherModel`] if they do.
-pub fn check_model(model: &Facts, facts: &Facts, path: &Path) -> Result<(), ForeignError> {
-    match model.contradiction(facts) {
+pub fn check_model(
+    model: &ModelInfo,
+    model_info: &ModelInfo,
+    path: &Path,
+) -> Result<(), ForeignError> {
+    match model.contradiction(model_info) {
         Some(contradiction) => Err(ForeignError::OtherModel {
             path: path.to_owned(),
             contradiction,

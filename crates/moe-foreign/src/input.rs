@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use moe_trace::record::{RECORD_SIZE, lane};
 use moe_trace::tables::{EXPERT_BYTES_KEY, MODEL_KEY, TableMetadata, read_routing};
-use moe_trace::{ExpertId, Facts, LayerId, RoutingRow, Run, Sink, TokenId};
+use moe_trace::{ExpertId, LayerId, ModelInfo, RoutingRow, Run, Sink, TokenId};
 
 use crate::error::ForeignError;
 use crate::output::{Output, Summary};
@@ -53,7 +53,7 @@ impl Input {
 
 fn read_run(run: &Run, output: &mut Output<'_>) -> Result<(), ForeignError> {
     if let Some(manifest) = &run.manifest {
-        output.facts(&Facts::of_manifest(&manifest.model))?;
+        output.model_info(&ModelInfo::of_manifest(&manifest.model))?;
     }
     for operation in run.routing() {
         let head = operation.head();
@@ -100,10 +100,13 @@ fn read_tables(path: &Path, output: &mut Output<'_>) -> Result<(), ForeignError>
             output.begin_file(&file);
             let metadata = TableMetadata::read(&file)?;
             let model = metadata.json(MODEL_KEY)?;
-            let mut facts = model.as_ref().map(Facts::of_manifest).unwrap_or_default();
-            facts.expert_bytes = metadata.json(EXPERT_BYTES_KEY)?.unwrap_or_default();
-            if facts != Facts::default() {
-                output.facts(&facts)?;
+            let mut model_info = model
+                .as_ref()
+                .map(ModelInfo::of_manifest)
+                .unwrap_or_default();
+            model_info.expert_bytes = metadata.json(EXPERT_BYTES_KEY)?.unwrap_or_default();
+            if model_info != ModelInfo::default() {
+                output.model_info(&model_info)?;
             }
         }
         let mut sequence_ids = batch.sequence_id().iter();

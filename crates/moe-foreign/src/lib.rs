@@ -71,7 +71,7 @@ mod registry;
 mod source;
 
 use moe_trace::ops::OpTable;
-use moe_trace::{Facts, LayerId, Run, Sink};
+use moe_trace::{LayerId, ModelInfo, Run, Sink};
 
 pub use arrays::{CountError, RoutingError};
 pub use binary::npy::{npy_header_f64, npy_header_u64};
@@ -180,7 +180,7 @@ pub struct ImportOptions {
     /// Operation numbers of a trace of records; `None` means [`moe_trace::ops::default_table`].
     pub ops: Option<OpTable>,
     /// Parameters of the model that was traced, for example from its GGUF file.
-    pub model: Option<Facts>,
+    pub model: Option<ModelInfo>,
 }
 
 impl ImportOptions {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use moe_gguf::text::counted;
 use moe_trace::{
-    CountRow, ExpertId, Facts, LayerId, LayerRow, MAX_ID, RoutingRow, Sink, SinkError,
+    CountRow, ExpertId, LayerId, LayerRow, MAX_ID, ModelInfo, RoutingRow, Sink, SinkError,
 };
 
 use crate::ImportOptions;
@@ -21,7 +21,7 @@ pub struct Summary {
     /// Name of the format.
     pub format: &'static str,
     /// Parameters of the model from the trace, completed from [`ImportOptions::model`].
-    pub facts: Facts,
+    pub model_info: ModelInfo,
     /// Number of routing rows: one per token, layer and slot.
     pub rows: u64,
     /// Number of counts above 0: one per layer, expert and phase.
@@ -50,7 +50,7 @@ pub struct Output<'a> {
     file: PathBuf,
     options: &'a ImportOptions,
     sink: &'a mut dyn Sink,
-    facts: Facts,
+    model_info: ModelInfo,
     /// Experts that a token selects, as recorded in the trace.
     top_k: Option<u32>,
     /// Highest slot of any row + 1.
@@ -99,7 +99,7 @@ impl<'a> Output<'a> {
             file: source.path().to_owned(),
             options,
             sink,
-            facts: Facts::default(),
+            model_info: ModelInfo::default(),
             top_k: None,
             n_slot: 0,
             above_model: None,
@@ -114,8 +114,8 @@ impl<'a> Output<'a> {
             named.n_expert_used = options.top_k;
             named.n_expert_used_by_block.clear();
         }
-        if named != Facts::default() {
-            output.facts(&named)?;
+        if named != ModelInfo::default() {
+            output.model_info(&named)?;
             output.top_k = None; // specified by the user, not recorded in the trace
         }
         if source.n_skipped() > 0 {
@@ -138,29 +138,29 @@ impl<'a> Output<'a> {
     /// # Errors
     /// [`ForeignError::OtherModel`] if the parameters contradict [`ImportOptions::model`]. [`ForeignError::File`] if no model has
     /// that many layers or experts, so that sinks need not check the numbers.
-    pub fn facts(&mut self, facts: &Facts) -> Result<(), ForeignError> {
-        if let Some(error) = facts.impossible() {
+    pub fn model_info(&mut self, model_info: &ModelInfo) -> Result<(), ForeignError> {
+        if let Some(error) = model_info.impossible() {
             return Err(ForeignError::file(&self.file, error));
         }
         if let Some(model) = &self.options.model {
-            check_model(model, facts, &self.path)?;
+            check_model(model, model_info, &self.path)?;
         }
         // The number in the trace has precedence: the run may have overridden the top-k of the model.
-        self.top_k = facts.n_expert_used.or(self.top_k);
-        let mut facts = facts.clone();
-        if let (Some(model), Some(n_layer)) = (&self.options.model, facts.n_layer) {
+        self.top_k = model_info.n_expert_used.or(self.top_k);
+        let mut model_info = model_info.clone();
+        if let (Some(model), Some(n_layer)) = (&self.options.model, model_info.n_layer) {
             // A trace may or may not count the blocks of the MTP head.
-            facts.n_layer = model.blocks_for(n_layer).or(facts.n_layer);
+            model_info.n_layer = model.blocks_for(n_layer).or(model_info.n_layer);
         }
-        facts.fill_from(&self.facts);
-        self.facts = facts;
-        let result = self.sink.facts(&self.facts);
+        model_info.fill_from(&self.model_info);
+        self.model_info = model_info;
+        let result = self.sink.model_info(&self.model_info);
         self.check(result, || Location::Byte(0))
     }
 
     /// Parameters of the model that are known so far.
-    pub fn known(&self) -> &Facts {
-        &self.facts
+    pub fn known(&self) -> &ModelInfo {
+        &self.model_info
     }
 
     /// Checks a routing row and passes it to the sink. `at` is its location in the file.
@@ -389,7 +389,7 @@ impl<'a> Output<'a> {
         }
         Ok(Summary {
             format: self.format,
-            facts: self.facts,
+            model_info: self.model_info,
             rows: self.rows,
             counts: self.counts,
             notes: self.notes,
@@ -416,8 +416,8 @@ impl<'a> Output<'a> {
             }
             return;
         };
-        self.facts.n_expert_used = Some(recorded);
-        self.facts.n_expert_used_by_block.clear();
+        self.model_info.n_expert_used = Some(recorded);
+        self.model_info.n_expert_used_by_block.clear();
         let experts = counted(recorded, "expert");
         self.note(if is_from_user {
             format!("warning: the trace has {experts} per token; the specified top-k of {expected} is ignored")
@@ -435,8 +435,8 @@ impl<'a> Output<'a> {
         layer: LayerId,
         expert: ExpertId,
     ) -> Result<(), ForeignError> {
-        let n_layer = self.facts.n_layer.unwrap_or(MAX_ID).min(MAX_ID);
-        let n_expert = self.facts.n_expert.unwrap_or(MAX_ID).min(MAX_ID);
+        let n_layer = self.model_info.n_layer.unwrap_or(MAX_ID).min(MAX_ID);
+        let n_expert = self.model_info.n_expert.unwrap_or(MAX_ID).min(MAX_ID);
         for (name, id, limit) in [
             ("layer", layer.0.into(), n_layer),
             ("expert", expert.0, n_expert),

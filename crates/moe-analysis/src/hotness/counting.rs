@@ -4,7 +4,7 @@ use std::path::Path;
 
 use moe_placement::learn::LayerCounts;
 use moe_trace::manifest::Model;
-use moe_trace::{ExpertId, Facts, LayerId, MAX_ID, Phase, TokenId, TokenKey, TokenStarts};
+use moe_trace::{ExpertId, LayerId, MAX_ID, ModelInfo, Phase, TokenId, TokenKey, TokenStarts};
 
 use super::origin::Origin;
 use super::{ByPhase, Error, ExpertTally, Hotness, LayerPhase, Number};
@@ -25,7 +25,7 @@ impl Shape {
             n_expert_used,
             ..
         } = *model;
-        if let Some(source) = Facts::of_manifest(model).impossible() {
+        if let Some(source) = ModelInfo::of_manifest(model).impossible() {
             return Err(Error::Impossible {
                 place: place.display().to_string(),
                 source,
@@ -267,11 +267,11 @@ impl Counter {
         }
     }
 
-    /// The sums of a trace of another tool with the known `facts`; `None` if nothing was counted. Unknown numbers of tokens
+    /// The sums of a trace of another tool with the known `model_info`; `None` if nothing was counted. Unknown numbers of tokens
     /// are derived from the selections and the experts per token.
-    pub fn finish_foreign(mut self, origin: Origin, facts: &Facts) -> Option<Hotness> {
+    pub fn finish_foreign(mut self, origin: Origin, model_info: &ModelInfo) -> Option<Hotness> {
         for (layer, phases) in (0..).map(LayerId).zip(&mut self.layers) {
-            let used = facts.n_expert_used_in(layer).unwrap_or(0);
+            let used = model_info.n_expert_used_in(layer).unwrap_or(0);
             for phase in phases.iter_mut() {
                 if phase.rows == 0 {
                     phase.rows = LayerCounts::tokens_of(phase.selections(), used);
@@ -282,12 +282,12 @@ impl Counter {
         self.origin = origin;
         self.shape = None;
         let mut hotness = self.finish()?;
-        if let Some(n_expert) = facts.n_expert {
+        if let Some(n_expert) = model_info.n_expert {
             hotness.n_expert = Number::Stated(n_expert);
         }
-        hotness.n_expert_used = match facts.n_expert_used {
+        hotness.n_expert_used = match model_info.n_expert_used {
             Some(used) => Number::Stated(used),
-            None => Number::Seen(seen.or_else(|| facts.max_expert_used()).unwrap_or(0)),
+            None => Number::Seen(seen.or_else(|| model_info.max_expert_used()).unwrap_or(0)),
         };
         Some(hotness)
     }

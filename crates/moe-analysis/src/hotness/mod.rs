@@ -19,7 +19,7 @@ mod summary;
 use std::path::PathBuf;
 
 use moe_placement::learn::{LayerCounts, LearnFile};
-use moe_trace::{Contradiction, Facts, ImpossibleModel, LayerId};
+use moe_trace::{Contradiction, ImpossibleModel, LayerId, ModelInfo};
 
 pub use bytes::ExpertBytes;
 pub use matrix::{Matrix, MatrixRow, Value};
@@ -257,7 +257,7 @@ impl Hotness {
     }
 
     /// The reason why the counted runs cannot be of this model, if there is one.
-    pub fn contradiction(&self, model: &Facts) -> Option<Contradiction> {
+    pub fn contradiction(&self, model: &ModelInfo) -> Option<Contradiction> {
         let mut origins = self.origins.iter();
         origins.find_map(|origin| origin.contradiction(model))
     }

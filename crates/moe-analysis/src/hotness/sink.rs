@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use moe_trace::{CountRow, Facts, LayerRow, RoutingRow, Sink, SinkError};
+use moe_trace::{CountRow, LayerRow, ModelInfo, RoutingRow, Sink, SinkError};
 
 use super::counting::Counter;
 use super::origin::Origin;
@@ -22,7 +22,7 @@ impl<'a> RowCounter<'a> {
         if let Some(survey) = &mut survey {
             survey.begin_run();
         }
-        let origin = Origin::of_foreign(path, &Facts::default());
+        let origin = Origin::of_foreign(path, &ModelInfo::default());
         Self {
             path: path.to_owned(),
             counter: Counter::without_shape(origin),
@@ -30,13 +30,13 @@ impl<'a> RowCounter<'a> {
         }
     }
 
-    /// The sums. `facts` are properties of the model that the trace or its reader contain.
+    /// The sums. `model_info` are the parameters of the model that the trace or its reader contains.
     ///
     /// # Errors
     /// [`Error::Empty`] if nothing was counted.
-    pub fn finish(self, facts: &Facts) -> Result<Hotness, Error> {
-        let origin = Origin::of_foreign(&self.path, facts);
-        let hotness = self.counter.finish_foreign(origin, facts);
+    pub fn finish(self, model_info: &ModelInfo) -> Result<Hotness, Error> {
+        let origin = Origin::of_foreign(&self.path, model_info);
+        let hotness = self.counter.finish_foreign(origin, model_info);
         hotness.ok_or_else(|| Error::Empty {
             place: self.path.display().to_string(),
         })
@@ -108,7 +108,7 @@ mod tests {
             };
             counter.routing(&row).unwrap();
         }
-        let hotness = counter.finish(&Facts::default()).unwrap();
+        let hotness = counter.finish(&ModelInfo::default()).unwrap();
         assert_eq!(hotness.rows(LayerId(0), Phases::All), 2);
     }
 }

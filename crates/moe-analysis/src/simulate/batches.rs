@@ -22,12 +22,12 @@ pub struct Batches {
     /// `[n_batches]`: phase, possibly with the flag [`ENDS_REQUEST`].
     flags: Vec<u8>,
     look_ups: u64,
-    facts: TraceFacts,
+    properties: TraceProperties,
 }
 
 /// Properties of a trace in addition to its selections.
 #[derive(Debug, Clone)]
-pub(super) struct TraceFacts {
+pub(super) struct TraceProperties {
     /// `[n_layer]`: mean time from the layer's routing to the next routing, in s.
     pub(super) windows_s: Option<Vec<f64>>,
     /// Experts per token (top-k).
@@ -84,7 +84,7 @@ impl Batches {
         mut selections: Vec<u32>,
         ends: Vec<u32>,
         mut flags: Vec<u8>,
-        facts: TraceFacts,
+        properties: TraceProperties,
     ) -> Batches {
         let mut look_ups = 0;
         // `[n_keys]`: number of the batch with the expert's last look-up, from 1.
@@ -115,7 +115,7 @@ impl Batches {
             ends,
             flags,
             look_ups,
-            facts,
+            properties,
         }
     }
 
@@ -125,7 +125,7 @@ impl Batches {
     /// The window contains the layer's experts and the next layer's attention. After the last layer it contains the output,
     /// sampling, and the next token's layers up to its first routing. Waiting times of the recorded program are included.
     pub fn windows_s(&self) -> Option<&[f64]> {
-        self.facts.windows_s.as_deref()
+        self.properties.windows_s.as_deref()
     }
 
     /// The experts of the model.
@@ -180,7 +180,7 @@ impl Batches {
             let keys = self.experts.keys_of(layer);
             let keys = keys.start as usize..keys.end as usize;
             let selections: u64 = counts[keys.clone()].iter().sum();
-            let tokens = selections as f64 / f64::from(self.facts.n_expert_used);
+            let tokens = selections as f64 / f64::from(self.properties.n_expert_used);
             for (share, &count) in shares[keys.clone()].iter_mut().zip(&counts[keys]) {
                 *share = (count as f64 / tokens.max(1.0)).min(1.0);
             }

@@ -44,11 +44,11 @@ pub fn read_with(
             let mut counter = RowCounter::new(path, survey);
             let progress = Progress::reading(ctx, path);
             let summary = import(trace.importer, &trace.source, options, &mut counter)?;
-            let hotness = counter.finish(&summary.facts)?;
+            let hotness = counter.finish(&summary.model_info)?;
             drop(progress);
             traces::report_import(ctx, path, &summary);
             if bytes.is_empty() {
-                *bytes = ExpertBytes::of_layers(summary.facts.expert_bytes);
+                *bytes = ExpertBytes::of_layers(summary.model_info.expert_bytes);
             }
             hotness
         }

@@ -14,7 +14,7 @@
 //! Definition: `c/route_trace.h` in that repository.
 
 use moe_gguf::text::counted;
-use moe_trace::{CountRow, ExpertId, Facts};
+use moe_trace::{CountRow, ExpertId, ModelInfo};
 
 use crate::source::{Lines, sample_lines};
 use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source};
@@ -56,7 +56,7 @@ impl Importer for ColiUsage {
         let model = options.model.as_ref();
         let mut n_layer = model
             .filter(|model| model.n_nextn_layer > 0)
-            .and_then(Facts::n_hidden_layer);
+            .and_then(ModelInfo::n_hidden_layer);
         let n_nextn = model.map_or(0, |model| model.n_nextn_layer).max(1);
         let mut n_skipped = 0u64;
         for file in source.files() {
@@ -87,10 +87,10 @@ impl Importer for ColiUsage {
                 match layer {
                     -1 => {
                         n_layer = Some(to_u32("number of layers", second, output)?);
-                        output.facts(&Facts {
+                        output.model_info(&ModelInfo {
                             n_layer,
                             n_expert: Some(to_u32("number of experts", third, output)?),
-                            ..Facts::default()
+                            ..ModelInfo::default()
                         })?;
                     }
                     -2 if second > VERSION => {

@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 
 use moe_gguf::{GgmlType, Gguf, Tensor};
-use moe_trace::{CountRow, Facts};
+use moe_trace::{CountRow, ModelInfo};
 
 use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source};
 
@@ -76,9 +76,9 @@ fn import_counts(gguf: &Gguf, output: &mut Output<'_>) -> Result<(), ForeignErro
         }
     }
     let n_expert = layers.values().map(|(_, tensor)| tensor.ne[1]).max();
-    output.facts(&Facts {
+    output.model_info(&ModelInfo {
         n_expert: n_expert.and_then(|n| u32::try_from(n).ok()),
-        ..Facts::default()
+        ..ModelInfo::default()
     })?;
     for (layer, (_, tensor)) in layers {
         import_layer(gguf, layer, tensor, output)?;

@@ -12,7 +12,7 @@
 //! Definition: `src/moe-hot-cache/` in that repository.
 
 use moe_placement::learn::{OLD_SCHEMA, SCHEMA, parse_observations};
-use moe_trace::{CountRow, Facts, LayerRow, bounded};
+use moe_trace::{CountRow, LayerRow, ModelInfo, bounded};
 use serde::Deserialize;
 
 use crate::{Contents, ForeignError, ImportOptions, Importer, Location, Output, Source};
@@ -81,10 +81,10 @@ fn import_text(text: &str, output: &mut Output<'_>) -> Result<(), ForeignError> 
     let totals: Totals = serde_json::from_str(text)
         .map_err(|error| output.invalid(Location::Line(error.line() as u64), error))?;
     let number = |number: u32| Some(number).filter(|&number| number > 0);
-    output.facts(&Facts {
+    output.model_info(&ModelInfo {
         n_expert: number(totals.n_expert),
         n_expert_used: number(totals.n_expert_used),
-        ..Facts::default()
+        ..ModelInfo::default()
     })?;
     for layer in &observations {
         let at = || Location::Element(format!("layer {}", layer.layer));

@@ -11,7 +11,7 @@
 //!
 //! Definition: `mbolt/src/mbolt/trace.py` in that repository.
 
-use moe_trace::{Facts, MAX_ID, RoutingRow, TokenId};
+use moe_trace::{MAX_ID, ModelInfo, RoutingRow, TokenId};
 
 use crate::binary::mapped::Mapped;
 use crate::passes::Passes;
@@ -69,9 +69,9 @@ impl Importer for Mbolt {
 
 fn import_file(bytes: &[u8], output: &mut Output<'_>) -> Result<(), ForeignError> {
     match (number(bytes, 4), number(bytes, 8)) {
-        (Some(1), Some(n_expert)) => output.facts(&Facts {
+        (Some(1), Some(n_expert)) => output.model_info(&ModelInfo {
             n_expert: Some(n_expert).filter(|&n| n > 0),
-            ..Facts::default()
+            ..ModelInfo::default()
         })?,
         (Some(version), Some(_)) => {
             return Err(output.version(Location::Byte(4), version, "1"));

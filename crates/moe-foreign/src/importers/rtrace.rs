@@ -12,7 +12,7 @@
 //!
 //! Definition: `fitz_tec/tools/_trace_format.py` in that repository.
 
-use moe_trace::{Facts, MAX_ID, RoutingRow, TokenId};
+use moe_trace::{MAX_ID, ModelInfo, RoutingRow, TokenId};
 
 use crate::binary::mapped::Mapped;
 use crate::{ForeignError, ImportOptions, Importer, Location, Missing, Output, Source};
@@ -99,9 +99,9 @@ fn import_file(
     if top_k > n_expert {
         return Err(output.invalid(Location::Byte(8), RtraceError::TopK { top_k, n_expert }));
     }
-    output.facts(&Facts {
+    output.model_info(&ModelInfo {
         n_expert: Some(n_expert),
-        ..Facts::default()
+        ..ModelInfo::default()
     })?;
 
     let record_size = 8 + 4 * n_expert as usize;

@@ -7,7 +7,7 @@ use moe_trace::check::{
     Survey, foreign_map, stale_tables, survey, truncated_files, unfinished_state,
 };
 use moe_trace::manifest::{self, Tokens};
-use moe_trace::{Facts, Manifest, Run};
+use moe_trace::{Manifest, ModelInfo, Run};
 
 use super::Findings;
 use crate::context::Context;
@@ -116,7 +116,7 @@ fn describe_manifest(manifest: &Manifest, findings: &mut Findings) {
     }
     findings.fact("experts per layer", model.n_expert);
     findings.fact("experts per token", model.n_expert_used);
-    if let Some(reason) = Facts::of_manifest(model).impossible() {
+    if let Some(reason) = ModelInfo::of_manifest(model).impossible() {
         findings.fault(format!("manifest.json: {reason}"));
     }
     findings.fact("policy", manifest.policy.clone());

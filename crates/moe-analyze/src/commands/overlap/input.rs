@@ -8,7 +8,7 @@ use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_trace::manifest::{Gpu, Manifest};
 use moe_trace::transfers::{self, Transfer};
-use moe_trace::{Facts, map_table};
+use moe_trace::{ModelInfo, map_table};
 
 use crate::context::Context;
 use crate::progress::Progress;
@@ -68,7 +68,7 @@ impl Input {
         let map = match (model, file_of_run(map_table::FILE_NAME)) {
             (Some(model), _) => {
                 let gguf = Gguf::open(model)?;
-                let named = Facts::of_model(&model.to_string_lossy(), &gguf)?;
+                let named = ModelInfo::of_model(&model.to_string_lossy(), &gguf)?;
                 traces::check_model(run, manifest.as_ref(), &named)?;
                 Some(OffsetMap::new(&gguf))
             }

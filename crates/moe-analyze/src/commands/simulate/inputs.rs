@@ -11,7 +11,7 @@ use moe_gguf::text::counted;
 use moe_placement::learn::LayerObservation;
 use moe_placement::plan::ExpertSizes;
 use moe_placement::predict::Given;
-use moe_trace::{Facts, LayerId};
+use moe_trace::{LayerId, ModelInfo};
 
 use crate::context::Context;
 use crate::experts::{self, Experts};
@@ -45,7 +45,7 @@ impl Inputs {
         let input = traces::open(path, &options)?;
         let mut collector = Collector::new();
         let summary = traces::read(path, &input, &options, &mut collector, ctx)?;
-        let n_layer = summary.facts.n_hidden_layer();
+        let n_layer = summary.model_info.n_hidden_layer();
         if collector.n_of_mtp_head() > 0 {
             ctx.note(format_args!(
                 "omitted {} of experts of the MTP head",
@@ -53,7 +53,7 @@ impl Inputs {
             ));
         }
         // The other inputs must be of the trace's model.
-        options.model = Some(summary.facts);
+        options.model = Some(summary.model_info);
         let named = Experts::read(args.model(), sizes, ctx)?;
         let sizes = match (named, &input) {
             (Some(experts), _) => experts.sizes,
@@ -111,7 +111,7 @@ fn read_learn_file(
 ) -> anyhow::Result<Arc<[LayerObservation]>> {
     let mut observations = learn_files::read_learn_file(path, options, ctx)?.observations()?;
     let model = options.model.as_ref();
-    if let Some(mtp_head) = model.and_then(Facts::mtp_head) {
+    if let Some(mtp_head) = model.and_then(ModelInfo::mtp_head) {
         observations.retain(|layer| !mtp_head.contains(&layer.layer.0.into()));
     }
     for layer in &observations {

@@ -146,8 +146,8 @@ impl QueryInput {
         if let (Source::Run(run), Some(model)) = (&mut input.source, &trace_options.model)
             && run.map.is_none()
         {
-            if let Some(facts) = &options.model {
-                traces::check_model(path, run.manifest.as_ref(), facts)?;
+            if let Some(model_info) = &options.model {
+                traces::check_model(path, run.manifest.as_ref(), model_info)?;
             }
             run.map = Some(OffsetMap::new(model));
         }
@@ -252,7 +252,7 @@ impl QueryInput {
             &self.trace_options.options,
             &mut table,
         )?;
-        let (table, _) = table.complete(summary.format, &summary.facts)?;
+        let (table, _) = table.complete(summary.format, &summary.model_info)?;
         table.commit()?;
         traces::report_import(ctx, &self.path, &summary);
         Ok(path)

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use moe_foreign::{
     CountError, ForeignError, ImportOptions, LayerError, Location, Missing, Summary,
 };
-use moe_trace::{CountRow, ExpertId, Facts, LayerId, Phase, RoutingRow, Sink, SinkError};
+use moe_trace::{CountRow, ExpertId, LayerId, ModelInfo, Phase, RoutingRow, Sink, SinkError};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/foreign")
@@ -165,9 +165,9 @@ fn reports_a_missing_top_k() {
     }
     // The top-k may also be that of the model.
     let options = ImportOptions {
-        model: Some(Facts {
+        model: Some(ModelInfo {
             n_expert_used: Some(2),
-            ..Facts::default()
+            ..ModelInfo::default()
         }),
         ..ImportOptions::default()
     };
@@ -195,12 +195,12 @@ fn read_text_of(text: &str, options: &ImportOptions) -> Result<(Summary, Kept), 
 /// A model of `n_block` blocks, the last `n_nextn` of which are the MTP head, with experts (top-2) in the blocks `moe`.
 fn model(n_block: u32, n_nextn: u32, moe: &[u16]) -> ImportOptions {
     ImportOptions {
-        model: Some(Facts {
+        model: Some(ModelInfo {
             n_layer: Some(n_block),
             n_nextn_layer: n_nextn,
             n_expert_used: Some(2),
             moe_layers: moe.iter().copied().map(LayerId).collect(),
-            ..Facts::default()
+            ..ModelInfo::default()
         }),
         ..ImportOptions::default()
     }

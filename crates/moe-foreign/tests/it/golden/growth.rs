@@ -21,7 +21,7 @@ fn dropped_rows_have_no_lane() {
     assert_eq!(summary.format, "bigmoeonedge");
     assert_eq!(rows.routing.len(), 24);
     assert_eq!(
-        summary.facts.expert_bytes,
+        summary.model_info.expert_bytes,
         [(LayerId(0), 1000), (LayerId(1), 1200)].into()
     );
     let lanes = |step: u32| -> Vec<Option<u8>> {

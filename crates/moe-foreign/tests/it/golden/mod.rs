@@ -18,7 +18,7 @@ use moe_foreign::{
     Input, JsonError, LineError, Location, Missing, Source, Summary,
 };
 use moe_trace::record::lane;
-use moe_trace::{Error, ExpertId, Facts, LayerId, Phase, RoutingRow, Sink, TokenId};
+use moe_trace::{Error, ExpertId, LayerId, ModelInfo, Phase, RoutingRow, Sink, TokenId};
 
 /// `[layer][token]`: selected experts, best first.
 const EXPERTS: [[[u32; 2]; 5]; 2] = [
@@ -132,9 +132,9 @@ fn assert_line_error(error: &ForeignError, line: u64, is_cause: impl Fn(&LineErr
 #[test]
 fn rejects_a_trace_that_contradicts_the_model_of_the_user() {
     let options = ImportOptions {
-        model: Some(Facts {
+        model: Some(ModelInfo {
             n_expert: Some(64),
-            ..Facts::default()
+            ..ModelInfo::default()
         }),
         ..ImportOptions::default()
     };
@@ -146,20 +146,20 @@ fn rejects_a_trace_that_contradicts_the_model_of_the_user() {
 }
 
 #[test]
-fn the_model_of_the_user_completes_facts_of_the_trace() {
+fn the_given_model_completes_the_model_info_of_the_trace() {
     let options = ImportOptions {
-        model: Some(Facts {
+        model: Some(ModelInfo {
             n_expert: Some(8),
             n_expert_used: Some(4),
             expert_bytes: [(LayerId(0), 7), (LayerId(9), 9)].into(),
-            ..Facts::default()
+            ..ModelInfo::default()
         }),
         ..ImportOptions::default()
     };
     let (_, summary) = import("bigmoeonedge/small.route.csv", &options);
-    assert_eq!(summary.facts.n_expert_used, Some(2));
+    assert_eq!(summary.model_info.n_expert_used, Some(2));
     assert_eq!(
-        summary.facts.expert_bytes,
+        summary.model_info.expert_bytes,
         [(LayerId(0), 1000), (LayerId(1), 1200), (LayerId(9), 9)].into()
     );
 }

@@ -11,7 +11,7 @@ use moe_foreign::{
     Counts, EXPORTERS, Export, ExportError, Exporter, FILES_EXPORTERS, ForeignError, IMPORTERS,
     ImportOptions, Importer, Input, UnfitError,
 };
-use moe_trace::{CountRow, Facts, RoutingRow, Sink, SinkError};
+use moe_trace::{CountRow, ModelInfo, RoutingRow, Sink, SinkError};
 
 /// A trace with all values: two layers, a prompt of two tokens and two generated tokens.
 const FULL: &str = "\
@@ -44,12 +44,12 @@ const COUNTS: &str =
 struct Kept {
     rows: Vec<RoutingRow>,
     counts: Vec<CountRow>,
-    facts: Facts,
+    model_info: ModelInfo,
 }
 
 impl Sink for Kept {
-    fn facts(&mut self, facts: &Facts) -> Result<(), SinkError> {
-        self.facts = facts.clone();
+    fn model_info(&mut self, model_info: &ModelInfo) -> Result<(), SinkError> {
+        self.model_info = model_info.clone();
         Ok(())
     }
 
@@ -189,7 +189,7 @@ fn published_route_csv_is_copied_except_for_dense_bytes() {
         let copy = dir.path().join(file);
         let options = ImportOptions::default();
         export(&detected(&path), exporter("bigmoeonedge"), &options, &copy).unwrap();
-        // The format supports the dense bytes of a layer, but our facts do not.
+        // The format supports the dense bytes of a layer, but `ModelInfo` does not contain them.
         let without_dense = |path: &Path| -> Vec<String> {
             let text = fs::read_to_string(path).unwrap();
             let lines = text.lines();

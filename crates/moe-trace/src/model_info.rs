@@ -13,7 +13,7 @@ use crate::manifest::Model;
 
 /// The parameters of a model, as far as a trace, a manifest or a GGUF file contains them.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Facts {
+pub struct ModelInfo {
     /// Path or name of the model.
     pub model: Option<String>,
     /// `general.architecture`.
@@ -69,7 +69,7 @@ pub enum ImpossibleModel {
     },
 }
 
-/// Why a GGUF file contains no usable [`Facts`].
+/// Why a GGUF file contains no usable [`ModelInfo`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
@@ -107,13 +107,13 @@ impl fmt::Display for Contradiction {
     }
 }
 
-impl Facts {
+impl ModelInfo {
     /// The parameters of `gguf`, which was opened from `path`. `expert_bytes` omits layers whose experts differ in size.
     /// `n_expert` is the maximum over the layers.
     ///
     /// # Errors
     /// A key of the header has the wrong type, or a value that no model has.
-    pub fn of_model(path: &str, gguf: &Gguf) -> Result<Facts, ModelError> {
+    pub fn of_model(path: &str, gguf: &Gguf) -> Result<ModelInfo, ModelError> {
         let metadata = gguf.metadata();
         let arch = metadata.str("general.architecture")?.map(str::to_owned);
         let values = |name: &str| match &arch {
@@ -138,7 +138,7 @@ impl Facts {
             _ => Vec::new(),
         };
         let map = OffsetMap::new(gguf);
-        let facts = Facts {
+        let model_info = ModelInfo {
             model: Some(path.to_owned()),
             n_layer: key("block_count", PerLayer::uniform)?,
             n_nextn_layer: key("nextn_predict_layers", PerLayer::uniform)?.unwrap_or(0),
@@ -152,9 +152,11 @@ impl Facts {
             expert_bytes: expert_bytes_by_layer(&map),
             arch,
         };
-        let fault = facts.impossible().or_else(|| facts.too_few_experts());
+        let fault = model_info
+            .impossible()
+            .or_else(|| model_info.too_few_experts());
         match fault {
-            None => Ok(facts),
+            None => Ok(model_info),
             Some(source) => Err(ModelError::Impossible {
                 path: path.to_owned(),
                 source,
@@ -163,17 +165,17 @@ impl Facts {
     }
 
     /// The parameters in a manifest.
-    pub fn of_manifest(model: &Model) -> Facts {
+    pub fn of_manifest(model: &Model) -> ModelInfo {
         let text = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
         let number = |number: u32| Some(number).filter(|&number| number > 0);
-        Facts {
+        ModelInfo {
             model: text(&model.path),
             arch: text(&model.arch),
             n_layer: number(model.n_layer),
             n_nextn_layer: model.n_nextn_layer,
             n_expert: number(model.n_expert),
             n_expert_used: number(model.n_expert_used),
-            ..Facts::default()
+            ..ModelInfo::default()
         }
     }
 
@@ -230,7 +232,7 @@ impl Facts {
 
     /// Why a trace with the parameters `found` cannot be of this model: its architecture or its number of layers or experts
     /// differs. Other quantizations of the same model are accepted, and so is a run that selects fewer experts for a token.
-    pub fn contradiction(&self, found: &Facts) -> Option<Contradiction> {
+    pub fn contradiction(&self, found: &ModelInfo) -> Option<Contradiction> {
         let number = |what, trace: Option<u32>, model: Option<u32>| {
             Some((format!("{} {what}", trace?), model?.to_string())).filter(|_| trace != model)
         };
@@ -252,7 +254,7 @@ impl Facts {
     }
 
     /// Sets the unknown parameters to those of `other`.
-    pub fn fill_from(&mut self, other: &Facts) {
+    pub fn fill_from(&mut self, other: &ModelInfo) {
         fill(&mut self.model, &other.model);
         fill(&mut self.arch, &other.arch);
         fill(&mut self.n_layer, &other.n_layer);
