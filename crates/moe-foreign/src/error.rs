@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use moe_trace::{Contradiction, Error, MAX_ID, ModelInfo};
+use moe_trace::{Error, MAX_ID, ModelInfo, ModelMismatch};
 
 use crate::importers::responses::ResponseError;
 use crate::layers::LayerError;
@@ -180,12 +180,12 @@ pub enum ForeignError {
         missing: Missing,
     },
     /// The trace belongs to another model than the one that the user specified, or than the other inputs.
-    #[error("{}: {contradiction}; use inputs of the same model", path.display())]
+    #[error("{}: {mismatch}; use inputs of the same model", path.display())]
     OtherModel {
         /// The file or directory.
         path: PathBuf,
         /// What differs.
-        contradiction: Contradiction,
+        mismatch: ModelMismatch,
     },
     /// A GGUF file cannot be read.
     #[error(transparent)]
@@ -273,10 +273,10 @@ pub fn check_model(
     model_info: &ModelInfo,
     path: &Path,
 ) -> Result<(), ForeignError> {
-    match model.contradiction(model_info) {
-        Some(contradiction) => Err(ForeignError::OtherModel {
+    match model.mismatch(model_info) {
+        Some(mismatch) => Err(ForeignError::OtherModel {
             path: path.to_owned(),
-            contradiction,
+            mismatch,
         }),
         None => Ok(()),
     }

@@ -88,7 +88,7 @@ pub enum ModelError {
 
 /// A parameter that differs between a trace and a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Contradiction {
+pub struct ModelMismatch {
     /// The parameter of the trace with its unit: `48 layers`.
     pub trace: String,
     /// Path or name of the model, if known.
@@ -97,7 +97,7 @@ pub struct Contradiction {
     pub model_value: String,
 }
 
-impl fmt::Display for Contradiction {
+impl fmt::Display for ModelMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "it has {}, but the model", self.trace)?;
         if let Some(model) = &self.model {
@@ -232,7 +232,7 @@ impl ModelInfo {
 
     /// Why a trace with the parameters `found` cannot be of this model: its architecture or its number of layers or experts
     /// differs. Other quantizations of the same model are accepted, and so is a run that selects fewer experts for a token.
-    pub fn contradiction(&self, found: &ModelInfo) -> Option<Contradiction> {
+    pub fn mismatch(&self, found: &ModelInfo) -> Option<ModelMismatch> {
         let number = |what, trace: Option<u32>, model: Option<u32>| {
             Some((format!("{} {what}", trace?), model?.to_string())).filter(|_| trace != model)
         };
@@ -246,7 +246,7 @@ impl ModelInfo {
         let (trace, model_value) = number("layers", n_layer, self.n_layer)
             .or_else(|| number("experts in a layer", found.n_expert, self.n_expert))
             .or_else(arch)?;
-        Some(Contradiction {
+        Some(ModelMismatch {
             trace,
             model: self.model.clone(),
             model_value,

@@ -19,7 +19,7 @@ mod summary;
 use std::path::PathBuf;
 
 use moe_placement::learn::{LayerCounts, LearnFile};
-use moe_trace::{Contradiction, ImpossibleModel, LayerId, ModelInfo};
+use moe_trace::{ImpossibleModel, LayerId, ModelInfo, ModelMismatch};
 
 pub use bytes::ExpertBytes;
 pub use matrix::{Matrix, MatrixRow, Value};
@@ -257,9 +257,9 @@ impl Hotness {
     }
 
     /// The reason why the counted runs cannot be of this model, if there is one.
-    pub fn contradiction(&self, model: &ModelInfo) -> Option<Contradiction> {
+    pub fn mismatch(&self, model: &ModelInfo) -> Option<ModelMismatch> {
         let mut origins = self.origins.iter();
-        origins.find_map(|origin| origin.contradiction(model))
+        origins.find_map(|origin| origin.mismatch(model))
     }
 
     /// Raises the numbers of experts per layer and per token to those of other inputs of the same model, unless an input

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use moe_trace::manifest::Model;
 use moe_trace::tables::{MODEL_KEY, RUN_ID_KEY, SCHEMA_KEY, TableMetadata};
-use moe_trace::{Contradiction, ModelInfo, Run};
+use moe_trace::{ModelInfo, ModelMismatch, Run};
 
 use super::Error;
 
@@ -65,8 +65,8 @@ impl Origin {
     }
 
     /// The reason why the run cannot be of this model, if there is one.
-    pub fn contradiction(&self, model: &ModelInfo) -> Option<Contradiction> {
-        model.contradiction(&ModelInfo::of_manifest(self.model.as_ref()?))
+    pub fn mismatch(&self, model: &ModelInfo) -> Option<ModelMismatch> {
+        model.mismatch(&ModelInfo::of_manifest(self.model.as_ref()?))
     }
 
     pub fn model(&self) -> Option<&Model> {

@@ -54,10 +54,10 @@ pub fn read_with(
         }
     };
     let model = options.model.as_ref();
-    if let Some(contradiction) = model.and_then(|model| hotness.contradiction(model)) {
+    if let Some(mismatch) = model.and_then(|model| hotness.mismatch(model)) {
         bail!(ForeignError::OtherModel {
             path: path.to_owned(),
-            contradiction
+            mismatch
         });
     }
     Ok(hotness)
