@@ -139,7 +139,7 @@ impl<'a> Output<'a> {
     /// [`ForeignError::OtherModel`] if the parameters contradict [`ImportOptions::model`]. [`ForeignError::File`] if no model has
     /// that many layers or experts, so that sinks need not check the numbers.
     pub fn model_info(&mut self, model_info: &ModelInfo) -> Result<(), ForeignError> {
-        if let Some(error) = model_info.impossible() {
+        if let Some(error) = model_info.invalid() {
             return Err(ForeignError::file(&self.file, error));
         }
         if let Some(model) = &self.options.model {
@@ -159,7 +159,7 @@ impl<'a> Output<'a> {
     }
 
     /// Parameters of the model that are known so far.
-    pub fn known(&self) -> &ModelInfo {
+    pub fn known_model_info(&self) -> &ModelInfo {
         &self.model_info
     }
 

@@ -91,7 +91,7 @@ pub use error::Error;
 pub use expert_ranges::{ByteRange, ExpertRanges, ExpertTensor};
 pub use fault::{LineFault, ManifestFault, RecordFault, SourceFault, TransferFault};
 pub use manifest::Manifest;
-pub use model_info::{ImpossibleModel, ModelError, ModelInfo, ModelMismatch};
+pub use model_info::{InvalidModel, ModelError, ModelInfo, ModelMismatch};
 pub use moe_ids::{ExpertId, LayerId, MAX_ID, TokenId};
 pub use operations::{Expert, Operation, Operations, TokenExperts};
 pub use pass_table::{PassTable, TablePass};

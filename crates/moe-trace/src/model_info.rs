@@ -38,7 +38,7 @@ pub struct ModelInfo {
 /// Values that no model has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum ImpossibleModel {
+pub enum InvalidModel {
     /// A number above [`MAX_ID`].
     #[error("{n} {what} is more than the limit of {MAX_ID}; the file is damaged")]
     TooMany {
@@ -78,11 +78,11 @@ pub enum ModelError {
     Gguf(#[from] moe_gguf::Error),
     /// Values that no model has.
     #[error("{path}: {source}; convert the model again")]
-    Impossible {
+    Invalid {
         /// The model's file.
         path: String,
         /// The values.
-        source: ImpossibleModel,
+        source: InvalidModel,
     },
 }
 
@@ -153,11 +153,11 @@ impl ModelInfo {
             arch,
         };
         let fault = model_info
-            .impossible()
+            .invalid()
             .or_else(|| model_info.too_few_experts());
         match fault {
             None => Ok(model_info),
-            Some(source) => Err(ModelError::Impossible {
+            Some(source) => Err(ModelError::Invalid {
                 path: path.to_owned(),
                 source,
             }),
@@ -209,7 +209,7 @@ impl ModelInfo {
     }
 
     /// Why no model can have these parameters: too many layers or experts, or no hidden layer. `None` if they are plausible.
-    pub fn impossible(&self) -> Option<ImpossibleModel> {
+    pub fn invalid(&self) -> Option<InvalidModel> {
         let numbers = [
             ("layers", self.n_layer),
             ("experts in a layer", self.n_expert),
@@ -217,17 +217,17 @@ impl ModelInfo {
         ];
         for (what, n) in numbers {
             if let Some(n) = n.filter(|&n| n > MAX_ID) {
-                return Some(ImpossibleModel::TooMany { what, n });
+                return Some(InvalidModel::TooMany { what, n });
             }
         }
         let (n_layer, n_nextn) = (self.n_layer?, self.n_nextn_layer);
-        (n_nextn >= n_layer).then_some(ImpossibleModel::NoHiddenLayer { n_nextn, n_layer })
+        (n_nextn >= n_layer).then_some(InvalidModel::NoHiddenLayer { n_nextn, n_layer })
     }
 
     /// The error if more experts are selected for a token than a layer has.
-    fn too_few_experts(&self) -> Option<ImpossibleModel> {
+    fn too_few_experts(&self) -> Option<InvalidModel> {
         let (n_used, n_expert) = (self.max_expert_used()?, self.n_expert?);
-        (n_used > n_expert).then_some(ImpossibleModel::TooFewExperts { n_used, n_expert })
+        (n_used > n_expert).then_some(InvalidModel::TooFewExperts { n_used, n_expert })
     }
 
     /// Why a trace with the parameters `found` cannot be of this model: its architecture or its number of layers or experts

@@ -25,8 +25,8 @@ impl Shape {
             n_expert_used,
             ..
         } = *model;
-        if let Some(source) = ModelInfo::of_manifest(model).impossible() {
-            return Err(Error::Impossible {
+        if let Some(source) = ModelInfo::of_manifest(model).invalid() {
+            return Err(Error::InvalidModel {
                 place: place.display().to_string(),
                 source,
             });
@@ -99,7 +99,7 @@ impl Counter {
     /// A counter for the model in `origin`. `place` names the input in errors.
     ///
     /// # Errors
-    /// [`Error::Impossible`] if the model has more layers or experts than any model.
+    /// [`Error::InvalidModel`] if the model has more layers or experts than any model.
     pub fn new(origin: Origin, place: &Path) -> Result<Counter, Error> {
         let model = origin.model();
         let shape = model.map(|model| Shape::of(model, place)).transpose()?;

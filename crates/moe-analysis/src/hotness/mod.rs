@@ -19,7 +19,7 @@ mod summary;
 use std::path::PathBuf;
 
 use moe_placement::learn::{LayerCounts, LearnFile};
-use moe_trace::{ImpossibleModel, LayerId, ModelInfo, ModelMismatch};
+use moe_trace::{InvalidModel, LayerId, ModelInfo, ModelMismatch};
 
 pub use bytes::ExpertBytes;
 pub use matrix::{Matrix, MatrixRow, Value};
@@ -62,11 +62,11 @@ pub enum Error {
     },
     /// The model has more layers or experts than any model.
     #[error("{place}: {source}")]
-    Impossible {
+    InvalidModel {
         /// The file or run.
         place: String,
         /// The number that is too large.
-        source: ImpossibleModel,
+        source: InvalidModel,
     },
     /// The numbers of experts in two inputs differ.
     #[error("the inputs are of different models: {left} and {right} {what}; use runs of one model")]

@@ -157,7 +157,7 @@ fn import_file(
                 let columns = columns.map_err(|error| lines.invalid(error))?;
                 turns.next_run(columns.has("turn"));
                 table = Some(columns);
-                check_model(output.known(), &model_info, source)?;
+                check_model(output.known_model_info(), &model_info, source)?;
                 output.model_info(&model_info)?;
                 model_info = ModelInfo::default();
             }

@@ -2,7 +2,7 @@
 
 use moe_gguf::Gguf;
 use moe_testkit::gguf::{ARRAY, Raw, U32, U64};
-use moe_trace::{ImpossibleModel, LayerId, ModelError, ModelInfo};
+use moe_trace::{InvalidModel, LayerId, ModelError, ModelInfo};
 
 /// A model whose layers select these numbers of experts for a token.
 fn model(n_expert_used: &[u32]) -> ModelInfo {
@@ -63,12 +63,12 @@ fn refuses_model_without_hidden_layers() {
     assert_eq!(with_mtp_head(5, 4).unwrap().n_hidden_layer(), Some(1));
     for n_nextn in [5, 6, u32::MAX] {
         let error = with_mtp_head(5, n_nextn).unwrap_err();
-        let source = ImpossibleModel::NoHiddenLayer {
+        let source = InvalidModel::NoHiddenLayer {
             n_nextn,
             n_layer: 5,
         };
         assert!(
-            matches!(&error, ModelError::Impossible { path, source: found } if path == "model.gguf" && *found == source),
+            matches!(&error, ModelError::Invalid { path, source: found } if path == "model.gguf" && *found == source),
             "{error}"
         );
         assert_eq!(
@@ -116,8 +116,8 @@ fn refuses_more_selected_experts_than_experts() {
         assert!(
             matches!(
                 error,
-                ModelError::Impossible {
-                    source: ImpossibleModel::TooMany { .. },
+                ModelError::Invalid {
+                    source: InvalidModel::TooMany { .. },
                     ..
                 }
             ),
