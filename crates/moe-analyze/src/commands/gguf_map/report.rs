@@ -142,7 +142,7 @@ pub fn write_findings(out: &mut dyn Write, survey: &Survey, verify: bool) -> io:
 fn write_data_findings(out: &mut dyn Write, gguf: &Gguf, data: &Data) -> io::Result<()> {
     for verified in &data.tensors {
         let tensor = gguf.tensors().get(verified.tensor as usize);
-        if let (Some(tensor), Some(found)) = (tensor, verified.impossible) {
+        if let (Some(tensor), Some(found)) = (tensor, verified.non_finite) {
             let file = gguf.files().get(usize::from(tensor.file));
             writeln!(
                 out,
