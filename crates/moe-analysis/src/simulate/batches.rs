@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use moe_placement::cache::{Experts, Future, Key};
-use moe_placement::predict::Given;
+use moe_placement::predict::ExternalPredictions;
 
 /// Flag of a selection whose expert was looked up before in the batch.
 const AGAIN: u32 = 1 << 31;
@@ -238,15 +238,15 @@ impl Batches {
     }
 
     /// The trace as predictions: the selections of a layer in a pass are the prediction for that pass.
-    pub fn as_predictions(&self) -> Given {
-        let mut given = Given::new(self.experts.n_layer());
+    pub fn to_predictions(&self) -> ExternalPredictions {
+        let mut predictions = ExternalPredictions::new(self.experts.n_layer());
         for batch in self.generated() {
             let predicted: Vec<Key> = batch.look_ups().collect();
             if let Some(&key) = predicted.first() {
-                given.push(self.experts.layer_index(key), predicted);
+                predictions.push(self.experts.layer_index(key), predicted);
             }
         }
-        given
+        predictions
     }
 
     fn generated(&self) -> impl Iterator<Item = Batch<'_>> {

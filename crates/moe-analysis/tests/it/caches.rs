@@ -220,7 +220,7 @@ fn prefetched(batches: &Batches, name: Option<PredictorName>, windows_s: [f64; 2
         None => prefetch(
             batches,
             policy.as_mut(),
-            &mut batches.as_predictions(),
+            &mut batches.to_predictions(),
             &how,
         ),
     }

@@ -10,7 +10,7 @@ use moe_gguf::map::OffsetMap;
 use moe_gguf::text::counted;
 use moe_placement::learn::LayerObservation;
 use moe_placement::plan::ExpertSizes;
-use moe_placement::predict::Given;
+use moe_placement::predict::ExternalPredictions;
 use moe_trace::{LayerId, ModelInfo};
 
 use crate::context::Context;
@@ -23,7 +23,7 @@ pub struct Inputs {
     /// The trace.
     pub batches: Batches,
     /// Predictions of `--predictions`.
-    pub predictions: Option<Given>,
+    pub predictions: Option<ExternalPredictions>,
     /// Size of the model's tensors without the MTP head in bytes, if the map is known.
     pub model_bytes: Option<u64>,
     /// Observations in the learn file of `--learn`.
@@ -76,7 +76,7 @@ impl Inputs {
             traces::read(path, &input, &options, &mut collector, ctx)?;
             let batches = collector.finish(&sizes);
             let batches = batches.with_context(|| path.display().to_string())?;
-            anyhow::Ok(batches.as_predictions())
+            anyhow::Ok(batches.to_predictions())
         });
         let batches = collector
             .finish(&sizes)

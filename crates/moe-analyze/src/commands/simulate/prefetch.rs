@@ -8,7 +8,7 @@ use moe_analysis::simulate::{Batches, Machine, Prefetch, Prefetched, prefetch};
 use moe_gguf::text::counted;
 use moe_placement::cache::{PolicyName, Setting};
 use moe_placement::plan::MIB;
-use moe_placement::predict::{Given, Predictor, PredictorName};
+use moe_placement::predict::{ExternalPredictions, Predictor, PredictorName};
 
 use crate::context::Context;
 use crate::option_values::not_negative;
@@ -126,26 +126,26 @@ impl PrefetchArgs {
         &self,
         plan: &Plan,
         how: &Prefetch,
-        given: Option<&Given>,
+        predictions: Option<&ExternalPredictions>,
         ctx: &Context,
     ) -> anyhow::Result<Vec<Row>> {
         let experts = plan.batches.experts();
         let n_layer = experts.n_layer();
         let mut rows = Vec::new();
-        let n_predictors = 1 + self.predictor.len() + usize::from(given.is_some());
+        let n_predictors = 1 + self.predictor.len() + usize::from(predictions.is_some());
         let n_rows = plan.budgets.len() * plan.policies.len() * n_predictors;
         let progress = Progress::items(ctx, "caches", n_rows as u64);
         for &budget in plan.budgets {
             for &policy in plan.policies {
                 let mut predictors: Vec<(String, Box<dyn Predictor>)> =
-                    vec![("none".into(), Box::new(Given::new(n_layer)))];
+                    vec![("none".into(), Box::new(ExternalPredictions::new(n_layer)))];
                 predictors.extend(
                     self.predictor
                         .iter()
                         .map(|name| (name.to_string(), name.predictor(experts, how.depth))),
                 );
-                if let Some(given) = given {
-                    predictors.push(("predictions".into(), Box::new(given.clone())));
+                if let Some(predictions) = predictions {
+                    predictors.push(("predictions".into(), Box::new(predictions.clone())));
                 }
                 for (predictor, mut predicts) in predictors {
                     let mut cache = plan.setting.policy(policy, experts, budget)?;
