@@ -119,7 +119,7 @@ pub fn prefetch(
             replay.now = ready + prefetch.windows_s[layer];
         } else {
             let all: Vec<Key> = batch.selections().map(|(key, _)| key).collect();
-            predictor.prompt(layer, &all);
+            predictor.observe_prompt(layer, &all);
         }
     }
     replay.result.wasted += replay

@@ -23,7 +23,7 @@ use previous::Previous;
 /// Predicts which experts a layer selects. `layer` is the [`Experts::layer_index`] in all methods.
 pub trait Predictor: Send {
     /// Reports that a layer routed a batch of prompt tokens. `selected` has one entry per token and expert. Ignored by default.
-    fn prompt(&mut self, layer: usize, selected: &[Key]) {
+    fn observe_prompt(&mut self, layer: usize, selected: &[Key]) {
         let _ = (layer, selected);
     }
 
