@@ -40,7 +40,7 @@ mod list;
 mod lru;
 mod policy_name;
 mod random;
-mod ranked;
+mod rank_queue;
 mod s3_fifo;
 mod setting;
 mod slru;
