@@ -189,7 +189,7 @@ impl Counter {
                 timestamp_ns: pass.timestamp_ns,
             };
             if progress.starts.is_start(token, selection.slot) {
-                phase.rows += 1;
+                phase.tokens += 1;
                 progress.token += 1;
             }
             self.n_slot = self.n_slot.max(selection.slot + 1);
@@ -225,7 +225,7 @@ impl Counter {
                     self.layers[layer][phase].calls -= 1;
                 }
                 if progress.starts.append(later.starts) {
-                    self.layers[layer][phase].rows -= 1;
+                    self.layers[layer][phase].tokens -= 1;
                 }
                 progress.first.get_or_insert((timestamp_ns, phase));
                 progress.last_pass = later.last_pass;
@@ -252,11 +252,11 @@ impl Counter {
     }
 
     /// Adds passes and tokens of one layer and phase, whose ids must be in range.
-    pub fn add_totals(&mut self, layer: LayerId, phase: Option<Phase>, calls: u64, rows: u64) {
+    pub fn add_totals(&mut self, layer: LayerId, phase: Option<Phase>, calls: u64, tokens: u64) {
         self.make_room(layer.index());
         let sum = &mut self.layers[layer.index()][phase];
         sum.calls = sum.calls.saturating_add(calls);
-        sum.rows = sum.rows.saturating_add(rows);
+        sum.tokens = sum.tokens.saturating_add(tokens);
     }
 
     fn make_room(&mut self, layer: usize) {
@@ -273,8 +273,8 @@ impl Counter {
         for (layer, phases) in (0..).map(LayerId).zip(&mut self.layers) {
             let used = model_info.n_expert_used_in(layer).unwrap_or(0);
             for phase in phases.iter_mut() {
-                if phase.rows == 0 {
-                    phase.rows = LayerCounts::tokens_of(phase.selections(), used);
+                if phase.tokens == 0 {
+                    phase.tokens = LayerCounts::tokens_of(phase.selections(), used);
                 }
             }
         }
@@ -303,7 +303,7 @@ impl Counter {
         for phase in self.layers.iter_mut().flat_map(ByPhase::iter_mut) {
             let selections = phase.selections();
             if phase.calls == 0 && selections > 0 {
-                phase.assumed_calls = LayerCounts::calls_without_passes(phase.rows, selections);
+                phase.assumed_calls = LayerCounts::calls_without_passes(phase.tokens, selections);
             }
         }
         let (n_expert, n_expert_used) = match self.shape {

@@ -1,7 +1,7 @@
 //! Hotness: how often each expert of each layer is selected, and with which router weight.
 //!
-//! A *row* is a token routed in a layer. It selects `n_expert_used` experts, so the counts of a layer add up to rows ×
-//! `n_expert_used`. A *call* is a pass of a layer over a batch of any number of tokens.
+//! A *routed token* is a token in one layer. It selects `n_expert_used` experts, so the counts of a layer add up to routed
+//! tokens × `n_expert_used`. A *call* is a pass of a layer over a batch of any number of tokens.
 
 mod bytes;
 mod counting;
@@ -132,7 +132,7 @@ struct LayerPhase {
     calls: u64,
     /// Calls that a learn file contains although passes were not recorded.
     assumed_calls: u64,
-    rows: u64,
+    tokens: u64,
     /// `[up to n_expert]`: selections of each expert.
     experts: Vec<ExpertTally>,
 }
@@ -185,7 +185,7 @@ impl Hotness {
             .collect()
     }
 
-    /// Number of selections in a layer: rows × experts per token.
+    /// Number of selections in a layer: routed tokens × experts per token.
     pub fn selections(&self, layer: LayerId, phases: Phases) -> u64 {
         let experts = self
             .phases_of(layer, phases)
@@ -194,9 +194,9 @@ impl Hotness {
     }
 
     /// Number of tokens routed in a layer; 0 if a trace of counts does not contain it.
-    pub fn rows(&self, layer: LayerId, phases: Phases) -> u64 {
-        let rows = self.phases_of(layer, phases).map(|phase| phase.rows);
-        rows.fold(0, u64::saturating_add)
+    pub fn routed_tokens(&self, layer: LayerId, phases: Phases) -> u64 {
+        let tokens = self.phases_of(layer, phases).map(|phase| phase.tokens);
+        tokens.fold(0, u64::saturating_add)
     }
 
     /// Number of passes of a layer; 0 if a trace of another tool does not contain it.
@@ -209,7 +209,7 @@ impl Hotness {
     /// output is needed pass through it.
     pub fn tokens(&self, phases: Phases) -> u64 {
         self.layer_ids()
-            .map(|layer| self.rows(layer, phases))
+            .map(|layer| self.routed_tokens(layer, phases))
             .max()
             .unwrap_or(0)
     }
@@ -395,7 +395,7 @@ impl LayerPhase {
     fn add(&mut self, more: &LayerPhase) {
         self.calls = self.calls.saturating_add(more.calls);
         self.assumed_calls = self.assumed_calls.saturating_add(more.assumed_calls);
-        self.rows = self.rows.saturating_add(more.rows);
+        self.tokens = self.tokens.saturating_add(more.tokens);
         for (expert, tally) in more.experts.iter().enumerate() {
             let sum = self.expert(expert);
             sum.count += tally.count;

@@ -89,7 +89,7 @@ fn hotness(tokens: &[Token]) -> Hotness {
     read(tokens, SurveyOptions::default()).0
 }
 
-fn rows_of(tokens: &[Token], layer: LayerId) -> u64 {
+fn tokens_of(tokens: &[Token], layer: LayerId) -> u64 {
     tokens.iter().filter(|token| token.layer == layer).count() as u64
 }
 
@@ -99,12 +99,12 @@ proptest! {
         let (hotness, survey) = read(&tokens, SurveyOptions::default());
         prop_assert_eq!(hotness.n_repeated(), 0);
         for layer in hotness.layers(Phases::All) {
-            let rows = rows_of(&tokens, layer);
-            prop_assert_eq!(hotness.rows(layer, Phases::All), rows);
-            prop_assert_eq!(hotness.selections(layer, Phases::All), rows * K as u64);
-            prop_assert_eq!(survey.rows(layer), rows);
+            let n_tokens = tokens_of(&tokens, layer);
+            prop_assert_eq!(hotness.routed_tokens(layer, Phases::All), n_tokens);
+            prop_assert_eq!(hotness.selections(layer, Phases::All), n_tokens * K as u64);
+            prop_assert_eq!(survey.routed_tokens(layer), n_tokens);
             let parts = Phase::ALL.map(|phase| hotness.selections(layer, Phases::Only(phase)));
-            prop_assert_eq!(parts.iter().sum::<u64>(), rows * K as u64);
+            prop_assert_eq!(parts.iter().sum::<u64>(), n_tokens * K as u64);
         }
     }
 
@@ -173,14 +173,14 @@ proptest! {
             let whole = hotness.counts(layer, Phases::All);
             for groups in [survey.groups(), survey.folds()] {
                 let mut sums = vec![0; whole.len()];
-                let mut rows = 0;
+                let mut n_tokens = 0;
                 for group in 0..groups.names().len() {
-                    rows += groups.rows(group, layer);
+                    n_tokens += groups.routed_tokens(group, layer);
                     let counts = groups.counts(group, layer).into_iter();
                     sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
                 }
                 prop_assert_eq!(&sums, &whole);
-                prop_assert_eq!(rows, rows_of(&tokens, layer));
+                prop_assert_eq!(n_tokens, tokens_of(&tokens, layer));
             }
             let windows = survey.windows();
             let mut counts = windows.counts(layer, &(0..windows.len(layer)));

@@ -81,9 +81,9 @@ impl Sink for RowCounter<'_> {
     }
 
     fn layer(&mut self, row: &LayerRow) -> Result<(), SinkError> {
-        let (calls, rows) = (row.calls.unwrap_or(0), row.n_tokens.unwrap_or(0));
+        let (calls, tokens) = (row.calls.unwrap_or(0), row.n_tokens.unwrap_or(0));
         self.counter
-            .add_totals(row.layer_id, row.phase, calls, rows);
+            .add_totals(row.layer_id, row.phase, calls, tokens);
         Ok(())
     }
 }
@@ -109,6 +109,6 @@ mod tests {
             counter.routing(&row).unwrap();
         }
         let hotness = counter.finish(&ModelInfo::default()).unwrap();
-        assert_eq!(hotness.rows(LayerId(0), Phases::All), 2);
+        assert_eq!(hotness.routed_tokens(LayerId(0), Phases::All), 2);
     }
 }

@@ -10,7 +10,7 @@ pub struct LayerSummary {
     /// Block number in the model.
     pub layer: LayerId,
     /// Number of routed tokens.
-    pub rows: u64,
+    pub tokens: u64,
     /// `(expert, fraction of the layer's selections)`, hottest first.
     pub top: Vec<(ExpertId, f64)>,
     /// Load balance measures.
@@ -29,7 +29,7 @@ impl Hotness {
                 let top = hottest(&counts, n_top).into_iter();
                 LayerSummary {
                     layer,
-                    rows: self.rows(layer, phases),
+                    tokens: self.routed_tokens(layer, phases),
                     top: top
                         .map(|expert| (ExpertId(expert as u32), share(expert)))
                         .collect(),

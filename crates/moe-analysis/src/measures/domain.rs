@@ -11,14 +11,14 @@ pub struct Specialisation {
     pub share_of_tokens: f64,
 }
 
-/// The most selected expert of a domain. `counts` (`[n_expert]`) are the selections of each expert by tokens of the domain, `rows`
+/// The most selected expert of a domain. `counts` (`[n_expert]`) are the selections of each expert by tokens of the domain, `n_tokens`
 /// is the number of these tokens. Ties go to the lower id. `None` without tokens or selections.
-pub fn specialisation(counts: &[u64], rows: u64) -> Option<Specialisation> {
+pub fn specialisation(counts: &[u64], n_tokens: u64) -> Option<Specialisation> {
     let expert = super::hottest(counts, 1).first().copied()?;
-    let count = counts.get(expert).filter(|_| rows > 0)?;
+    let count = counts.get(expert).filter(|_| n_tokens > 0)?;
     Some(Specialisation {
         expert,
-        share_of_tokens: *count as f64 / rows as f64,
+        share_of_tokens: *count as f64 / n_tokens as f64,
     })
 }
 

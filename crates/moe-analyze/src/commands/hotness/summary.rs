@@ -43,7 +43,7 @@ fn print_layers(out: &mut dyn Write, args: &Args, hotness: &Hotness) -> std::io:
     let percent = |share: f64| fixed(100.0 * share, 1);
     Table::of(&hotness.summary(args.phases(), N_TOP))
         .shown("layer", |layer| layer.layer)
-        .shown("tokens", |layer| (layer.rows > 0).then_some(layer.rows))
+        .shown("tokens", |layer| (layer.tokens > 0).then_some(layer.tokens))
         .shown("active experts", |layer| layer.spread.n_active)
         .shown("hottest experts (% of activations)", move |layer| {
             let top = layer.top.iter();

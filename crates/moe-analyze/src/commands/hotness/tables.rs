@@ -87,7 +87,7 @@ fn measured(args: &Args, counted: &Counted) -> (Vec<Layer>, Layer) {
     let layers = hotness.summary(args.phases(), 0).into_iter();
     let layers = layers.map(|layer| Layer {
         layer: Some(layer.layer),
-        rows: layer.rows,
+        rows: layer.tokens,
         spread: layer.spread,
         order: survey.order(layer.layer).cloned(),
     });
@@ -193,7 +193,8 @@ fn batches(out: &mut dyn Write, format: Format, args: &Args, counted: &Counted) 
         let counts = hotness.counts(layer, args.phases());
         let means = survey.distinct(layer).into_iter().flat_map(|d| d.means());
         rows.extend(means.map(|(n_tokens, measured)| {
-            let independent = distinct_if_independent(&counts, survey.rows(layer), n_tokens);
+            let independent =
+                distinct_if_independent(&counts, survey.routed_tokens(layer), n_tokens);
             let uniform =
                 distinct_if_uniform(hotness.n_expert(), hotness.n_expert_used(), n_tokens);
             Batch {
