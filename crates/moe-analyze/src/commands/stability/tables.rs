@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use moe_analysis::measures::{Specialisation, mutual_information, specialisation, total_variation};
+use moe_analysis::measures::{Specialization, mutual_information, specialization, total_variation};
 use moe_analysis::stability::{self, Split};
 use moe_placement::learn::LayerCounts;
 use moe_trace::LayerId;
@@ -122,7 +122,7 @@ struct Domain<'a> {
     information_bits: f64,
     /// Distance from all other domains.
     total_variation: Option<f64>,
-    most_used: Option<Specialisation>,
+    most_used: Option<Specialization>,
     /// Fraction of the tokens that select an expert of a uniform router.
     uniform: f64,
 }
@@ -157,7 +157,7 @@ fn domains(out: &mut dyn Write, format: Format, args: &Args, counted: &Counted) 
                 tokens: n_tokens,
                 information_bits,
                 total_variation: total_variation(&counts[group], &others),
-                most_used: specialisation(&counts[group], n_tokens),
+                most_used: specialization(&counts[group], n_tokens),
                 uniform: f64::from(hotness.n_expert_used()) / f64::from(hotness.n_expert().max(1)),
             });
         }
