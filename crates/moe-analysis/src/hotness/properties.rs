@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::counting::Counter;
 use super::origin::Origin;
 use super::{Hotness, Phases};
-use crate::measures::{Spread, hottest};
+use crate::measures::{LoadBalance, hottest};
 use crate::survey::{GroupBy, SelectedExpert, Survey, SurveyOptions};
 
 const N_LAYER: u16 = 3;
@@ -191,19 +191,19 @@ proptest! {
 
     #[test]
     fn measures_are_within_their_ranges(counts in prop::collection::vec(0..1000u64, 1..64)) {
-        let spread = Spread::of(&counts);
+        let load_balance = LoadBalance::of(&counts);
         let n = counts.len() as f64;
-        prop_assert!((-1e-12..=1.0 - 1.0 / n + 1e-12).contains(&spread.gini));
-        prop_assert!((0.0..=1.0 + 1e-12).contains(&spread.entropy));
-        prop_assert!(spread.share_top.is_sorted());
-        prop_assert!(spread.effective <= spread.n_active as f64 + 1e-9);
-        prop_assert_eq!(hottest(&counts, counts.len()).len(), spread.n_active);
+        prop_assert!((-1e-12..=1.0 - 1.0 / n + 1e-12).contains(&load_balance.gini));
+        prop_assert!((0.0..=1.0 + 1e-12).contains(&load_balance.entropy));
+        prop_assert!(load_balance.share_top.is_sorted());
+        prop_assert!(load_balance.effective <= load_balance.n_active as f64 + 1e-9);
+        prop_assert_eq!(hottest(&counts, counts.len()).len(), load_balance.n_active);
         let mut other = counts.clone();
         other.reverse();
-        let reversed = Spread::of(&other);
-        prop_assert_eq!(spread, reversed);
+        let reversed = LoadBalance::of(&other);
+        prop_assert_eq!(load_balance, reversed);
         // Multiplying all counts by five does not change the Gini coefficient.
         let more: Vec<u64> = counts.iter().map(|count| count * 5).collect();
-        prop_assert!((Spread::of(&more).gini - spread.gini).abs() < 1e-9);
+        prop_assert!((LoadBalance::of(&more).gini - load_balance.gini).abs() < 1e-9);
     }
 }
