@@ -6,10 +6,12 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use moe_foreign::{Contents, Detected, ForeignError, ImportOptions, Input, Missing, Summary};
 use moe_gguf::Gguf;
+use moe_trace::check::stale_tables;
 use moe_trace::manifest::Manifest;
 use moe_trace::ops::OpTable;
 use moe_trace::{ModelInfo, Run, Sink};
 
+use crate::advice;
 use crate::context::Context;
 use crate::inputs::Kind;
 use crate::op_table;
@@ -96,7 +98,12 @@ pub fn print_warnings(run: &Run, ctx: &Context) -> anyhow::Result<()> {
     let progress = Progress::of_run(ctx, run);
     let warnings = run.warnings()?;
     drop(progress);
-    warnings.iter().for_each(|warning| ctx.note(warning));
+    let stale = stale_tables(run).into_iter();
+    let stale = stale.map(|error| advice::with_advice(&error));
+    warnings
+        .into_iter()
+        .chain(stale)
+        .for_each(|warning| ctx.note(warning));
     Ok(())
 }
 

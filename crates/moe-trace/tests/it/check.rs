@@ -1,7 +1,7 @@
 //! Rules that records violate, and warnings about incomplete or misleading runs.
 
 use moe_gguf::map::OffsetMap;
-use moe_trace::check::{check, foreign_map, survey};
+use moe_trace::check::{check, foreign_map, stale_tables, survey};
 use moe_trace::ops::{MUL_MAT, MUL_MAT_ID};
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 use moe_trace::tables::{TableOptions, write_tables};
@@ -117,13 +117,19 @@ fn warns_about_incomplete_runs_and_foreign_tables() {
     let dir = tmp.path().join("killed");
     drop(RunWriter::create(&dir, manifest(), &map, RunOptions::default()).unwrap());
     write_tables(&run, &dir.join("tables"), TableOptions::default()).unwrap();
-    let warnings = Run::open(&dir).unwrap().warnings().unwrap();
+    let killed = Run::open(&dir).unwrap();
+    let warnings = killed.warnings().unwrap();
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
     assert!(warnings[0].contains("killed"), "{warnings:?}");
-    assert_eq!(
-        warnings.len(),
-        4,
-        "three tables belong to the other run: {warnings:?}"
-    );
+    let stale = stale_tables(&killed);
+    assert_eq!(stale.len(), 3, "{stale:?}");
+    for error in &stale {
+        assert!(
+            matches!(error, Error::Table { fault: TableFault::OtherRun { run_id }, .. } if *run_id == run.id()),
+            "{error:?}"
+        );
+    }
+    assert_eq!(stale_tables(&run).len(), 0);
 }
 
 #[test]

@@ -10,6 +10,7 @@ use moe_trace::manifest::{self, Tokens};
 use moe_trace::{Manifest, ModelInfo, Run};
 
 use super::Findings;
+use crate::advice;
 use crate::context::Context;
 use crate::progress::Progress;
 
@@ -74,7 +75,7 @@ pub fn describe(path: &Path, findings: &mut Findings, ctx: &Context) -> anyhow::
         _ => {}
     }
     if let Some(error) = foreign_map(&run)? {
-        findings.fault(error.to_string());
+        findings.fault(advice::with_advice(&error));
     }
     for fault in &survey.faults {
         findings.fault(fault.to_string());
@@ -82,12 +83,11 @@ pub fn describe(path: &Path, findings: &mut Findings, ctx: &Context) -> anyhow::
     for fault in truncated_files(&run) {
         findings.fault(fault);
     }
-    for warning in survey
-        .misleading_counts
-        .into_iter()
-        .chain(stale_tables(&run))
-    {
+    for warning in survey.misleading_counts {
         findings.note(warning);
+    }
+    for error in stale_tables(&run) {
+        findings.note(advice::with_advice(&error));
     }
     Ok(())
 }
