@@ -24,7 +24,7 @@ use crate::run::Run;
 use crate::transfers;
 
 #[cfg(feature = "parquet")]
-pub use tables::{foreign_map, stale_tables};
+pub use tables::{mismatched_map, stale_tables};
 
 /// A rule that records violate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -375,7 +375,7 @@ impl Run {
     /// The map belongs to another model; a record has more sources or experts than it can contain, or an unknown extension.
     pub fn warnings(&self) -> Result<Vec<String>, Error> {
         #[cfg(feature = "parquet")]
-        if let Some(error) = foreign_map(self)? {
+        if let Some(error) = mismatched_map(self)? {
             return Err(error);
         }
         // One pass for all checks, because a trace may be larger than memory.

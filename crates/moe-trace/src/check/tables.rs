@@ -12,7 +12,7 @@ use crate::tables::{RUN_ID_KEY, TABLES, TableMetadata};
 ///
 /// # Errors
 /// The metadata of the map cannot be read.
-pub fn foreign_map(run: &Run) -> Result<Option<Error>, Error> {
+pub fn mismatched_map(run: &Run) -> Result<Option<Error>, Error> {
     let (Some(manifest), Some(_)) = (&run.manifest, &run.map) else {
         return Ok(None);
     };

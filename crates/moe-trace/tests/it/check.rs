@@ -1,7 +1,7 @@
 //! Rules that records violate, and warnings about incomplete or misleading runs.
 
 use moe_gguf::map::OffsetMap;
-use moe_trace::check::{check, foreign_map, stale_tables, survey};
+use moe_trace::check::{check, mismatched_map, stale_tables, survey};
 use moe_trace::ops::{MUL_MAT, MUL_MAT_ID};
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 use moe_trace::tables::{TableOptions, write_tables};
@@ -65,7 +65,7 @@ fn lists_missing_keys_of_a_manifest() {
 fn refuses_map_of_another_model() {
     let tmp = tempfile::tempdir().unwrap();
     let run = run_of(&tmp.path().join("run"), &good());
-    assert!(foreign_map(&run).unwrap().is_none());
+    assert!(mismatched_map(&run).unwrap().is_none());
     assert_eq!(run.warnings().unwrap(), [""; 0]);
     let other = OffsetMap::new(&model("tiny-qwen3moe-Q4_K_M.gguf"));
     let files = [moe_trace::manifest::ModelFile {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use moe_gguf::text::counted;
 use moe_trace::check::{
-    Survey, foreign_map, stale_tables, survey, truncated_files, unfinished_state,
+    Survey, mismatched_map, stale_tables, survey, truncated_files, unfinished_state,
 };
 use moe_trace::manifest::{self, Tokens};
 use moe_trace::{Manifest, ModelInfo, Run};
@@ -74,7 +74,7 @@ pub fn describe(path: &Path, findings: &mut Findings, ctx: &Context) -> anyhow::
         Some(None) => findings.fact("state", unfinished_state(&run)),
         _ => {}
     }
-    if let Some(error) = foreign_map(&run)? {
+    if let Some(error) = mismatched_map(&run)? {
         findings.fault(advice::with_advice(&error));
     }
     for fault in &survey.faults {
