@@ -4,7 +4,7 @@ use std::path::Path;
 
 use moe_gguf::text::counted;
 use moe_trace::check::{
-    Survey, mismatched_map, stale_tables, survey, truncated_files, unfinished_state,
+    CheckReport, mismatched_map, report, stale_tables, truncated_files, unfinished_state,
 };
 use moe_trace::manifest::{self, Tokens};
 use moe_trace::{Manifest, ModelInfo, Run};
@@ -47,10 +47,10 @@ pub fn describe(path: &Path, findings: &mut Findings, ctx: &Context) -> anyhow::
         findings.fault("gguf-map.parquet is missing: byte ranges of experts are unknown; write the file with `moe-analyze gguf-map`");
     }
 
-    let survey = survey(&run);
-    let n_records = survey.n_records;
+    let report = report(&run);
+    let n_records = report.n_records;
     findings.fact("records", n_records);
-    findings.fact("record format", record_format(&survey));
+    findings.fact("record format", record_format(&report));
     findings.size("trace size", run.trace.size_bytes());
     let cut = run.trace.truncated_bytes();
     if cut > 0 {
@@ -77,13 +77,13 @@ pub fn describe(path: &Path, findings: &mut Findings, ctx: &Context) -> anyhow::
     if let Some(error) = mismatched_map(&run)? {
         findings.fault(advice::with_advice(&error));
     }
-    for fault in &survey.faults {
+    for fault in &report.violations {
         findings.fault(fault.to_string());
     }
     for fault in truncated_files(&run) {
         findings.fault(fault);
     }
-    for warning in survey.misleading_counts {
+    for warning in report.misleading_counts {
         findings.note(warning);
     }
     for error in stale_tables(&run) {
@@ -93,11 +93,11 @@ pub fn describe(path: &Path, findings: &mut Findings, ctx: &Context) -> anyhow::
 }
 
 /// Describes the layout that the records declare.
-fn record_format(survey: &Survey) -> &'static str {
-    match survey.n_extended {
-        0 if survey.n_records == 0 => "no records",
+fn record_format(report: &CheckReport) -> &'static str {
+    match report.n_extended {
+        0 if report.n_records == 0 => "no records",
         0 => "plain v4: no durations, sequences, router weights or lanes",
-        n if n == survey.n_records => "v4 with extension 1",
+        n if n == report.n_records => "v4 with extension 1",
         _ => "v4, some records with extension 1",
     }
 }
