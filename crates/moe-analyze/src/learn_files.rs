@@ -51,7 +51,7 @@ pub fn read_learn_files(
     let files = inputs.map(|(path, counted)| -> anyhow::Result<LearnFile> {
         match counted {
             Some(mut hotness) => {
-                hotness.raise_seen(n_expert, n_expert_used);
+                hotness.raise_inferred(n_expert, n_expert_used);
                 Ok(hotness.learn_file(Phases::All)?)
             }
             None => read_file(path, options),

@@ -264,7 +264,7 @@ impl Hotness {
 
     /// Raises the numbers of experts per layer and per token to those of other inputs of the same model, unless an input
     /// states them.
-    pub fn raise_seen(&mut self, n_expert: u32, n_expert_used: u32) {
+    pub fn raise_inferred(&mut self, n_expert: u32, n_expert_used: u32) {
         self.n_expert.raise_seen(n_expert);
         self.n_expert_used.raise_seen(n_expert_used);
     }

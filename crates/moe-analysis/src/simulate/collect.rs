@@ -37,7 +37,7 @@ pub struct Collector {
     n_expert_used: u32,
     model_info: ModelInfo,
     /// Number of selections in blocks of the MTP head.
-    n_of_mtp_head: u64,
+    n_mtp_selections: u64,
     windows: Windows,
 }
 
@@ -79,8 +79,8 @@ impl Collector {
     }
 
     /// Number of selections that were omitted because they are in blocks of the MTP head.
-    pub fn n_of_mtp_head(&self) -> u64 {
-        self.n_of_mtp_head
+    pub fn n_mtp_selections(&self) -> u64 {
+        self.n_mtp_selections
     }
 
     fn is_of_mtp_head(&self, layer_id: LayerId) -> bool {
@@ -89,7 +89,7 @@ impl Collector {
     }
 
     /// Sizes of all experts according to the trace; empty if it does not contain them.
-    pub fn stated_sizes(&self) -> ExpertSizes {
+    pub fn recorded_sizes(&self) -> ExpertSizes {
         let n_expert = self.model_info.n_expert.unwrap_or(0).max(self.n_expert);
         let layers = self.model_info.expert_bytes.iter();
         layers
@@ -157,7 +157,7 @@ impl Sink for Collector {
 
     fn routing(&mut self, row: &RoutingRow) -> Result<(), SinkError> {
         if self.is_of_mtp_head(row.layer_id) {
-            self.n_of_mtp_head += 1;
+            self.n_mtp_selections += 1;
             return Ok(());
         }
         let phase = row.phase.map_or(UNKNOWN_PHASE, Phase::number);

@@ -46,10 +46,10 @@ impl Inputs {
         let mut collector = Collector::new();
         let summary = traces::read(path, &input, &options, &mut collector, ctx)?;
         let n_layer = summary.model_info.n_hidden_layer();
-        if collector.n_of_mtp_head() > 0 {
+        if collector.n_mtp_selections() > 0 {
             ctx.note(format_args!(
                 "omitted {} of experts of the MTP head",
-                counted(collector.n_of_mtp_head(), "activation")
+                counted(collector.n_mtp_selections(), "activation")
             ));
         }
         // The other inputs must be of the trace's model.
@@ -61,7 +61,7 @@ impl Inputs {
                 let sizes = run.map.as_ref().map(|map| experts::sizes_of(map, n_layer));
                 sizes.unwrap_or_default()
             }
-            (None, _) => collector.stated_sizes(),
+            (None, _) => collector.recorded_sizes(),
         };
         let map = match (args.gguf()?, &input) {
             (Some((_, gguf)), _) => Some(OffsetMap::new(&gguf)),

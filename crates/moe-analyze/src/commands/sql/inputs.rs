@@ -341,7 +341,7 @@ fn write_hotness(
 ) -> anyhow::Result<PathBuf> {
     let path = temporary.path("hotness.parquet", 0)?;
     let mut file = BufWriter::new(File::create_new(&path)?);
-    Matrix::whole(hotness, Phases::All, bytes).write_parquet(&mut file)?;
+    Matrix::ungrouped(hotness, Phases::All, bytes).write_parquet(&mut file)?;
     file.into_inner()?;
     Ok(path)
 }
