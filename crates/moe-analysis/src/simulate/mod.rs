@@ -20,7 +20,7 @@ use moe_trace::{ExpertId, LayerId};
 
 pub use batches::{Batch, Batches, Needs};
 pub use collect::Collector;
-pub use grid::{Row, SimulateOptions, setting, simulate};
+pub use grid::{Row, SimulateOptions, policy_inputs, simulate};
 pub use lru_curve::LruCurve;
 pub use offload::{BatchTime, MAX_BATCH, Offload};
 pub use prefetch::{Prefetch, Prefetched, prefetch};

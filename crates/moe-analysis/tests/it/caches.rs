@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use moe_analysis::simulate::{
     Batches, Collector, LruCurve, Prefetch, Prefetched, SimulateOptions, prefetch, replay, simulate,
 };
-use moe_placement::cache::{Access, Changes, Key, Online, PolicyName, Setting};
+use moe_placement::cache::{Access, Changes, Key, Online, PolicyInputs, PolicyName};
 use moe_placement::predict::PredictorName;
 use moe_trace::{ExpertId, LayerId, Phase, RoutingRow, Sink, TokenId};
 use proptest::prelude::*;
@@ -19,7 +19,7 @@ fn batches(made: &[SyntheticBatch], bytes: impl Fn(u16, u32) -> u64) -> Batches 
 fn options() -> SimulateOptions {
     SimulateOptions {
         learn: None,
-        first: 0.1,
+        train_fraction: 0.1,
         update_rate: 0.1,
         seed: 3,
     }
@@ -48,13 +48,13 @@ fn hits(batches: &Batches, policy: PolicyName, budget: u64) -> u64 {
 /// met.
 fn check_slots(batches: &Batches, name: PolicyName, budget: u64) {
     let experts = batches.experts();
-    let setting = Setting {
+    let inputs = PolicyInputs {
         future: batches.future().map(Into::into),
         counts: Some(batches.counts().into()),
-        first_look_ups: 10,
-        ..Setting::default()
+        train_look_ups: 10,
+        ..PolicyInputs::default()
     };
-    let mut policy = setting.policy(name, experts, budget).unwrap();
+    let mut policy = inputs.policy(name, experts, budget).unwrap();
     let mut held: HashSet<Key> = HashSet::new();
     let mut changes = Changes::default();
     let apply = |held: &mut HashSet<Key>, changes: &mut Changes| {
@@ -125,7 +125,7 @@ fn check_slots(batches: &Batches, name: PolicyName, budget: u64) {
     }
     let outcome = replay(
         batches,
-        setting.policy(name, experts, budget).unwrap().as_mut(),
+        inputs.policy(name, experts, budget).unwrap().as_mut(),
     );
     assert_eq!(outcome.total_read_bytes(), misses_bytes, "{name}");
     assert_eq!(outcome.look_ups.iter().sum::<u64>(), batches.n_look_ups());
@@ -171,7 +171,7 @@ proptest! {
         let experts = batches.experts();
         for budget in 0..=5 * u64::from(N_EXPERT) * u64::from(N_LAYER) + 6 {
             let lru = PolicyName::Shared(Online::Lru);
-            let mut policy = Setting::default().policy(lru, experts, budget).unwrap();
+            let mut policy = PolicyInputs::default().policy(lru, experts, budget).unwrap();
             prop_assert_eq!(curve.outcome(budget), replay(&batches, policy.as_mut()));
         }
     }
@@ -210,7 +210,7 @@ fn link(windows_s: &[f64]) -> Prefetch {
 fn prefetched(batches: &Batches, name: Option<PredictorName>, windows_s: [f64; 2]) -> Prefetched {
     let lru = PolicyName::Shared(Online::Lru);
     let experts = batches.experts();
-    let mut policy = Setting::default().policy(lru, experts, 0).unwrap();
+    let mut policy = PolicyInputs::default().policy(lru, experts, 0).unwrap();
     let how = link(&windows_s);
     match name {
         Some(name) => {
@@ -310,7 +310,7 @@ proptest! {
         let batches = batches(&made, |_, _| 3);
         let experts = batches.experts();
         let lru = || {
-            Setting::default().policy(PolicyName::Shared(Online::Lru), experts, budget).unwrap()
+            PolicyInputs::default().policy(PolicyName::Shared(Online::Lru), experts, budget).unwrap()
         };
         let plain = replay(&batches, lru().as_mut());
         for name in PredictorName::ALL {

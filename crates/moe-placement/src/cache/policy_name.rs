@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::setting::BuildError;
+use super::policy_inputs::BuildError;
 
 /// A policy that loads every missing expert and uses only past look-ups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

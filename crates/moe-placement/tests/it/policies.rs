@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use moe_placement::cache::{BuildError, Experts, Input, Online, PolicyName, Setting};
+use moe_placement::cache::{BuildError, Experts, MissingInput, Online, PolicyInputs, PolicyName};
 use moe_placement::{ExpertId, LayerId};
 
 #[test]
@@ -25,12 +25,12 @@ fn rejects_settings_without_required_input() {
     let experts = Arc::new(Experts::new(&sizes));
     for policy in PolicyName::all() {
         let required = match policy {
-            PolicyName::Belady | PolicyName::BeladySize => Some(Input::Future),
-            PolicyName::StaticOracle => Some(Input::Counts),
-            PolicyName::StaticLearn | PolicyName::HotCache => Some(Input::LearnFile),
+            PolicyName::Belady | PolicyName::BeladySize => Some(MissingInput::Future),
+            PolicyName::StaticOracle => Some(MissingInput::Counts),
+            PolicyName::StaticLearn | PolicyName::HotCache => Some(MissingInput::LearnFile),
             _ => None,
         };
-        let missing = match Setting::default().policy(policy, &experts, 1) {
+        let missing = match PolicyInputs::default().policy(policy, &experts, 1) {
             Ok(_) => None,
             Err(BuildError::Needs { what, .. }) => Some(what),
             Err(error) => panic!("{policy}: {error}"),

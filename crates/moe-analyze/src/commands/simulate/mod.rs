@@ -165,7 +165,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 
     let options = SimulateOptions {
         learn: inputs.learn,
-        first: args.train_fraction,
+        train_fraction: args.train_fraction,
         update_rate: args.update_rate,
         seed: args.seed,
     };
@@ -175,7 +175,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             batches,
             budgets: &budgets,
             policies: &policies,
-            setting: &simulate::setting(batches, &policies, &options)?,
+            policy_inputs: &simulate::policy_inputs(batches, &policies, &options)?,
         };
         let rows = args
             .prefetch

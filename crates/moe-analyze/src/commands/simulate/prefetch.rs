@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use moe_analysis::simulate::{Batches, Machine, Prefetch, Prefetched, prefetch};
 use moe_gguf::text::counted;
-use moe_placement::cache::{PolicyName, Setting};
+use moe_placement::cache::{PolicyInputs, PolicyName};
 use moe_placement::plan::MIB;
 use moe_placement::predict::{ExternalPredictions, Predictor, PredictorName};
 
@@ -59,7 +59,7 @@ pub struct Plan<'a> {
     /// Cache policies.
     pub policies: &'a [PolicyName],
     /// Inputs of the policies.
-    pub setting: &'a Setting,
+    pub policy_inputs: &'a PolicyInputs,
 }
 
 impl PrefetchArgs {
@@ -148,7 +148,7 @@ impl PrefetchArgs {
                     predictors.push(("predictions".into(), Box::new(predictions.clone())));
                 }
                 for (predictor, mut predicts) in predictors {
-                    let mut cache = plan.setting.policy(policy, experts, budget)?;
+                    let mut cache = plan.inputs.policy(policy, experts, budget)?;
                     let result = prefetch(plan.batches, cache.as_mut(), predicts.as_mut(), how);
                     rows.push(Row {
                         budget,

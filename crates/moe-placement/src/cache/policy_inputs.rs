@@ -26,44 +26,44 @@ pub enum BuildError {
         /// The unknown name.
         name: String,
     },
-    /// The policy needs an input that is `None` in [`Setting`].
+    /// The policy needs an input that is `None` in [`PolicyInputs`].
     #[error("{policy} needs {what}")]
     Needs {
         /// The policy.
         policy: PolicyName,
         /// The missing input.
-        what: Input,
+        what: MissingInput,
     },
     /// The hot cache cannot be planned.
     #[error(transparent)]
     Plan(#[from] plan::Error),
 }
 
-/// An input in [`Setting`] that some policies need.
+/// An input in [`PolicyInputs`] that some policies need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Input {
-    /// [`Setting::future`].
+pub enum MissingInput {
+    /// [`PolicyInputs::future`].
     Future,
-    /// [`Setting::counts`].
+    /// [`PolicyInputs::counts`].
     Counts,
-    /// [`Setting::learn`].
+    /// [`PolicyInputs::learn`].
     LearnFile,
 }
 
-impl fmt::Display for Input {
+impl fmt::Display for MissingInput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Input::Future => "the future look-ups",
-            Input::Counts => "the counts of all look-ups",
-            Input::LearnFile => "a learn file",
+            MissingInput::Future => "the future look-ups",
+            MissingInput::Counts => "the counts of all look-ups",
+            MissingInput::LearnFile => "a learn file",
         })
     }
 }
 
-/// Inputs of policies. Each policy uses only some of them; [`Setting::default`] is enough for every [`Online`] policy.
+/// Inputs of policies. Each policy uses only some of them; [`PolicyInputs::default`] is enough for every [`Online`] policy.
 #[derive(Debug, Clone, Default)]
-pub struct Setting {
+pub struct PolicyInputs {
     /// All look-ups of the trace, for [`PolicyName::Belady`] and [`PolicyName::BeladySize`].
     pub future: Option<Arc<Future>>,
     /// Number of look-ups of each expert in the entire trace (`[n_keys]`), for [`PolicyName::StaticOracle`].
@@ -71,14 +71,14 @@ pub struct Setting {
     /// Observations of a learn file, for [`PolicyName::StaticLearn`] and [`PolicyName::HotCache`].
     pub learn: Option<Arc<[LayerObservation]>>,
     /// Number of look-ups that [`PolicyName::Static`] counts before it loads experts.
-    pub first_look_ups: u64,
+    pub train_look_ups: u64,
     /// Fraction of the hot cache that may be exchanged after a request (0.0 to 1.0), for [`PolicyName::HotCache`].
     pub update_rate: f64,
     /// Seed of [`Online::Random`].
     pub seed: u64,
 }
 
-impl Setting {
+impl PolicyInputs {
     /// Builds the policy `name` for a cache of `budget` bytes. `experts` are all experts of the model.
     ///
     /// # Errors
@@ -91,8 +91,8 @@ impl Setting {
         budget: u64,
     ) -> Result<Box<dyn Policy>, BuildError> {
         let needs = |what| BuildError::Needs { policy: name, what };
-        let future = || self.future.clone().ok_or(needs(Input::Future));
-        let learn = || self.learn.as_deref().ok_or(needs(Input::LearnFile));
+        let future = || self.future.clone().ok_or(needs(MissingInput::Future));
+        let learn = || self.learn.as_deref().ok_or(needs(MissingInput::LearnFile));
         let (experts, n) = (experts.clone(), experts.len());
         Ok(match name {
             PolicyName::Belady => Box::new(Demand::new(experts, budget, Belady::new(n, future()?))),
@@ -109,11 +109,11 @@ impl Setting {
             PolicyName::Static => Box::new(Fixed::trained_on_first(
                 experts,
                 budget,
-                self.first_look_ups,
+                self.train_look_ups,
             )),
             PolicyName::StaticOracle => {
                 let counts = self.counts.as_deref();
-                let counts = counts.ok_or(needs(Input::Counts))?;
+                let counts = counts.ok_or(needs(MissingInput::Counts))?;
                 let selected = hottest_that_fit(&experts, counts, budget);
                 Box::new(Fixed::new(experts, budget, selected))
             }
