@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use moe_placement::cache::{Online, PolicyInputs, PolicyName};
+use moe_placement::cache::{OnlinePolicy, PolicyInputs, PolicyName};
 use moe_placement::learn::LayerObservation;
 use rayon::prelude::*;
 
@@ -71,7 +71,7 @@ pub fn simulate(
     on_row: impl Fn() + Sync,
 ) -> Result<Vec<Row>, Error> {
     let inputs = policy_inputs(batches, policies, options)?;
-    let lru = PolicyName::Shared(Online::Lru);
+    let lru = PolicyName::Shared(OnlinePolicy::Lru);
     let curve = policies.contains(&lru).then(|| LruCurve::new(batches));
     let curve = curve.flatten();
     let pairs = budgets

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use moe_analysis::simulate::{
     Batches, Collector, LruCurve, Prefetch, Prefetched, SimulateOptions, prefetch, replay, simulate,
 };
-use moe_placement::cache::{Access, Changes, Key, Online, PolicyInputs, PolicyName};
+use moe_placement::cache::{Access, Changes, Key, OnlinePolicy, PolicyInputs, PolicyName};
 use moe_placement::predict::PredictorName;
 use moe_trace::{ExpertId, LayerId, Phase, RoutingRow, Sink, TokenId};
 use proptest::prelude::*;
@@ -30,7 +30,7 @@ fn policies() -> Vec<PolicyName> {
     let mut all = PolicyName::all();
     all.retain(|policy| !policy.needs_learn_file());
     all.extend(
-        Online::ALL[1..]
+        OnlinePolicy::ALL[1..]
             .iter()
             .map(|&online| PolicyName::Layered(online)),
     );
@@ -156,7 +156,7 @@ proptest! {
     fn no_policy_beats_belady(made in traces(4), slots in 4u64..20) {
         let batches = batches(&made, |_, _| 5);
         let best = hits(&batches, PolicyName::Belady, 5 * slots);
-        for online in Online::ALL {
+        for online in OnlinePolicy::ALL {
             let online = PolicyName::Shared(online);
             prop_assert!(hits(&batches, online, 5 * slots) <= best, "{}", online);
         }
@@ -170,7 +170,7 @@ proptest! {
         let curve = LruCurve::new(&batches).unwrap();
         let experts = batches.experts();
         for budget in 0..=5 * u64::from(N_EXPERT) * u64::from(N_LAYER) + 6 {
-            let lru = PolicyName::Shared(Online::Lru);
+            let lru = PolicyName::Shared(OnlinePolicy::Lru);
             let mut policy = PolicyInputs::default().policy(lru, experts, budget).unwrap();
             prop_assert_eq!(curve.outcome(budget), replay(&batches, policy.as_mut()));
         }
@@ -180,7 +180,7 @@ proptest! {
     #[test]
     fn larger_budget_never_has_fewer_hits(made in traces(1)) {
         let batches = batches(&made, |_, _| 1);
-        for policy in [PolicyName::Belady, PolicyName::Shared(Online::Lru), PolicyName::StaticOracle] {
+        for policy in [PolicyName::Belady, PolicyName::Shared(OnlinePolicy::Lru), PolicyName::StaticOracle] {
             let hits: Vec<u64> = (0..26).map(|budget| hits(&batches, policy, budget)).collect();
             prop_assert!(hits.is_sorted(), "{} {:?}", policy, hits);
         }
@@ -208,7 +208,7 @@ fn link(windows_s: &[f64]) -> Prefetch {
 
 /// Prefetching with a cache of 0 bytes, so that every look-up needs the interconnect.
 fn prefetched(batches: &Batches, name: Option<PredictorName>, windows_s: [f64; 2]) -> Prefetched {
-    let lru = PolicyName::Shared(Online::Lru);
+    let lru = PolicyName::Shared(OnlinePolicy::Lru);
     let experts = batches.experts();
     let mut policy = PolicyInputs::default().policy(lru, experts, 0).unwrap();
     let how = link(&windows_s);
@@ -310,7 +310,7 @@ proptest! {
         let batches = batches(&made, |_, _| 3);
         let experts = batches.experts();
         let lru = || {
-            PolicyInputs::default().policy(PolicyName::Shared(Online::Lru), experts, budget).unwrap()
+            PolicyInputs::default().policy(PolicyName::Shared(OnlinePolicy::Lru), experts, budget).unwrap()
         };
         let plain = replay(&batches, lru().as_mut());
         for name in PredictorName::ALL {
@@ -343,7 +343,7 @@ fn uniform_look_ups_hit_in_proportion_to_size() {
         .collect();
     let batches = batches_of(&made, 1, N, |_, _| 1);
     for slots in [8u64, 16, 48] {
-        for online in Online::ALL {
+        for online in OnlinePolicy::ALL {
             let hits = hits(&batches, PolicyName::Shared(online), slots) as f64;
             let share = hits / made.len() as f64;
             let expected = slots as f64 / f64::from(N);
@@ -363,7 +363,7 @@ fn lru_has_no_hits_on_long_cycle() {
         .map(|i| ((i / 8 % 3) as u16, Phase::Generate, vec![i % 8]))
         .collect();
     let batches = batches(&made, |_, _| 1);
-    let lru = PolicyName::Shared(Online::Lru);
+    let lru = PolicyName::Shared(OnlinePolicy::Lru);
     assert_eq!(hits(&batches, lru, 23), 0);
     assert_eq!(hits(&batches, lru, 24), 24 * 9);
     assert!(hits(&batches, PolicyName::Belady, 23) > 24 * 8);

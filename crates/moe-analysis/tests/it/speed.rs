@@ -3,7 +3,7 @@
 use moe_analysis::simulate::{
     BatchTime, Batches, Collector, ExpertTime, MAX_BATCH, Machine, Offload, Outcome, Row,
 };
-use moe_placement::cache::{Online, PolicyName};
+use moe_placement::cache::{OnlinePolicy, PolicyName};
 use moe_trace::{ExpertId, LayerId, Phase, RoutingRow, Sink, TokenId};
 
 /// A token routed in a layer: time, layer, phase, experts.
@@ -51,7 +51,7 @@ fn row(policy: PolicyName) -> Row {
     }
 }
 
-const LRU: PolicyName = PolicyName::Shared(Online::Lru);
+const LRU: PolicyName = PolicyName::Shared(OnlinePolicy::Lru);
 
 const MACHINE: Machine = Machine {
     link_bytes_per_s: 100.0,

@@ -14,8 +14,8 @@
 //!
 //! | [`PolicyName`] | name | needs |
 //! |---|---|---|
-//! | `Shared(Online)` | `lru`, `lfu`, `lfuda`, `lfru`, `slru`, `s3fifo`, `arc`, `clock`, `random` | nothing |
-//! | `Layered(Online)` | `layer`, `layerlfu`, … : one cache per layer | nothing |
+//! | `Shared(OnlinePolicy)` | `lru`, `lfu`, `lfuda`, `lfru`, `slru`, `s3fifo`, `arc`, `clock`, `random` | nothing |
+//! | `Layered(OnlinePolicy)` | `layer`, `layerlfu`, … : one cache per layer | nothing |
 //! | `Belady`, `BeladySize` | `belady`, `beladysize` | [`PolicyInputs::future`] |
 //! | `Static` | `static` | [`PolicyInputs::train_look_ups`] |
 //! | `StaticOracle` | `staticoracle` | [`PolicyInputs::counts`] |
@@ -49,7 +49,7 @@ pub use experts::{Experts, Key};
 pub use fixed::hottest_that_fit;
 pub use future::Future;
 pub use policy_inputs::{BuildError, MissingInput, PolicyInputs};
-pub use policy_name::{Online, PolicyName};
+pub use policy_name::{OnlinePolicy, PolicyName};
 
 /// Result of a look-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use super::demand::Demand;
 use super::fixed::Fixed;
 use super::hot_cache::HotCache;
 use super::layered::Layered;
-use super::{Experts, Future, Online, Policy, PolicyName, hottest_that_fit};
+use super::{Experts, Future, OnlinePolicy, Policy, PolicyName, hottest_that_fit};
 use super::{arc, clock, lfru, lfu, lfu_da, lru, random, s3_fifo, slru};
 use crate::learn::LayerObservation;
 use crate::plan;
@@ -61,7 +61,7 @@ impl fmt::Display for MissingInput {
     }
 }
 
-/// Inputs of policies. Each policy uses only some of them; [`PolicyInputs::default`] is enough for every [`Online`] policy.
+/// Inputs of policies. Each policy uses only some of them; [`PolicyInputs::default`] is enough for every [`OnlinePolicy`] policy.
 #[derive(Debug, Clone, Default)]
 pub struct PolicyInputs {
     /// All look-ups of the trace, for [`PolicyName::Belady`] and [`PolicyName::BeladySize`].
@@ -74,7 +74,7 @@ pub struct PolicyInputs {
     pub train_look_ups: u64,
     /// Fraction of the hot cache that may be exchanged after a request (0.0 to 1.0), for [`PolicyName::HotCache`].
     pub update_rate: f64,
-    /// Seed of [`Online::Random`].
+    /// Seed of [`OnlinePolicy::Random`].
     pub seed: u64,
 }
 
@@ -128,18 +128,18 @@ impl PolicyInputs {
         })
     }
 
-    fn online(&self, online: Online, experts: Arc<Experts>, budget: u64) -> Box<dyn Policy> {
+    fn online(&self, online: OnlinePolicy, experts: Arc<Experts>, budget: u64) -> Box<dyn Policy> {
         let n = experts.len();
         match online {
-            Online::Lru => Box::new(Demand::new(experts, budget, lru::Lru::new(n))),
-            Online::Lfu => Box::new(Demand::new(experts, budget, lfu::Lfu::new(n))),
-            Online::LfuDa => Box::new(Demand::new(experts, budget, lfu_da::LfuDa::new(n))),
-            Online::Lfru => Box::new(Demand::new(experts, budget, lfru::Lfru::new(n))),
-            Online::Slru => Box::new(Demand::new(experts, budget, slru::Slru::new(n))),
-            Online::S3Fifo => Box::new(Demand::new(experts, budget, s3_fifo::S3Fifo::new(n))),
-            Online::Arc => Box::new(Demand::new(experts, budget, arc::Arc::new(n))),
-            Online::Clock => Box::new(Demand::new(experts, budget, clock::Clock::new(n))),
-            Online::Random => {
+            OnlinePolicy::Lru => Box::new(Demand::new(experts, budget, lru::Lru::new(n))),
+            OnlinePolicy::Lfu => Box::new(Demand::new(experts, budget, lfu::Lfu::new(n))),
+            OnlinePolicy::LfuDa => Box::new(Demand::new(experts, budget, lfu_da::LfuDa::new(n))),
+            OnlinePolicy::Lfru => Box::new(Demand::new(experts, budget, lfru::Lfru::new(n))),
+            OnlinePolicy::Slru => Box::new(Demand::new(experts, budget, slru::Slru::new(n))),
+            OnlinePolicy::S3Fifo => Box::new(Demand::new(experts, budget, s3_fifo::S3Fifo::new(n))),
+            OnlinePolicy::Arc => Box::new(Demand::new(experts, budget, arc::Arc::new(n))),
+            OnlinePolicy::Clock => Box::new(Demand::new(experts, budget, clock::Clock::new(n))),
+            OnlinePolicy::Random => {
                 Box::new(Demand::new(experts, budget, random::Random::new(self.seed)))
             }
         }

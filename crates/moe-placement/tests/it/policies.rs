@@ -2,16 +2,18 @@
 
 use std::sync::Arc;
 
-use moe_placement::cache::{BuildError, Experts, MissingInput, Online, PolicyInputs, PolicyName};
+use moe_placement::cache::{
+    BuildError, Experts, MissingInput, OnlinePolicy, PolicyInputs, PolicyName,
+};
 use moe_placement::{ExpertId, LayerId};
 
 #[test]
 fn names_are_parsed_as_displayed() {
-    let layered = Online::ALL.map(PolicyName::Layered);
+    let layered = OnlinePolicy::ALL.map(PolicyName::Layered);
     for policy in PolicyName::all().into_iter().chain(layered) {
         assert_eq!(policy.to_string().parse::<PolicyName>().unwrap(), policy);
     }
-    let layer_lru = PolicyName::Layered(Online::Lru);
+    let layer_lru = PolicyName::Layered(OnlinePolicy::Lru);
     assert_eq!("layerlru".parse::<PolicyName>().unwrap(), layer_lru);
     for name in ["", "best", "LRU", "layerbelady"] {
         let error = name.parse::<PolicyName>().unwrap_err();

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use moe_analysis::simulate::{self, Offload, Row, SimulateOptions};
-use moe_placement::cache::{BuildError, Online, PolicyName};
+use moe_placement::cache::{BuildError, OnlinePolicy, PolicyName};
 use moe_placement::plan::MIB;
 
 use crate::context::Context;
@@ -127,7 +127,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         files::check_output(plot, args.force)?;
     }
     let policies = policies(&args, ctx)?;
-    let lru = PolicyName::Shared(Online::Lru);
+    let lru = PolicyName::Shared(OnlinePolicy::Lru);
     if args.sample.is_some() && policies != [lru] {
         bail!("--sample supports only the policy lru; pass --policy lru");
     }
@@ -300,6 +300,8 @@ fn curves(source: &str, policies: &[PolicyName], rows: impl Iterator<Item = Row>
 fn evicts_by_recency(policy: PolicyName) -> bool {
     matches!(
         policy,
-        PolicyName::Shared(Online::Lru | Online::Clock | Online::Slru | Online::S3Fifo)
+        PolicyName::Shared(
+            OnlinePolicy::Lru | OnlinePolicy::Clock | OnlinePolicy::Slru | OnlinePolicy::S3Fifo
+        )
     )
 }
