@@ -43,7 +43,7 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use moe_placement::cache::{Access, Changes, Experts, OnlinePolicy, PolicyName, PolicyInputs};
+//! use moe_placement::cache::{Access, Changes, Experts, OnlinePolicy, PolicyInputs, PolicyName};
 //! use moe_placement::plan::ExpertSizes;
 //! use moe_placement::{ExpertId, LayerId};
 //!

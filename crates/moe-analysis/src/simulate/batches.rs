@@ -66,9 +66,9 @@ impl Batch<'_> {
     }
 }
 
-/// What the generated tokens of a trace need, independent of any cache.
+/// The lookups of the generated tokens of a trace, independent of any cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Needs {
+pub struct Workload {
     /// Number of passes, in the layer with the most passes. For a single sequence, it is the number of generated tokens.
     pub tokens: u64,
     /// Number of look-ups.
@@ -220,7 +220,7 @@ impl Batches {
     }
 
     /// Look-ups and bytes of generated tokens, independent of the cache.
-    pub fn needs(&self) -> Needs {
+    pub fn workload(&self) -> Workload {
         let mut layers = vec![0u64; self.experts.n_layer()];
         let (mut look_ups, mut bytes) = (0, 0u64);
         for batch in self.generated() {
@@ -230,7 +230,7 @@ impl Batches {
                 layers[self.experts.layer_index(key)] += 1;
             }
         }
-        Needs {
+        Workload {
             tokens: layers.into_iter().max().unwrap_or(0),
             look_ups,
             bytes,

@@ -18,7 +18,7 @@ use moe_gguf::text::counted;
 use moe_placement::cache::BuildError;
 use moe_trace::{ExpertId, LayerId};
 
-pub use batches::{Batch, Batches, Needs};
+pub use batches::{Batch, Batches, Workload};
 pub use collect::Collector;
 pub use grid::{Row, SimulateOptions, policy_inputs, simulate};
 pub use lru_curve::LruCurve;

@@ -61,7 +61,7 @@ impl fmt::Display for MissingInput {
     }
 }
 
-/// Inputs of policies. Each policy uses only some of them; [`PolicyInputs::default`] is enough for every [`OnlinePolicy`] policy.
+/// Inputs of policies. Each policy uses only some of them; [`PolicyInputs::default`] is enough for every [`OnlinePolicy`].
 #[derive(Debug, Clone, Default)]
 pub struct PolicyInputs {
     /// All look-ups of the trace, for [`PolicyName::Belady`] and [`PolicyName::BeladySize`].

@@ -181,7 +181,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             .prefetch
             .rows(&plan, &how, inputs.predictions.as_ref(), ctx)?;
         output::to_stdout(args.output, |stdout| {
-            prefetch::print(stdout, args.output, &rows, batches.needs().tokens)
+            prefetch::print(stdout, args.output, &rows, batches.workload().tokens)
         })?;
         return Ok(ExitStatus::Done);
     }
@@ -216,7 +216,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         draw(&args, plot, &policies, wanted.copied(), ctx)?;
     }
     let results = report::Results {
-        needs: batches.needs(),
+        workload: batches.workload(),
         rows: &rows,
         policies: &policies,
         machine,

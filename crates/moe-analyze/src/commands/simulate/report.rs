@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use moe_analysis::simulate::{Machine, Needs, Row};
+use moe_analysis::simulate::{Machine, Row, Workload};
 use moe_gguf::text::counted;
 use moe_placement::cache::PolicyName;
 use moe_placement::plan::MIB;
@@ -14,7 +14,7 @@ use crate::output::{Cell, Format, Table, round, rounded};
 /// Results for each cache size and policy.
 pub struct Results<'a> {
     /// Tokens and bytes of the trace.
-    pub needs: Needs,
+    pub workload: Workload,
     /// Results, which include Belady's policy for each cache size.
     pub rows: &'a [Row],
     /// Policies to print.
@@ -60,8 +60,8 @@ impl Results<'_> {
         machine: &'a Machine,
         table: Table<'a, I>,
     ) -> Table<'a, I> {
-        let of = move |row: &Row| machine.speed(&self.needs, row);
-        let without = machine.speed_without_cache(&self.needs);
+        let of = move |row: &Row| machine.speed(&self.workload, row);
+        let without = machine.speed_without_cache(&self.workload);
         let mut table = table
             .column("tokens_s_min", "tokens/s, min", move |row| {
                 of(row).map(|speed| rounded(speed.tokens_s_min, 3))
@@ -112,7 +112,7 @@ impl Results<'_> {
             generated > 0 && row.outcome.hits[1] == 0
         });
         let machine = self.machine;
-        let without = machine.and_then(|machine| machine.speed_without_cache(&self.needs));
+        let without = machine.and_then(|machine| machine.speed_without_cache(&self.workload));
         let (Some(machine), Some(without)) = (machine, without) else {
             return;
         };
@@ -126,7 +126,7 @@ impl Results<'_> {
             "without a cache, all experts on the CPU: {speed} tokens/s"
         ));
         self.note_caches("not faster than without a cache", ctx, |row| {
-            let speed = machine.speed(&self.needs, row);
+            let speed = machine.speed(&self.workload, row);
             speed.is_some_and(|speed| speed.is_no_better_than(&without))
         });
     }
