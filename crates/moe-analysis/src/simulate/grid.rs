@@ -23,7 +23,7 @@ pub struct SimulateOptions {
 
 /// Result of one policy and budget.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Row {
+pub struct PolicyResult {
     /// Budget in bytes.
     pub budget: u64,
     /// The policy.
@@ -58,7 +58,7 @@ pub fn policy_inputs(
     })
 }
 
-/// Simulates all policies with all budgets. Rows are in the given order, with budgets as the outer loop. `on_row` is called
+/// Simulates all policies with all budgets. Results are in the given order, with budgets as the outer loop. `on_result` is called
 /// after each row, on any thread.
 ///
 /// # Errors
@@ -68,8 +68,8 @@ pub fn simulate(
     budgets: &[u64],
     policies: &[PolicyName],
     options: &SimulateOptions,
-    on_row: impl Fn() + Sync,
-) -> Result<Vec<Row>, Error> {
+    on_result: impl Fn() + Sync,
+) -> Result<Vec<PolicyResult>, Error> {
     let inputs = policy_inputs(batches, policies, options)?;
     let lru = PolicyName::Shared(OnlinePolicy::Lru);
     let curve = policies.contains(&lru).then(|| LruCurve::new(batches));
@@ -78,7 +78,7 @@ pub fn simulate(
         .iter()
         .flat_map(|&budget| policies.iter().map(move |&policy| (budget, policy)));
     let pairs: Vec<(u64, PolicyName)> = pairs.collect();
-    let rows = pairs.into_par_iter().map(|(budget, policy)| {
+    let results = pairs.into_par_iter().map(|(budget, policy)| {
         let outcome = match &curve {
             Some(curve) if policy == lru => curve.outcome(budget),
             _ => {
@@ -86,12 +86,12 @@ pub fn simulate(
                 replay(batches, policy.as_mut())
             }
         };
-        on_row();
-        Ok(Row {
+        on_result();
+        Ok(PolicyResult {
             budget,
             policy,
             outcome,
         })
     });
-    rows.collect()
+    results.collect()
 }

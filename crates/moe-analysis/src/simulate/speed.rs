@@ -6,7 +6,7 @@
 
 use moe_placement::cache::PolicyName;
 
-use super::{Row, Workload};
+use super::{PolicyResult, Workload};
 
 /// Properties of a machine, measured or assumed.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -71,14 +71,14 @@ impl Machine {
     /// Speed of generated tokens with a cache. `None` without generated tokens, or if a token takes no time.
     ///
     /// The bounds use averages over tokens. If tokens differ, the upper bound is less tight but still valid.
-    pub fn speed(&self, workload: &Workload, row: &Row) -> Option<Speed> {
-        let outcome = &row.outcome;
+    pub fn speed(&self, workload: &Workload, result: &PolicyResult) -> Option<Speed> {
+        let outcome = &result.outcome;
         let missed = SomeExperts {
             n: outcome.look_ups[1].saturating_sub(outcome.hits[1]) as f64,
             bytes: outcome.read_bytes[1] as f64,
         };
         let none = SomeExperts::default();
-        if self.cpu.is_some() && stay_in_place(row.policy) {
+        if self.cpu.is_some() && stay_in_place(result.policy) {
             self.bounds(workload, none, missed)
         } else {
             self.bounds(workload, missed, none)

@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 
 use moe_analysis::simulate::{
-    Batches, Collector, LruCurve, Prefetch, Prefetched, SimulateOptions, prefetch, replay, simulate,
+    Batches, Collector, LruCurve, PrefetchOptions, PrefetchOutcome, SimulateOptions, prefetch,
+    replay, simulate,
 };
 use moe_placement::cache::{Access, Changes, Key, OnlinePolicy, PolicyInputs, PolicyName};
 use moe_placement::predict::PredictorName;
@@ -196,8 +197,8 @@ fn two_tokens() -> Batches {
 }
 
 /// An interconnect of 10 bytes/s, and layers with these windows.
-fn link(windows_s: &[f64]) -> Prefetch {
-    Prefetch {
+fn link(windows_s: &[f64]) -> PrefetchOptions {
+    PrefetchOptions {
         link_bytes_per_s: 10.0,
         link_latency_s: 0.0,
         windows_s: windows_s.to_vec(),
@@ -207,7 +208,11 @@ fn link(windows_s: &[f64]) -> Prefetch {
 }
 
 /// Prefetching with a cache of 0 bytes, so that every look-up needs the interconnect.
-fn prefetched(batches: &Batches, name: Option<PredictorName>, windows_s: [f64; 2]) -> Prefetched {
+fn prefetched(
+    batches: &Batches,
+    name: Option<PredictorName>,
+    windows_s: [f64; 2],
+) -> PrefetchOutcome {
     let lru = PolicyName::Shared(OnlinePolicy::Lru);
     let experts = batches.experts();
     let mut policy = PolicyInputs::default().policy(lru, experts, 0).unwrap();
@@ -231,35 +236,35 @@ fn prefetched(batches: &Batches, name: Option<PredictorName>, windows_s: [f64; 2
 #[test]
 fn correct_predictions_are_timely_or_late() {
     let batches = two_tokens();
-    let right = Prefetched {
+    let right = PrefetchOutcome {
         passes: 4,
         look_ups: 4,
         missed: 1,
         predicted: 3,
         correct: 3,
         moved_bytes: 40,
-        ..Prefetched::default()
+        ..PrefetchOutcome::default()
     };
-    let timely = Prefetched {
+    let timely = PrefetchOutcome {
         timely: 3,
         stall_s: 1.0,
-        work_s: 8.0,
+        compute_s: 8.0,
         ..right
     };
     assert_eq!(prefetched(&batches, None, [2.0, 2.0]), timely);
-    let late = Prefetched {
+    let late = PrefetchOutcome {
         late: 3,
         stall_s: 2.5,
-        work_s: 2.0,
+        compute_s: 2.0,
         ..right
     };
     assert_eq!(prefetched(&batches, None, [0.5, 0.5]), late);
     // Requests during the long window are timely, those during the short window are late.
-    let mixed = Prefetched {
+    let mixed = PrefetchOutcome {
         timely: 2,
         late: 1,
         stall_s: 1.5,
-        work_s: 5.0,
+        compute_s: 5.0,
         ..right
     };
     assert_eq!(prefetched(&batches, None, [2.0, 0.5]), mixed);
@@ -269,7 +274,7 @@ fn correct_predictions_are_timely_or_late() {
 #[test]
 fn wrong_predictions_are_wasted() {
     let result = prefetched(&two_tokens(), Some(PredictorName::Previous), [2.0, 2.0]);
-    let wrong = Prefetched {
+    let wrong = PrefetchOutcome {
         passes: 4,
         look_ups: 4,
         missed: 4,
@@ -277,8 +282,8 @@ fn wrong_predictions_are_wasted() {
         predicted: 2,
         moved_bytes: 70,
         stall_s: 4.0,
-        work_s: 8.0,
-        ..Prefetched::default()
+        compute_s: 8.0,
+        ..PrefetchOutcome::default()
     };
     assert_eq!(result, wrong);
 }
@@ -315,7 +320,7 @@ proptest! {
         let plain = replay(&batches, lru().as_mut());
         for name in PredictorName::ALL {
             let mut predictor = name.predictor(experts, depth);
-            let how = Prefetch { depth, ..link(&[2.0, 0.5, 1.0]) };
+            let how = PrefetchOptions { depth, ..link(&[2.0, 0.5, 1.0]) };
             let result = prefetch(&batches, lru().as_mut(), predictor.as_mut(), &how);
             prop_assert_eq!(result.hits, plain.hits[1]);
             prop_assert_eq!(result.look_ups, plain.look_ups[1]);

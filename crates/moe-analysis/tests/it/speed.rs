@@ -1,7 +1,7 @@
 //! Windows, speeds and break-even batch sizes, compared with manually computed values.
 
 use moe_analysis::simulate::{
-    BatchTime, Batches, Collector, ExpertTime, MAX_BATCH, Machine, Offload, Outcome, Row,
+    BatchTime, Batches, Collector, ExpertTime, MAX_BATCH, Machine, Offload, Outcome, PolicyResult,
 };
 use moe_placement::cache::{OnlinePolicy, PolicyName};
 use moe_trace::{ExpertId, LayerId, Phase, RoutingRow, Sink, TokenId};
@@ -38,8 +38,8 @@ fn ten_tokens() -> Batches {
     batches(&routed, 3, 8)
 }
 
-fn row(policy: PolicyName) -> Row {
-    Row {
+fn row(policy: PolicyName) -> PolicyResult {
+    PolicyResult {
         budget: 0,
         policy,
         outcome: Outcome {

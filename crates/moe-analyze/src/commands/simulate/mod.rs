@@ -11,7 +11,7 @@ mod sample;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use moe_analysis::simulate::{self, Offload, Row, SimulateOptions};
+use moe_analysis::simulate::{self, Offload, PolicyResult, SimulateOptions};
 use moe_placement::cache::{BuildError, OnlinePolicy, PolicyName};
 use moe_placement::plan::MIB;
 
@@ -189,7 +189,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     if let Some(rate) = args.sample {
         let estimates = simulate::sampled_lru(batches, &budgets, rate, args.seed)?;
         if let Some(plot) = &args.plot {
-            let rows = estimates.iter().map(|estimate| Row {
+            let rows = estimates.iter().map(|estimate| PolicyResult {
                 budget: estimate.budget,
                 policy: lru,
                 outcome: estimate.outcome,
@@ -252,7 +252,7 @@ fn draw(
     args: &Args,
     plot: &Path,
     policies: &[PolicyName],
-    rows: impl Iterator<Item = Row>,
+    rows: impl Iterator<Item = PolicyResult>,
     ctx: &Context,
 ) -> anyhow::Result<()> {
     let source = args.path.file_name().unwrap_or(args.path.as_os_str());
@@ -263,8 +263,12 @@ fn draw(
 }
 
 /// Returns the plot of decode hit rates, or of all hit rates if the trace does not contain phases.
-fn curves(source: &str, policies: &[PolicyName], rows: impl Iterator<Item = Row>) -> Figure {
-    let rows: Vec<Row> = rows.collect();
+fn curves(
+    source: &str,
+    policies: &[PolicyName],
+    rows: impl Iterator<Item = PolicyResult>,
+) -> Figure {
+    let rows: Vec<PolicyResult> = rows.collect();
     let is_decode = rows
         .iter()
         .all(|row| row.outcome.hit_pct_decode().is_some());

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use moe_analysis::simulate::{Batches, Machine, Prefetch, Prefetched, prefetch};
+use moe_analysis::simulate::{Batches, Machine, PrefetchOptions, PrefetchOutcome, prefetch};
 use moe_gguf::text::counted;
 use moe_placement::cache::{PolicyInputs, PolicyName};
 use moe_placement::plan::MIB;
@@ -82,7 +82,7 @@ impl PrefetchArgs {
         machine: &Machine,
         batches: &Batches,
         ctx: &Context,
-    ) -> anyhow::Result<Prefetch> {
+    ) -> anyhow::Result<PrefetchOptions> {
         let n_layer = batches.experts().n_layer();
         if self.depth == 0 || self.depth >= n_layer {
             bail!(
@@ -112,7 +112,7 @@ impl PrefetchArgs {
                 )
             }
         };
-        Ok(Prefetch {
+        Ok(PrefetchOptions {
             link_bytes_per_s: machine.link_bytes_per_s,
             link_latency_s: machine.link_latency_s,
             windows_s,
@@ -125,7 +125,7 @@ impl PrefetchArgs {
     pub fn rows(
         &self,
         plan: &Plan,
-        how: &Prefetch,
+        options: &PrefetchOptions,
         predictions: Option<&ExternalPredictions>,
         ctx: &Context,
     ) -> anyhow::Result<Vec<Row>> {
@@ -142,14 +142,14 @@ impl PrefetchArgs {
                 predictors.extend(
                     self.predictor
                         .iter()
-                        .map(|name| (name.to_string(), name.predictor(experts, how.depth))),
+                        .map(|name| (name.to_string(), name.predictor(experts, options.depth))),
                 );
                 if let Some(predictions) = predictions {
                     predictors.push(("predictions".into(), Box::new(predictions.clone())));
                 }
                 for (predictor, mut predicts) in predictors {
                     let mut cache = plan.inputs.policy(policy, experts, budget)?;
-                    let result = prefetch(plan.batches, cache.as_mut(), predicts.as_mut(), how);
+                    let result = prefetch(plan.batches, cache.as_mut(), predicts.as_mut(), options);
                     rows.push(Row {
                         budget,
                         policy,
@@ -169,7 +169,7 @@ pub struct Row {
     budget: u64,
     policy: PolicyName,
     predictor: String,
-    result: Prefetched,
+    result: PrefetchOutcome,
 }
 
 /// Prints the rows. `tokens` is the number of generated tokens.
@@ -197,7 +197,7 @@ pub fn print(out: &mut dyn Write, format: Format, rows: &[Row], tokens: u64) -> 
             (tokens > 0.0).then(|| rounded(1e3 * row.result.stall_s / tokens, 3))
         })
         .column("tokens_s", "tokens/s", move |row| {
-            let speed = tokens / (row.result.stall_s + row.result.work_s);
+            let speed = tokens / (row.result.stall_s + row.result.compute_s);
             speed.is_finite().then(|| rounded(speed, 3))
         })
         .write(out, format)

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use moe_analysis::simulate::{Machine, Row, Workload};
+use moe_analysis::simulate::{Machine, PolicyResult, Workload};
 use moe_gguf::text::counted;
 use moe_placement::cache::PolicyName;
 use moe_placement::plan::MIB;
@@ -16,7 +16,7 @@ pub struct Results<'a> {
     /// Tokens and bytes of the trace.
     pub workload: Workload,
     /// Results, which include Belady's policy for each cache size.
-    pub rows: &'a [Row],
+    pub rows: &'a [PolicyResult],
     /// Policies to print.
     pub policies: &'a [PolicyName],
     /// Machine of the speed bounds.
@@ -55,12 +55,12 @@ impl Results<'_> {
 
     /// Adds bounds of tokens/s; the percentage of memory bandwidth used, if the bandwidth is known; and, if the CPU's times are known,
     /// the speedup over no cache, without any overlap in both cases and with full overlap in both cases.
-    fn with_speed<'a, I: Iterator<Item = &'a Row> + Clone>(
+    fn with_speed<'a, I: Iterator<Item = &'a PolicyResult> + Clone>(
         &'a self,
         machine: &'a Machine,
         table: Table<'a, I>,
     ) -> Table<'a, I> {
-        let of = move |row: &Row| machine.speed(&self.workload, row);
+        let of = move |row: &PolicyResult| machine.speed(&self.workload, row);
         let without = machine.speed_without_cache(&self.workload);
         let mut table = table
             .column("tokens_s_min", "tokens/s, min", move |row| {
@@ -93,14 +93,14 @@ impl Results<'_> {
     }
 
     /// Returns the MiB copied in excess of Belady's policy.
-    fn regret_mib(&self, row: &Row) -> Option<Cell<'static>> {
+    fn regret_mib(&self, row: &PolicyResult) -> Option<Cell<'static>> {
         let mut same = self.rows.iter().filter(|other| other.budget == row.budget);
         let best = same.find(|other| other.policy == PolicyName::Belady)?;
         let [copied, least] = [row, best].map(|row| mib(row.outcome.moved_bytes()));
         Some(rounded(copied - least, 1))
     }
 
-    fn wanted(&self) -> impl Iterator<Item = &Row> + Clone {
+    fn wanted(&self) -> impl Iterator<Item = &PolicyResult> + Clone {
         let rows = self.rows.iter();
         rows.filter(|row| self.policies.contains(&row.policy))
     }
@@ -132,8 +132,8 @@ impl Results<'_> {
     }
 
     /// Prints the caches that satisfy `is_meant`.
-    fn note_caches(&self, what: &str, ctx: &Context, is_meant: impl Fn(&Row) -> bool) {
-        let rows: Vec<&Row> = self.wanted().filter(|row| is_meant(row)).collect();
+    fn note_caches(&self, what: &str, ctx: &Context, is_meant: impl Fn(&PolicyResult) -> bool) {
+        let rows: Vec<&PolicyResult> = self.wanted().filter(|row| is_meant(row)).collect();
         if rows.len() > 1 && rows.len() == self.wanted().count() {
             ctx.note(format_args!("{what}: all of these caches"));
             return;
