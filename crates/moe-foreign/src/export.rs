@@ -77,10 +77,10 @@ pub enum ExportError {
     },
     /// The format cannot represent the trace.
     #[error("{format}: {source}")]
-    Unfit {
+    Unsupported {
         /// The format to write.
         format: &'static str,
-        /// The reason, usually an [`UnfitError`].
+        /// The reason, usually an [`UnsupportedTrace`].
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The trace cannot be read.
@@ -94,7 +94,7 @@ pub enum ExportError {
 /// Why a format cannot represent a trace.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum UnfitError {
+pub enum UnsupportedTrace {
     /// The trace has several sequences, but the format contains one.
     #[error("the trace has several sequences, but the format contains one; {hint}")]
     Sequences {

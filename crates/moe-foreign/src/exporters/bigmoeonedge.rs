@@ -9,7 +9,7 @@ use std::io::Write;
 use moe_trace::record::lane;
 use moe_trace::{ModelInfo, Phase, RoutingRow, SinkError};
 
-use crate::{Export, ExportError, Exporter, UnfitError};
+use crate::{Export, ExportError, Exporter, UnsupportedTrace};
 
 use super::note_n_expert;
 use super::tokens::for_each_token;
@@ -148,7 +148,7 @@ fn write_row(
     found.tokens_without_sequence |= row.sequence_id.is_none();
     found.tokens_with_sequence |= row.sequence_id.is_some();
     if found.tokens_without_sequence && found.tokens_with_sequence {
-        return Err(SinkError::Refused(UnfitError::MixedSequences.into()));
+        return Err(SinkError::Refused(UnsupportedTrace::MixedSequences.into()));
     }
     found.unknown_weights |= row.weight.is_none();
     let phase = match row.phase {

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use moe_foreign::{
     Counts, EXPORTERS, Export, ExportError, Exporter, FILES_EXPORTERS, ForeignError, IMPORTERS,
-    ImportOptions, Importer, Input, UnfitError,
+    ImportOptions, Importer, Input, UnsupportedTrace,
 };
 use moe_trace::{CountRow, ModelInfo, RoutingRow, Sink, SinkError};
 
@@ -354,10 +354,10 @@ fn formats_of_routing_reject_counts() {
     assert!(matches!(error, ExportError::Missing { .. }), "{error}");
 }
 
-/// The cause of [`ExportError::Unfit`].
-fn unfit(error: &ExportError) -> Option<&UnfitError> {
+/// The cause of [`ExportError::Unsupported`].
+fn unsupported(error: &ExportError) -> Option<&UnsupportedTrace> {
     match error {
-        ExportError::Unfit { source, .. } => source.downcast_ref(),
+        ExportError::Unsupported { source, .. } => source.downcast_ref(),
         _ => None,
     }
 }
@@ -402,7 +402,11 @@ fn route_csv_needs_phases_and_sequences() {
         &path,
     )
     .unwrap_err();
-    assert_eq!(unfit(&error), Some(&UnfitError::MixedSequences), "{error}");
+    assert_eq!(
+        unsupported(&error),
+        Some(&UnsupportedTrace::MixedSequences),
+        "{error}"
+    );
 }
 
 #[test]
@@ -417,8 +421,8 @@ fn arrays_reject_several_sequences() {
         let path = dir.path().join("out.npy");
         let error = export(&input, exporter("npy"), &ImportOptions::default(), &path).unwrap_err();
         let is_expected = matches!(
-            unfit(&error),
-            Some(UnfitError::Sequences { .. } | UnfitError::RepeatedToken { .. })
+            unsupported(&error),
+            Some(UnsupportedTrace::Sequences { .. } | UnsupportedTrace::RepeatedToken { .. })
         );
         assert!(is_expected, "{error}");
     }
