@@ -19,7 +19,7 @@ struct Shape {
 
 impl Shape {
     /// Numbers of experts in a manifest; `None` if it does not contain them.
-    fn of(model: &Model, place: &Path) -> Result<Option<Shape>, Error> {
+    fn of(model: &Model, location: &Path) -> Result<Option<Shape>, Error> {
         let Model {
             n_expert,
             n_expert_used,
@@ -27,7 +27,7 @@ impl Shape {
         } = *model;
         if let Some(source) = ModelInfo::of_manifest(model).invalid() {
             return Err(Error::InvalidModel {
-                place: place.display().to_string(),
+                location: location.display().to_string(),
                 source,
             });
         }
@@ -96,13 +96,13 @@ struct Progress {
 }
 
 impl Counter {
-    /// A counter for the model in `origin`. `place` names the input in errors.
+    /// A counter for the model in `origin`. `location` names the input in errors.
     ///
     /// # Errors
     /// [`Error::InvalidModel`] if the model has more layers or experts than any model.
-    pub fn new(origin: Origin, place: &Path) -> Result<Counter, Error> {
+    pub fn new(origin: Origin, location: &Path) -> Result<Counter, Error> {
         let model = origin.model();
-        let shape = model.map(|model| Shape::of(model, place)).transpose()?;
+        let shape = model.map(|model| Shape::of(model, location)).transpose()?;
         Ok(Counter {
             shape: shape.flatten(),
             ..Counter::without_shape(origin)
@@ -123,12 +123,12 @@ impl Counter {
         }
     }
 
-    /// Counts one selected expert. `place` names its position in the input, for errors.
+    /// Counts one selected expert. `location` names its position in the input, for errors.
     #[inline]
     pub fn add(
         &mut self,
         selected: &SelectedExpert,
-        place: impl Fn() -> String,
+        location: impl Fn() -> String,
     ) -> Result<(), Error> {
         let pass = LayerPass {
             layer: selected.layer,
@@ -142,16 +142,16 @@ impl Counter {
             expert: selected.expert,
             weight: selected.weight,
         };
-        self.add_all(pass, [selection], place)
+        self.add_all(pass, [selection], location)
     }
 
-    /// Counts selected experts of one pass of a layer. `place` names their position in the input, for errors.
+    /// Counts selected experts of one pass of a layer. `location` names their position in the input, for errors.
     #[inline]
     pub fn add_all(
         &mut self,
         pass: LayerPass,
         selections: impl IntoIterator<Item = Selection>,
-        place: impl Fn() -> String,
+        location: impl Fn() -> String,
     ) -> Result<(), Error> {
         let check = |what, id: u32, limit: u32| {
             if id < limit {
@@ -161,7 +161,7 @@ impl Counter {
                 what,
                 id,
                 limit,
-                place: place(),
+                location: location(),
             })
         };
         check("layer", pass.layer.0.into(), MAX_ID)?;

@@ -37,18 +37,18 @@ pub use summary::LayerSummary;
 pub enum Error {
     /// No token was routed.
     #[error(
-        "{place} contains no routed tokens of the selected phases; use a trace of a mixture-of-experts model"
+        "{location} contains no routed tokens of the selected phases; use a trace of a mixture-of-experts model"
     )]
     Empty {
         /// The file, run or phase.
-        place: String,
+        location: String,
     },
     /// The input does not distinguish prompt and generated tokens.
     #[error("the trace does not distinguish prompt tokens from generated tokens")]
     NoPhases,
     /// An id is out of range.
     #[error(
-        "{what} {id} in {place} is out of range (below {limit}); the file is damaged, or belongs to another model"
+        "{what} {id} in {location} is out of range (below {limit}); the file is damaged, or belongs to another model"
     )]
     Id {
         /// Kind of id: `layer`, `expert` or `phase`.
@@ -58,13 +58,13 @@ pub enum Error {
         /// Exclusive upper bound.
         limit: u32,
         /// File, and record or row.
-        place: String,
+        location: String,
     },
     /// The model has more layers or experts than any model.
-    #[error("{place}: {source}")]
+    #[error("{location}: {source}")]
     InvalidModel {
         /// The file or run.
-        place: String,
+        location: String,
         /// The number that is too large.
         source: InvalidModel,
     },
@@ -325,7 +325,7 @@ impl Hotness {
             return Err(Error::NoPhases);
         }
         Err(Error::Empty {
-            place: "this phase".into(),
+            location: "this phase".into(),
         })
     }
 

@@ -38,7 +38,7 @@ impl<'a> RowCounter<'a> {
         let origin = Origin::of_foreign(&self.path, model_info);
         let hotness = self.counter.finish_foreign(origin, model_info);
         hotness.ok_or_else(|| Error::Empty {
-            place: self.path.display().to_string(),
+            location: self.path.display().to_string(),
         })
     }
 }
@@ -55,8 +55,8 @@ impl Sink for RowCounter<'_> {
             expert: row.expert_id,
             weight: row.weight.map(f64::from),
         };
-        let place = || format!("token {}", row.token_id);
-        self.counter.add(&selected, place)?;
+        let location = || format!("token {}", row.token_id);
+        self.counter.add(&selected, location)?;
         if let Some(survey) = &mut self.survey {
             survey.add_selection(&selected);
         }
