@@ -59,7 +59,7 @@ impl Experts {
 
     fn from_model(path: &Path, ctx: &Context) -> anyhow::Result<Experts> {
         let gguf = Gguf::open(path)?;
-        let model_info = ModelInfo::of_model(&path.to_string_lossy(), &gguf)?;
+        let model_info = ModelInfo::from_gguf(&path.to_string_lossy(), &gguf)?;
         let n_layer = model_info.n_hidden_layer();
         let sizes = sizes_of(&OffsetMap::new(&gguf), n_layer);
         if sizes.is_empty() {

@@ -181,7 +181,7 @@ impl TraceArgs {
         };
         let gguf = Gguf::open(path)?;
         Ok(Some((
-            ModelInfo::of_model(&path.to_string_lossy(), &gguf)?,
+            ModelInfo::from_gguf(&path.to_string_lossy(), &gguf)?,
             gguf,
         )))
     }
@@ -293,7 +293,7 @@ pub fn check_model(
 ) -> Result<(), ForeignError> {
     match recorded {
         Some(manifest) => {
-            moe_foreign::check_model(named, &ModelInfo::of_manifest(&manifest.model), path)
+            moe_foreign::check_model(named, &ModelInfo::from_manifest(&manifest.model), path)
         }
         None => Ok(()),
     }

@@ -53,7 +53,7 @@ impl Input {
 
 fn read_run(run: &Run, output: &mut Output<'_>) -> Result<(), ForeignError> {
     if let Some(manifest) = &run.manifest {
-        output.model_info(&ModelInfo::of_manifest(&manifest.model))?;
+        output.model_info(&ModelInfo::from_manifest(&manifest.model))?;
     }
     for operation in run.routing() {
         let head = operation.head();
@@ -102,7 +102,7 @@ fn read_tables(path: &Path, output: &mut Output<'_>) -> Result<(), ForeignError>
             let model = metadata.json(MODEL_KEY)?;
             let mut model_info = model
                 .as_ref()
-                .map(ModelInfo::of_manifest)
+                .map(ModelInfo::from_manifest)
                 .unwrap_or_default();
             model_info.expert_bytes = metadata.json(EXPERT_BYTES_KEY)?.unwrap_or_default();
             if model_info != ModelInfo::default() {

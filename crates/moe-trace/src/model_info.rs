@@ -113,7 +113,7 @@ impl ModelInfo {
     ///
     /// # Errors
     /// A key of the header has the wrong type, or a value that no model has.
-    pub fn of_model(path: &str, gguf: &Gguf) -> Result<ModelInfo, ModelError> {
+    pub fn from_gguf(path: &str, gguf: &Gguf) -> Result<ModelInfo, ModelError> {
         let metadata = gguf.metadata();
         let arch = metadata.str("general.architecture")?.map(str::to_owned);
         let values = |name: &str| match &arch {
@@ -165,7 +165,7 @@ impl ModelInfo {
     }
 
     /// The parameters in a manifest.
-    pub fn of_manifest(model: &Model) -> ModelInfo {
+    pub fn from_manifest(model: &Model) -> ModelInfo {
         let text = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
         let number = |number: u32| Some(number).filter(|&number| number > 0);
         ModelInfo {

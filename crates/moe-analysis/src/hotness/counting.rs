@@ -25,7 +25,7 @@ impl Shape {
             n_expert_used,
             ..
         } = *model;
-        if let Some(source) = ModelInfo::of_manifest(model).invalid() {
+        if let Some(source) = ModelInfo::from_manifest(model).invalid() {
             return Err(Error::InvalidModel {
                 location: location.display().to_string(),
                 source,

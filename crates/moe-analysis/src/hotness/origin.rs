@@ -66,7 +66,7 @@ impl Origin {
 
     /// The reason why the run cannot be of this model, if there is one.
     pub fn mismatch(&self, model: &ModelInfo) -> Option<ModelMismatch> {
-        model.mismatch(&ModelInfo::of_manifest(self.model.as_ref()?))
+        model.mismatch(&ModelInfo::from_manifest(self.model.as_ref()?))
     }
 
     pub fn model(&self) -> Option<&Model> {

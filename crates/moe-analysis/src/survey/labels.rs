@@ -62,7 +62,7 @@ pub struct Labels {
 
 impl Labels {
     /// One label per input, in order.
-    pub fn of_inputs(labels: Vec<String>) -> Labels {
+    pub fn from_inputs(labels: Vec<String>) -> Labels {
         Labels {
             inputs: labels,
             ..Labels::default()
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn labels_inputs_in_order() {
-        let mut labels = Labels::of_inputs(vec!["a".into(), "b".into()]);
+        let mut labels = Labels::from_inputs(vec!["a".into(), "b".into()]);
         assert_eq!(labels.of(1, Some(3)), "a");
         assert_eq!(labels.of(2, None), "b");
         assert_eq!(labels.of(3, None), NONE);

@@ -31,7 +31,7 @@ pub fn read_with(
         Input::Run(run) => {
             traces::print_warnings(&run, ctx)?;
             if let Some(map) = run.map.as_ref().filter(|_| bytes.is_empty()) {
-                *bytes = ExpertBytes::of_map(map);
+                *bytes = ExpertBytes::from_map(map);
             }
             let _progress = Progress::of_run(ctx, &run);
             Hotness::from_run(&run, survey)?
@@ -48,7 +48,7 @@ pub fn read_with(
             drop(progress);
             traces::report_import(ctx, path, &summary);
             if bytes.is_empty() {
-                *bytes = ExpertBytes::of_layers(summary.model_info.expert_bytes);
+                *bytes = ExpertBytes::from_layers(summary.model_info.expert_bytes);
             }
             hotness
         }

@@ -252,7 +252,7 @@ fn read_row(columns: &mut Columns<10>, text: &str) -> Result<Row, LineError> {
         phase: match phase {
             None => None,
             Some(phase) => Some(
-                Phase::of(phase)
+                Phase::from_number(phase)
                     .ok_or(LineError::Format("phase is not 0 (prompt) or 1 (decode)"))?,
             ),
         },

@@ -129,7 +129,7 @@ pub struct CountingBatch {
 impl CountingBatch {
     /// `batch` must have the columns of [`COUNTING`].
     fn new(file: &Arc<Path>, batch: RecordBatch) -> Result<Self, Error> {
-        let phase = |name: &str| Phase::of_name(name).map(Some);
+        let phase = |name: &str| Phase::from_name(name).map(Some);
         Ok(Self {
             phase: coded_names(&batch, "phase", phase, None).map_err(Error::table(file))?,
             timestamp_ns: times(numbers(&batch, "timestamp_ns")),

@@ -15,7 +15,7 @@ fn model(n_expert_used: &[u32]) -> ModelInfo {
         .u64(n_expert_used.len() as u64);
     let raw = n_expert_used.iter().fold(list, |raw, &n| raw.u32(n));
     let gguf = Gguf::from_bytes("model.gguf", raw.bytes).unwrap();
-    ModelInfo::of_model("model.gguf", &gguf).unwrap()
+    ModelInfo::from_gguf("model.gguf", &gguf).unwrap()
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn with_mtp_head(n_block: u32, n_nextn: u32) -> Result<ModelInfo, ModelError> {
         .kv_u32("glm4moe.block_count", n_block)
         .kv_u32("glm4moe.nextn_predict_layers", n_nextn);
     let gguf = Gguf::from_bytes("model.gguf", raw.bytes).unwrap();
-    ModelInfo::of_model("model.gguf", &gguf)
+    ModelInfo::from_gguf("model.gguf", &gguf)
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn refuses_more_selected_experts_than_experts() {
             .u32(U64)
             .u64(value);
         let gguf = Gguf::from_bytes("model.gguf", raw.bytes).unwrap();
-        ModelInfo::of_model("model.gguf", &gguf).unwrap_err()
+        ModelInfo::from_gguf("model.gguf", &gguf).unwrap_err()
     };
     let message = error("expert_used_count", 9).to_string();
     assert!(

@@ -116,7 +116,7 @@ fn describe_manifest(manifest: &Manifest, findings: &mut Findings) {
     }
     findings.fact("experts per layer", model.n_expert);
     findings.fact("experts per token", model.n_expert_used);
-    if let Some(reason) = ModelInfo::of_manifest(model).invalid() {
+    if let Some(reason) = ModelInfo::from_manifest(model).invalid() {
         findings.fault(format!("manifest.json: {reason}"));
     }
     findings.fact("policy", manifest.policy.clone());

@@ -68,7 +68,7 @@ impl Input {
         let map = match (model, file_of_run(map_table::FILE_NAME)) {
             (Some(model), _) => {
                 let gguf = Gguf::open(model)?;
-                let named = ModelInfo::of_model(&model.to_string_lossy(), &gguf)?;
+                let named = ModelInfo::from_gguf(&model.to_string_lossy(), &gguf)?;
                 traces::check_model(run, manifest.as_ref(), &named)?;
                 Some(OffsetMap::new(&gguf))
             }

@@ -278,14 +278,14 @@ impl QueryInput {
         ctx: &Context,
     ) -> anyhow::Result<Vec<TableFile>> {
         let mut bytes = match &self.trace_options.model {
-            Some(gguf) => ExpertBytes::of_map(&OffsetMap::new(gguf)),
+            Some(gguf) => ExpertBytes::from_map(&OffsetMap::new(gguf)),
             None => ExpertBytes::default(),
         };
         let mut files = Vec::new();
         match &self.source {
             Source::Run(run) => {
                 if let Some(map) = &run.map {
-                    bytes = ExpertBytes::of_map(map);
+                    bytes = ExpertBytes::from_map(map);
                 }
                 let hotness = Hotness::from_run(run, None)?;
                 files.push(self.file("hotness", write_hotness(&hotness, &bytes, temporary)?));
@@ -297,7 +297,7 @@ impl QueryInput {
             }
             Source::Parquet(found) => {
                 if let Some(map) = found.iter().find(|file| file.table == "map") {
-                    bytes = ExpertBytes::of_map(&map_table::read(&map.path)?);
+                    bytes = ExpertBytes::from_map(&map_table::read(&map.path)?);
                 }
                 let routing = found.iter().filter(|file| file.table == "routing");
                 let routing: Vec<&TableFile> = routing.collect();

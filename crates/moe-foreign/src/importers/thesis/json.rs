@@ -91,7 +91,7 @@ impl Importer for ThesisJson {
             .into_inner()
             .map_err(|error| failed(error.into_error()))?;
         file.rewind().map_err(failed)?;
-        let trace = Trace::of_file(source.path(), &file)?;
+        let trace = Trace::from_file(source.path(), &file)?;
         let mut records = Records::new(trace, options)?;
         let excess = [
             (spool.n_excess_sources, "sources after the fourth"),
@@ -253,7 +253,7 @@ fn record_of(entry: &Entry, ops: &OpTable) -> Result<TensorAccessLog, EntryError
         operation_type: number.ok_or_else(|| EntryError::Operation {
             operation: shown(op),
         })?,
-        phase: Phase::of_name(&entry.phase)
+        phase: Phase::from_name(&entry.phase)
             .ok_or_else(|| EntryError::Phase {
                 phase: shown(&entry.phase),
             })?

@@ -146,7 +146,7 @@ fn import_records(
 impl Records {
     /// Records of the thesis's recorder, with a table of their passes.
     fn new(trace: Trace, options: &ImportOptions) -> Result<Self, ForeignError> {
-        let mut run = Run::of_trace(trace);
+        let mut run = Run::from_trace(trace);
         if let Some(ops) = &options.ops {
             run = run.with_ops(ops.clone());
         }
