@@ -23,7 +23,7 @@ pub use clock::TraceClock;
 pub use engine::{CreateRun, Decode, Engine, EngineInfo, Logits, Mode, Session, Setup};
 pub use error::{BoxError, Error, Result};
 pub use generate::{Generated, Limits, Stop, generate, max_records};
-pub use observer::{Observer, Routed};
+pub use observer::{Observer, RouterOutput};
 pub use sampler::{Sampler, SamplerParams};
 
 #[cfg(doctest)]
