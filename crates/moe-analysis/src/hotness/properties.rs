@@ -95,7 +95,7 @@ fn tokens_of(tokens: &[Token], layer: LayerId) -> u64 {
 
 proptest! {
     #[test]
-    fn counts_of_a_layer_are_rows_times_k(tokens in tokens()) {
+    fn counts_of_a_layer_are_tokens_times_k(tokens in tokens()) {
         let (hotness, survey) = read(&tokens, SurveyOptions::default());
         prop_assert_eq!(hotness.n_repeated(), 0);
         for layer in hotness.layers(Phases::All) {
