@@ -91,7 +91,7 @@ pub fn summary(survey: &Survey, map: &OffsetMap) -> String {
 fn shares(check: &LayoutReport) -> String {
     let total = check.tensor_bytes.max(1) as f64;
     let mut text = Vec::new();
-    Table::of(&check.shares)
+    Table::of(&check.category_sizes)
         .shown("category", |share| share.category.as_str())
         .shown("tensors", |share| share.n_tensors)
         .shown("size (bytes)", |share| share.size_bytes)
