@@ -64,6 +64,8 @@ pub mod names;
 mod operations;
 pub mod ops;
 #[cfg(feature = "parquet")]
+mod parquet_columns;
+#[cfg(feature = "parquet")]
 mod parquet_file;
 #[cfg(feature = "parquet")]
 mod parquet_pages;

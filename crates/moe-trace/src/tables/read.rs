@@ -12,7 +12,8 @@ use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReader
 use super::dataset::dataset_parts;
 use super::routing::{COUNTING, READ_ROUTING};
 use crate::error::Error;
-use crate::parquet_file::{self, coded_names, numbers};
+use crate::parquet_columns::{coded_names, numbers};
+use crate::parquet_file;
 use crate::phase::Phase;
 use crate::record::lane;
 use crate::table_fault::TableFault;
