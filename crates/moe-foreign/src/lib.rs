@@ -197,7 +197,7 @@ impl ImportOptions {
     }
 
     /// Whether the same number of experts is selected for a token in all layers, as far as is known.
-    pub fn has_one_top_k(&self) -> bool {
+    pub fn has_uniform_top_k(&self) -> bool {
         let model = self.model.as_ref();
         self.top_k.is_some() || model.is_none_or(|model| model.n_expert_used_by_block.is_empty())
     }

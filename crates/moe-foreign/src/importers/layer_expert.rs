@@ -62,7 +62,7 @@ impl Importer for LayerExpert {
         match top_k {
             Some(k) => output.note(format!(
                 "lines are grouped into tokens of {}{}, and into passes by the order of layers; phases and router weights are not recorded",
-                if options.has_one_top_k() { "" } else { "up to " },
+                if options.has_uniform_top_k() { "" } else { "up to " },
                 counted(k, "expert")
             )),
             None => {
