@@ -20,7 +20,7 @@ fn recorded(dir: &Path, model: &str) -> PathBuf {
 }
 
 #[test]
-fn figures_equal_those_of_duckdb() {
+fn results_equal_those_of_duckdb() {
     let Some(python) = python("duckdb") else {
         return;
     };
@@ -93,7 +93,7 @@ fn figure(run: &Path, figure: &str, phase: Option<&str>) -> u64 {
 }
 
 #[test]
-fn known_run_has_known_figures() {
+fn accesses_of_a_known_run_have_the_computed_values() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     known_run(&run);

@@ -9,7 +9,7 @@ use moe_foreign::{
     Collected, Counts, ForeignError, IMPORTERS, ImportOptions, Importer, SAMPLE_SIZE, Source,
     detect,
 };
-use moe_trace::{CountRow, Facts, LayerRow, Phase, RoutingRow, Sink, SinkError};
+use moe_trace::{CountRow, LayerRow, ModelInfo, Phase, RoutingRow, Sink, SinkError};
 
 /// The temporary directory of this process. `scripts/fuzz.sh` removes it.
 static DIRECTORY: LazyLock<PathBuf> = LazyLock::new(|| {
@@ -94,11 +94,11 @@ fn options_of(selector: u8) -> ImportOptions {
             ..ImportOptions::default()
         },
         _ => ImportOptions {
-            model: Some(Facts {
+            model: Some(ModelInfo {
                 n_layer: Some(2),
                 n_expert: Some(8),
                 n_expert_used: Some(2),
-                ..Facts::default()
+                ..ModelInfo::default()
             }),
             ..ImportOptions::default()
         },
@@ -113,8 +113,8 @@ struct Both {
 }
 
 impl Sink for Both {
-    fn facts(&mut self, facts: &Facts) -> Result<(), SinkError> {
-        self.counts.facts(facts)
+    fn model_info(&mut self, model_info: &ModelInfo) -> Result<(), SinkError> {
+        self.counts.model_info(model_info)
     }
 
     fn routing(&mut self, row: &RoutingRow) -> Result<(), SinkError> {

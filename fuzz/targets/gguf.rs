@@ -7,7 +7,7 @@ use moe_gguf::Gguf;
 use moe_gguf::check::check;
 use moe_gguf::layers::layer_order;
 use moe_gguf::map::OffsetMap;
-use moe_gguf::thesis::{memory_map, write_gguf_dump_csv};
+use moe_gguf::tensor_tracer::{memory_map, write_gguf_dump_csv};
 use moe_gguf::verify::{Algorithm, compare, manifest, parse_manifest, verify};
 use moe_synth::write::Header;
 

@@ -90,7 +90,7 @@ fn counts_distinct_experts_of_batches() {
 
 /// Without order there are spread measures, but no overlap of consecutive tokens and no batches.
 #[test]
-fn counts_without_order_have_only_spread_measures() {
+fn counts_without_order_have_only_load_balance_measures() {
     let counts = repository("fixtures/foreign/imatrix/small.gguf");
     let summary = run!["--quiet", "hotness", counts];
     assert!(summary.starts_with("unknown_order: "), "{summary}");

@@ -134,7 +134,7 @@ fn defaults_equal_those_of_the_runtime() {
 
 /// In both files together, 5 is hotter than 3. With a half-life of one file the older file counts half, and 3 is hotter.
 #[test]
-fn merges_and_fades_learn_files() {
+fn merges_and_decays_learn_files() {
     let dir = workplace();
     let older = json!({"schema": "llama.cpp.moe_layer_perf.v1", "layers": [{"layer": 0, "experts": [[5, 8]]}]});
     let older = write(&dir, "older.json", &older.to_string());

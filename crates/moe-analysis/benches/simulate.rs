@@ -9,7 +9,7 @@
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use moe_analysis::simulate::{
-    Batches, Collector, LruCurve, SimulateOptions, replay, sampled_lru, setting, simulate,
+    Batches, Collector, LruCurve, SimulateOptions, policy_inputs, replay, sampled_lru, simulate,
 };
 use moe_placement::cache::PolicyName;
 use moe_trace::{ExpertId, LayerId, Phase, RoutingRow, Sink, TokenId};
@@ -79,13 +79,13 @@ fn caches(criterion: &mut Criterion) {
     let total = batches.experts().total_bytes();
     let options = SimulateOptions {
         learn: None,
-        first: 0.1,
+        train_fraction: 0.1,
         update_rate: 0.1,
         seed: 0,
     };
     let mut policies = PolicyName::all();
     policies.retain(|policy| !policy.needs_learn_file());
-    let setting = setting(&batches, &policies, &options).expect("a setting");
+    let inputs = policy_inputs(&batches, &policies, &options).expect("policy inputs");
 
     let mut group = criterion.benchmark_group("simulate");
     group.sample_size(10);
@@ -95,7 +95,7 @@ fn caches(criterion: &mut Criterion) {
             let id = BenchmarkId::new(policy.to_string(), format!("1/{part}"));
             group.bench_function(id, |b| {
                 b.iter(|| {
-                    let cache = setting.policy(policy, batches.experts(), total / part);
+                    let cache = inputs.policy(policy, batches.experts(), total / part);
                     replay(&batches, cache.expect("a policy").as_mut())
                 });
             });

@@ -5,6 +5,7 @@ use std::error::Error;
 use moe_analysis::{accesses, hotness, simulate, survey};
 use moe_foreign::{ExportError, ForeignError, Missing};
 use moe_placement::learn;
+use moe_trace::TableFault;
 
 const EXISTS: &str = "pass --force to replace it, or use another path";
 
@@ -19,6 +20,14 @@ pub fn for_missing(missing: Missing) -> &'static str {
 /// Returns the advice for an error, or for the first of its causes that has advice.
 pub fn advice(error: &anyhow::Error) -> Option<&'static str> {
     error.chain().find_map(of_cause)
+}
+
+/// Returns the message of an error about a file of a run, with its advice.
+pub fn with_advice(error: &moe_trace::Error) -> String {
+    match of_trace(error) {
+        Some(advice) => format!("{error}; {advice}"),
+        None => error.to_string(),
+    }
 }
 
 fn of_cause(error: &(dyn Error + 'static)) -> Option<&'static str> {
@@ -87,6 +96,15 @@ fn of_trace(error: &moe_trace::Error) -> Option<&'static str> {
         moe_trace::Error::NotReplaceable { .. } => Some("--force replaces run directories only"),
         moe_trace::Error::TraceFull { .. } => Some("increase --max-trace-mib to record more"),
         moe_trace::Error::WriteTrace { .. } => Some("limit the trace with --max-trace-mib"),
+        moe_trace::Error::Table { fault, .. } => of_table(fault),
+        _ => None,
+    }
+}
+
+fn of_table(fault: &TableFault) -> Option<&'static str> {
+    match fault {
+        TableFault::OtherModel => Some("`gguf-map` writes maps"),
+        TableFault::OtherRun { .. } | TableFault::NoRouting => Some("`parquet` writes tables"),
         _ => None,
     }
 }
@@ -135,6 +153,11 @@ mod tests {
         assert_eq!(advice(&ForeignError::Sink(exists().into()).into()), force);
         assert_eq!(advice(&hotness::Error::Trace(exists()).into()), force);
         assert_eq!(advice(&anyhow::anyhow!("c")), None);
+        let table = moe_trace::Error::Table {
+            path: PathBuf::from("a"),
+            fault: TableFault::OtherModel,
+        };
+        assert!(with_advice(&table).ends_with("of the run's model; `gguf-map` writes maps"));
         let full = || moe_engine::Error::ContextFull {
             tokens: 9,
             context: 8,

@@ -9,7 +9,7 @@ use moe_gguf::experts::{expert_bytes, expert_layer_bytes};
 use moe_gguf::map::OffsetMap;
 use moe_gguf::names::Role;
 use moe_placement::plan::ExpertSizes;
-use moe_trace::{Facts, LayerId, bounded};
+use moe_trace::{LayerId, ModelInfo, bounded};
 
 use crate::context::Context;
 use crate::output::human_bytes;
@@ -39,8 +39,8 @@ pub struct Experts {
     pub layer_bytes: BTreeMap<LayerId, u64>,
     /// Path of the model, or the reason why llama.cpp cannot load it.
     pub model: Result<PathBuf, &'static str>,
-    /// Facts from the model's header.
-    pub facts: Option<Facts>,
+    /// ModelInfo from the model's header.
+    pub model_info: Option<ModelInfo>,
 }
 
 impl Experts {
@@ -59,8 +59,8 @@ impl Experts {
 
     fn from_model(path: &Path, ctx: &Context) -> anyhow::Result<Experts> {
         let gguf = Gguf::open(path)?;
-        let facts = Facts::of_model(&path.to_string_lossy(), &gguf)?;
-        let n_layer = facts.n_hidden_layer();
+        let model_info = ModelInfo::from_gguf(&path.to_string_lossy(), &gguf)?;
+        let n_layer = model_info.n_hidden_layer();
         let sizes = sizes_of(&OffsetMap::new(&gguf), n_layer);
         if sizes.is_empty() {
             bail!(
@@ -93,7 +93,7 @@ impl Experts {
             } else {
                 Ok(path.to_owned())
             },
-            facts: Some(facts),
+            model_info: Some(model_info),
         })
     }
 
@@ -110,13 +110,16 @@ impl Experts {
             layer_bytes: sizes.layers(),
             sizes,
             model: Err(NO_MODEL),
-            facts: None,
+            model_info: None,
         })
     }
 
     /// Returns whether the model is gpt-oss, for which the fork has different defaults.
     pub fn is_gpt_oss(&self) -> bool {
-        let arch = self.facts.as_ref().and_then(|facts| facts.arch.as_deref());
+        let arch = self
+            .model_info
+            .as_ref()
+            .and_then(|model_info| model_info.arch.as_deref());
         arch == Some("gpt-oss")
     }
 }

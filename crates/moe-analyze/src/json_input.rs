@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::anyhow;
 use moe_placement::json::{self, JsonError};
 use moe_trace::bounded;
-use moe_trace::json::reason_with_place;
+use moe_trace::json::reason_with_location;
 use serde::de::DeserializeOwned;
 
 /// Reads a document. Errors end with `advice`, which describes the format.
@@ -17,7 +17,7 @@ pub fn read<T: DeserializeOwned>(path: &Path, advice: &str) -> anyhow::Result<T>
 /// Parses the text of a document.
 pub fn parse<T: DeserializeOwned>(text: &str) -> anyhow::Result<T> {
     json::parse(text).map_err(|error| match error {
-        JsonError::Invalid(error) => anyhow!(reason_with_place(&error)),
+        JsonError::Invalid(error) => anyhow!(reason_with_location(&error)),
         error => error.into(),
     })
 }

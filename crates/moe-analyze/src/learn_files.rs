@@ -6,7 +6,7 @@ use anyhow::{Context as _, bail};
 use moe_analysis::hotness::{Hotness, Phases};
 use moe_foreign::{Contents, ImportOptions, check_model};
 use moe_placement::learn::LearnFile;
-use moe_trace::{Facts, bounded};
+use moe_trace::{ModelInfo, bounded};
 
 use crate::context::Context;
 use crate::counting;
@@ -51,7 +51,7 @@ pub fn read_learn_files(
     let files = inputs.map(|(path, counted)| -> anyhow::Result<LearnFile> {
         match counted {
             Some(mut hotness) => {
-                hotness.raise_seen(n_expert, n_expert_used);
+                hotness.raise_inferred(n_expert, n_expert_used);
                 Ok(hotness.learn_file(Phases::All)?)
             }
             None => read_file(path, options),
@@ -79,7 +79,7 @@ fn read_file(path: &Path, options: &ImportOptions) -> anyhow::Result<LearnFile> 
     let text = bounded::read_json(path)?;
     let file = LearnFile::parse(&text).with_context(|| path.display().to_string())?;
     if let Some(model) = &options.model {
-        check_model(model, &facts_of(&file), path)?;
+        check_model(model, &model_info_of(&file), path)?;
     }
     Ok(file)
 }
@@ -128,11 +128,11 @@ pub fn check_import_args(args: &ImportArgs, paths: &[PathBuf]) -> anyhow::Result
     args.check(&traces)
 }
 
-/// Returns the facts about the model that a learn file contains.
-fn facts_of(file: &LearnFile) -> Facts {
+/// Returns the parameters of the model that a learn file contains.
+fn model_info_of(file: &LearnFile) -> ModelInfo {
     let n_expert = file.n_expert().filter(|&n| n > 0);
-    Facts {
+    ModelInfo {
         n_expert: n_expert.map(|n| n.try_into().unwrap_or(u32::MAX)),
-        ..Facts::default()
+        ..ModelInfo::default()
     }
 }

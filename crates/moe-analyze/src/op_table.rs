@@ -71,8 +71,8 @@ impl Default for Columns {
 impl Columns {
     /// Returns the columns of a header that names both.
     fn of_header(names: Fields<'_>) -> Result<Option<Columns>, LineFault> {
-        let places = (names.place_of("number")?, names.place_of("name")?);
-        let (Some(number), Some(name)) = places else {
+        let indices = (names.column_index("number")?, names.column_index("name")?);
+        let (Some(number), Some(name)) = indices else {
             return Ok(None);
         };
         let n = names.len();

@@ -6,10 +6,12 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use moe_foreign::{Contents, Detected, ForeignError, ImportOptions, Input, Missing, Summary};
 use moe_gguf::Gguf;
+use moe_trace::check::stale_tables;
 use moe_trace::manifest::Manifest;
 use moe_trace::ops::OpTable;
-use moe_trace::{Facts, Run, Sink};
+use moe_trace::{ModelInfo, Run, Sink};
 
+use crate::advice;
 use crate::context::Context;
 use crate::inputs::Kind;
 use crate::op_table;
@@ -96,13 +98,18 @@ pub fn print_warnings(run: &Run, ctx: &Context) -> anyhow::Result<()> {
     let progress = Progress::of_run(ctx, run);
     let warnings = run.warnings()?;
     drop(progress);
-    warnings.iter().for_each(|warning| ctx.note(warning));
+    let stale = stale_tables(run).into_iter();
+    let stale = stale.map(|error| advice::with_advice(&error));
+    warnings
+        .into_iter()
+        .chain(stale)
+        .for_each(|warning| ctx.note(warning));
     Ok(())
 }
 
 impl ImportArgs {
-    /// Reads the files of the options. `model` contains the known facts about the traces' model.
-    pub fn options(&self, model: Option<Facts>) -> anyhow::Result<ImportOptions> {
+    /// Reads the files of the options. `model` contains the known parameters of the traces' model.
+    pub fn options(&self, model: Option<ModelInfo>) -> anyhow::Result<ImportOptions> {
         Ok(ImportOptions {
             top_k: self.top_k,
             ops: self.ops.read()?,
@@ -148,7 +155,8 @@ impl ImportArgs {
 impl TraceArgs {
     /// Reads the files of the options.
     pub fn options(&self) -> anyhow::Result<ImportOptions> {
-        self.import.options(self.gguf()?.map(|(facts, _)| facts))
+        self.import
+            .options(self.gguf()?.map(|(model_info, _)| model_info))
     }
 
     /// See [`ImportArgs::check`].
@@ -167,13 +175,13 @@ impl TraceArgs {
     }
 
     /// Opens the model of `--model`.
-    pub fn gguf(&self) -> anyhow::Result<Option<(Facts, Gguf)>> {
+    pub fn gguf(&self) -> anyhow::Result<Option<(ModelInfo, Gguf)>> {
         let Some(path) = &self.model else {
             return Ok(None);
         };
         let gguf = Gguf::open(path)?;
         Ok(Some((
-            Facts::of_model(&path.to_string_lossy(), &gguf)?,
+            ModelInfo::from_gguf(&path.to_string_lossy(), &gguf)?,
             gguf,
         )))
     }
@@ -281,11 +289,11 @@ pub fn progress(path: &Path, input: &Input, ctx: &Context) -> Progress {
 pub fn check_model(
     path: &Path,
     recorded: Option<&Manifest>,
-    named: &Facts,
+    named: &ModelInfo,
 ) -> Result<(), ForeignError> {
     match recorded {
         Some(manifest) => {
-            moe_foreign::check_model(named, &Facts::of_manifest(&manifest.model), path)
+            moe_foreign::check_model(named, &ModelInfo::from_manifest(&manifest.model), path)
         }
         None => Ok(()),
     }

@@ -50,12 +50,12 @@ pub struct EngineInfo {
 }
 
 /// Callback that creates the run directory after everything else has succeeded. It receives the GPUs that the run uses.
-pub type Begin<'s> = Box<dyn FnOnce(Vec<manifest::Gpu>) -> Result<RunWriter, BoxError> + 's>;
+pub type CreateRun<'s> = Box<dyn FnOnce(Vec<manifest::Gpu>) -> Result<RunWriter, BoxError> + 's>;
 
 /// Settings of a session.
 pub struct Setup<'s> {
     /// Callback that creates the run directory; `None` to record nothing.
-    pub begin: Option<Begin<'s>>,
+    pub create_run: Option<CreateRun<'s>>,
     /// Which operations are recorded.
     pub mode: Mode,
     /// Called after the router of each layer.

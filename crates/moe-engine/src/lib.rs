@@ -20,10 +20,10 @@ pub mod random;
 mod sampler;
 
 pub use clock::TraceClock;
-pub use engine::{Begin, Decode, Engine, EngineInfo, Logits, Mode, Session, Setup};
+pub use engine::{CreateRun, Decode, Engine, EngineInfo, Logits, Mode, Session, Setup};
 pub use error::{BoxError, Error, Result};
 pub use generate::{Generated, Limits, Stop, generate, max_records};
-pub use observer::{Observer, Routed};
+pub use observer::{Observer, RouterOutput};
 pub use sampler::{Sampler, SamplerParams};
 
 #[cfg(doctest)]

@@ -3,7 +3,7 @@
 use moe_trace::LayerId;
 
 /// The routing decisions of a layer for the tokens of a batch.
-pub struct Routed<'a> {
+pub struct RouterOutput<'a> {
     /// The layer.
     pub layer: LayerId,
     /// Position of each token in its sequence.
@@ -20,4 +20,4 @@ pub struct Routed<'a> {
 }
 
 /// Callback after the router of each layer.
-pub type Observer<'a> = Box<dyn FnMut(&Routed) + 'a>;
+pub type Observer<'a> = Box<dyn FnMut(&RouterOutput) + 'a>;

@@ -136,7 +136,7 @@ impl<'a> Fields<'a> {
     ///
     /// # Errors
     /// [`LineFault::RepeatedColumn`].
-    pub fn place_of(&self, column: &str) -> Result<Option<usize>, LineFault> {
+    pub fn column_index(&self, column: &str) -> Result<Option<usize>, LineFault> {
         let mut found = self.iter().enumerate().filter(|&(_, name)| name == column);
         let index = found.next().map(|(index, _)| index);
         if found.next().is_some() {
@@ -234,7 +234,10 @@ mod tests {
     fn reads_valid_lines_after_an_invalid_line() {
         let mut reader = LineReader::default();
         assert!(reader.fields("a,\"b").is_err());
-        assert_eq!(reader.fields("id,x").unwrap().place_of("x"), Ok(Some(1)));
+        assert_eq!(
+            reader.fields("id,x").unwrap().column_index("x"),
+            Ok(Some(1))
+        );
         assert!(reader.fields(&",".repeat(2 * MAX_FIELDS)).is_err());
         assert_eq!(reader.fields("1,2").unwrap().get(0), Some("1"));
     }
@@ -243,9 +246,9 @@ mod tests {
     fn rejects_repeated_columns_only_when_they_are_requested() {
         let mut reader = LineReader::default();
         let header = reader.fields("x, id ,\"x\",y").unwrap();
-        assert_eq!(header.place_of("id"), Ok(Some(1)));
-        assert_eq!(header.place_of("z"), Ok(None));
-        assert_eq!(header.place_of("x"), Err(LineFault::RepeatedColumn));
+        assert_eq!(header.column_index("id"), Ok(Some(1)));
+        assert_eq!(header.column_index("z"), Ok(None));
+        assert_eq!(header.column_index("x"), Err(LineFault::RepeatedColumn));
     }
 
     #[test]

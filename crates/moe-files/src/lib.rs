@@ -32,7 +32,7 @@ pub use mapped::{MappedFile, truncated_file};
 pub use stale::is_temporary_name;
 pub use temporary::NewDirectories;
 pub use temporary_directory::TemporaryDirectory;
-pub use transaction::{KEPT_FILES, Transaction};
+pub use transaction::{BACKUP_NAME, Transaction};
 
 use std::path::Path;
 

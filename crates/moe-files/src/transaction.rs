@@ -11,7 +11,7 @@ use crate::parent_of;
 use crate::temporary::{Registry, registry};
 
 /// Output name in the temporary name of the directory in which a [`Transaction`] keeps replaced and removed files.
-pub const KEPT_FILES: &str = "old";
+pub const BACKUP_NAME: &str = "old";
 
 /// Renames and removals that are undone unless [`Transaction::finish`] succeeds.
 ///
@@ -53,7 +53,7 @@ struct KeptFiles {
 
 impl KeptFiles {
     fn create(parent: &Path, registry: &mut Registry) -> io::Result<Self> {
-        let (lock, dir) = create_directory(parent, KEPT_FILES, registry)?;
+        let (lock, dir) = create_directory(parent, BACKUP_NAME, registry)?;
         Ok(Self {
             dir,
             n_files: 0,

@@ -5,14 +5,14 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use moe_trace::{Contradiction, Error, Facts, MAX_ID};
+use moe_trace::{Error, MAX_ID, ModelInfo, ModelMismatch};
 
 use crate::importers::responses::ResponseError;
 use crate::layers::LayerError;
 
 /// A location in a file, for error messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum At {
+pub enum Location {
     /// A line, counted from 1.
     Line(u64),
     /// A record.
@@ -28,7 +28,7 @@ pub enum At {
     Element(String),
 }
 
-impl fmt::Display for At {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Line(line) => write!(f, "line {line}"),
@@ -81,7 +81,7 @@ pub enum ForeignError {
         /// The file.
         path: PathBuf,
         /// Where in the file.
-        at: At,
+        at: Location,
         /// What is wrong and what to do; see [`ForeignError::cause`].
         source: Box<dyn StdError + Send + Sync>,
     },
@@ -99,7 +99,7 @@ pub enum ForeignError {
         /// The file.
         path: PathBuf,
         /// Where in the file.
-        at: At,
+        at: Location,
         /// What the number identifies: `layer`, `expert` or `slot`.
         name: &'static str,
         /// The number.
@@ -113,7 +113,7 @@ pub enum ForeignError {
         /// The file.
         path: PathBuf,
         /// Where in the file.
-        at: At,
+        at: Location,
         /// The version of the file.
         found: String,
         /// The versions that the importer reads.
@@ -155,7 +155,7 @@ pub enum ForeignError {
         /// The file.
         path: PathBuf,
         /// The array or row.
-        at: At,
+        at: Location,
         /// Why they cannot be mapped.
         source: LayerError,
     },
@@ -165,7 +165,7 @@ pub enum ForeignError {
         /// The file.
         path: PathBuf,
         /// The key of the routing.
-        at: At,
+        at: Location,
         /// What is wrong.
         source: ResponseError,
     },
@@ -175,17 +175,17 @@ pub enum ForeignError {
         /// The file.
         path: PathBuf,
         /// The data that cannot be read without the value.
-        at: At,
+        at: Location,
         /// The missing value.
         missing: Missing,
     },
     /// The trace belongs to another model than the one that the user specified, or than the other inputs.
-    #[error("{}: {contradiction}; use inputs of the same model", path.display())]
+    #[error("{}: {mismatch}; use inputs of the same model", path.display())]
     OtherModel {
         /// The file or directory.
         path: PathBuf,
         /// What differs.
-        contradiction: Contradiction,
+        mismatch: ModelMismatch,
     },
     /// A GGUF file cannot be read.
     #[error(transparent)]
@@ -214,7 +214,7 @@ impl ForeignError {
     /// An error at a location in a file; `source` also says what to do.
     pub fn invalid(
         path: &Path,
-        at: At,
+        at: Location,
         source: impl Into<Box<dyn StdError + Send + Sync>>,
     ) -> Self {
         Self::Invalid {
@@ -251,7 +251,7 @@ impl ForeignError {
     }
 
     /// The location of the error, if it has one.
-    pub fn at(&self) -> Option<&At> {
+    pub fn location(&self) -> Option<&Location> {
         match self {
             Self::Invalid { at, .. }
             | Self::OutOfRange { at, .. }
@@ -264,15 +264,19 @@ impl ForeignError {
     }
 }
 
-/// Checks that the `facts` recorded in the trace at `path` do not contradict `model`.
+/// Checks that the `model_info` recorded in the trace at `path` does not contradict `model`.
 ///
 /// # Errors
 /// [`ForeignError::OtherModel`] if they do.
-pub fn check_model(model: &Facts, facts: &Facts, path: &Path) -> Result<(), ForeignError> {
-    match model.contradiction(facts) {
-        Some(contradiction) => Err(ForeignError::OtherModel {
+pub fn check_model(
+    model: &ModelInfo,
+    model_info: &ModelInfo,
+    path: &Path,
+) -> Result<(), ForeignError> {
+    match model.mismatch(model_info) {
+        Some(mismatch) => Err(ForeignError::OtherModel {
             path: path.to_owned(),
-            contradiction,
+            mismatch,
         }),
         None => Ok(()),
     }

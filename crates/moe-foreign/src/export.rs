@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use moe_trace::{Facts, LayerId, Run, Sink, TokenId};
+use moe_trace::{LayerId, ModelInfo, Run, Sink, TokenId};
 
 use crate::counts::Counts;
 use crate::error::ForeignError;
@@ -77,10 +77,10 @@ pub enum ExportError {
     },
     /// The format cannot represent the trace.
     #[error("{format}: {source}")]
-    Unfit {
+    Unsupported {
         /// The format to write.
         format: &'static str,
-        /// The reason, usually an [`UnfitError`].
+        /// The reason, usually an [`UnsupportedTrace`].
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The trace cannot be read.
@@ -94,7 +94,7 @@ pub enum ExportError {
 /// Why a format cannot represent a trace.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum UnfitError {
+pub enum UnsupportedTrace {
     /// The trace has several sequences, but the format contains one.
     #[error("the trace has several sequences, but the format contains one; {hint}")]
     Sequences {
@@ -140,7 +140,7 @@ pub enum UnfitError {
     Changed,
 }
 
-/// The input of an exporter: counts and facts of a trace, and its rows as a stream that can be read repeatedly.
+/// The input of an exporter: counts and model parameters of a trace, and its rows as a stream that can be read repeatedly.
 pub struct Export<'a> {
     input: &'a Input,
     options: &'a ImportOptions,
@@ -182,13 +182,13 @@ impl<'a> Export<'a> {
     }
 
     /// Parameters of the model, as far as they are known.
-    pub fn facts(&self) -> &Facts {
-        &self.summary.facts
+    pub fn model_info(&self) -> &ModelInfo {
+        &self.summary.model_info
     }
 
     /// Number of experts in a layer: from the trace or the model, otherwise the highest expert id + 1.
     pub fn n_expert(&self) -> u32 {
-        self.facts()
+        self.model_info()
             .n_expert
             .unwrap_or_else(|| self.counts.n_expert_seen())
     }
@@ -196,13 +196,13 @@ impl<'a> Export<'a> {
     /// Number of experts that a token selects: from the trace or the model, otherwise the highest slot + 1. If layers differ and
     /// the trace has no slots, the maximum over the layers. `None` if it is unknown.
     pub fn n_expert_used(&self) -> Option<u32> {
-        let facts = self.facts();
+        let model_info = self.model_info();
         let seen = Some(self.counts.n_slot_seen()).filter(|&n| n > 0);
-        facts
+        model_info
             .n_expert_used
             .filter(|&n| n > 0)
             .or(seen)
-            .or_else(|| facts.max_expert_used())
+            .or_else(|| model_info.max_expert_used())
     }
 
     /// Passes the routing rows to `sink` in order. `format` is the name of the exporter, for errors.

@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 
 use moe_trace::record::{RECORD_SIZE, lane};
 use moe_trace::tables::{EXPERT_BYTES_KEY, MODEL_KEY, TableMetadata, read_routing};
-use moe_trace::{ExpertId, Facts, LayerId, RoutingRow, Run, Sink, TokenId};
+use moe_trace::{ExpertId, LayerId, ModelInfo, RoutingRow, Run, Sink, TokenId};
 
 use crate::error::ForeignError;
 use crate::output::{Output, Summary};
 use crate::source::Source;
-use crate::{At, Detected, ImportOptions, import};
+use crate::{Detected, ImportOptions, Location, import};
 
 /// A trace in any supported format, which can be read repeatedly.
 pub enum Input {
@@ -53,13 +53,13 @@ impl Input {
 
 fn read_run(run: &Run, output: &mut Output<'_>) -> Result<(), ForeignError> {
     if let Some(manifest) = &run.manifest {
-        output.facts(&Facts::of_manifest(&manifest.model))?;
+        output.model_info(&ModelInfo::from_manifest(&manifest.model))?;
     }
     for operation in run.routing() {
         let head = operation.head();
         let mut record = operation.first_record();
         for token in operation.tokens() {
-            let at = || At::Record {
+            let at = || Location::Record {
                 record,
                 offset: record * RECORD_SIZE as u64,
             };
@@ -100,10 +100,13 @@ fn read_tables(path: &Path, output: &mut Output<'_>) -> Result<(), ForeignError>
             output.begin_file(&file);
             let metadata = TableMetadata::read(&file)?;
             let model = metadata.json(MODEL_KEY)?;
-            let mut facts = model.as_ref().map(Facts::of_manifest).unwrap_or_default();
-            facts.expert_bytes = metadata.json(EXPERT_BYTES_KEY)?.unwrap_or_default();
-            if facts != Facts::default() {
-                output.facts(&facts)?;
+            let mut model_info = model
+                .as_ref()
+                .map(ModelInfo::from_manifest)
+                .unwrap_or_default();
+            model_info.expert_bytes = metadata.json(EXPERT_BYTES_KEY)?.unwrap_or_default();
+            if model_info != ModelInfo::default() {
+                output.model_info(&model_info)?;
             }
         }
         let mut sequence_ids = batch.sequence_id().iter();
@@ -120,7 +123,7 @@ fn read_tables(path: &Path, output: &mut Output<'_>) -> Result<(), ForeignError>
                 lane: Some(batch.lane()[i]).filter(|&lane| lane != lane::UNKNOWN),
                 timestamp_ns: Some(batch.timestamp_ns()[i]).filter(|&ns| ns != 0),
             };
-            output.routing(|| At::Element(format!("row {}", first_row + i)), &row)?;
+            output.routing(|| Location::Element(format!("row {}", first_row + i)), &row)?;
         }
         first_row += batch.len();
     }

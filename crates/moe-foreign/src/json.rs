@@ -9,7 +9,7 @@ use moe_trace::json::reason;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use crate::error::{At, ForeignError};
+use crate::error::{ForeignError, Location};
 use crate::source;
 
 /// Why a text is not the expected JSON.
@@ -101,5 +101,5 @@ fn invalid(
             column,
         },
     };
-    ForeignError::invalid(path, At::Line(line), error)
+    ForeignError::invalid(path, Location::Line(line), error)
 }

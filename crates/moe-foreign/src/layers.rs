@@ -5,7 +5,7 @@
 //! hidden layer, where the rows of dense layers are empty, or one row per MoE layer. Neither has rows for blocks of the MTP head.
 
 use moe_gguf::text::counted;
-use moe_trace::{Facts, LayerId, MAX_ID};
+use moe_trace::{LayerId, MAX_ID, ModelInfo};
 
 /// Why the layers of a trace cannot be mapped to the blocks of the model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -130,11 +130,11 @@ pub(crate) struct Layouts {
 
 impl Layouts {
     /// The layouts of `model`; `None` if its layers are unknown.
-    pub(crate) fn of(model: Option<&Facts>) -> Option<Self> {
+    pub(crate) fn of(model: Option<&ModelInfo>) -> Option<Self> {
         let model = model?;
         let n_hidden = model.n_hidden_layer();
         let is_hidden = |layer: &LayerId| n_hidden.is_none_or(|n| u32::from(layer.0) < n);
-        // Facts from a trace identify MoE layers only by their expert sizes.
+        // ModelInfo from a trace identify MoE layers only by their expert sizes.
         let with_experts: Vec<LayerId> = if model.moe_layers.is_empty() {
             model.expert_bytes.keys().copied().collect()
         } else {
@@ -204,7 +204,7 @@ pub(crate) struct RowBlocks {
 /// # Errors
 /// [`LayerError`] if the rows match neither layout of the model.
 pub(crate) fn blocks_of_rows(
-    model: Option<&Facts>,
+    model: Option<&ModelInfo>,
     n_rows: usize,
     row_use: impl Fn(usize) -> RowUse,
 ) -> Result<RowBlocks, LayerError> {
@@ -244,12 +244,12 @@ mod tests {
     use super::*;
 
     /// Blocks 0 and 3 are dense; 1, 2 and 4 have experts; 5 is the MTP head and has experts.
-    fn model() -> Facts {
-        Facts {
+    fn model() -> ModelInfo {
+        ModelInfo {
             n_layer: Some(6),
             n_nextn_layer: 1,
             moe_layers: [1, 2, 4, 5].map(LayerId).into(),
-            ..Facts::default()
+            ..ModelInfo::default()
         }
     }
 
@@ -337,7 +337,7 @@ mod tests {
 
     #[test]
     fn numbers_rows_from_0_without_a_model() {
-        for model in [None, Some(Facts::default())] {
+        for model in [None, Some(ModelInfo::default())] {
             let rows = blocks_of_rows(model.as_ref(), 3, |_| RowUse::Used).unwrap();
             assert_eq!(
                 rows.blocks,
@@ -353,9 +353,9 @@ mod tests {
 
     #[test]
     fn accepts_a_model_with_only_the_number_of_layers_known() {
-        let model = Facts {
+        let model = ModelInfo {
             n_layer: Some(3),
-            ..Facts::default()
+            ..ModelInfo::default()
         };
         let rows = blocks_of_rows(Some(&model), 3, |_| RowUse::Used).unwrap();
         assert_eq!(
@@ -371,10 +371,10 @@ mod tests {
         assert_eq!(layouts.n_rows().collect::<Vec<_>>(), [5, 3]);
         assert!(layouts.dense_rows_are_empty(|row| used(![0, 3].contains(&row))));
         assert!(!layouts.dense_rows_are_empty(|row| used(row != 0)));
-        let all = Facts {
+        let all = ModelInfo {
             n_layer: Some(2),
             moe_layers: [0, 1].map(LayerId).into(),
-            ..Facts::default()
+            ..ModelInfo::default()
         };
         let layouts = Layouts::of(Some(&all)).unwrap();
         assert_eq!(layouts.n_rows().collect::<Vec<_>>(), [2]);

@@ -71,14 +71,14 @@ mod registry;
 mod source;
 
 use moe_trace::ops::OpTable;
-use moe_trace::{Facts, LayerId, Run, Sink};
+use moe_trace::{LayerId, ModelInfo, Run, Sink};
 
 pub use arrays::{CountError, RoutingError};
 pub use binary::npy::{npy_header_f64, npy_header_u64};
 pub use collected::Collected;
 pub use counts::{Counts, ExpertCount, LayerCounts};
-pub use error::{At, ForeignError, Missing, check_model};
-pub use export::{Export, ExportError, Exporter, FilesExporter, UnfitError};
+pub use error::{ForeignError, Location, Missing, check_model};
+pub use export::{Export, ExportError, Exporter, FilesExporter, UnsupportedTrace};
 pub use importers::responses::ResponseError;
 pub use importers::text::LineError;
 pub use input::Input;
@@ -180,7 +180,7 @@ pub struct ImportOptions {
     /// Operation numbers of a trace of records; `None` means [`moe_trace::ops::default_table`].
     pub ops: Option<OpTable>,
     /// Parameters of the model that was traced, for example from its GGUF file.
-    pub model: Option<Facts>,
+    pub model: Option<ModelInfo>,
 }
 
 impl ImportOptions {
@@ -197,7 +197,7 @@ impl ImportOptions {
     }
 
     /// Whether the same number of experts is selected for a token in all layers, as far as is known.
-    pub fn has_one_top_k(&self) -> bool {
+    pub fn has_uniform_top_k(&self) -> bool {
         let model = self.model.as_ref();
         self.top_k.is_some() || model.is_none_or(|model| model.n_expert_used_by_block.is_empty())
     }

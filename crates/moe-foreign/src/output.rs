@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use moe_gguf::text::counted;
 use moe_trace::{
-    CountRow, ExpertId, Facts, LayerId, LayerRow, MAX_ID, RoutingRow, Sink, SinkError,
+    CountRow, ExpertId, LayerId, LayerRow, MAX_ID, ModelInfo, RoutingRow, Sink, SinkError,
 };
 
 use crate::ImportOptions;
-use crate::error::{At, ForeignError, Missing, check_model};
+use crate::error::{ForeignError, Location, Missing, check_model};
 use crate::importers::responses::ResponseError;
 use crate::layers::LayerError;
 use crate::source::Source;
@@ -21,7 +21,7 @@ pub struct Summary {
     /// Name of the format.
     pub format: &'static str,
     /// Parameters of the model from the trace, completed from [`ImportOptions::model`].
-    pub facts: Facts,
+    pub model_info: ModelInfo,
     /// Number of routing rows: one per token, layer and slot.
     pub rows: u64,
     /// Number of counts above 0: one per layer, expert and phase.
@@ -50,7 +50,7 @@ pub struct Output<'a> {
     file: PathBuf,
     options: &'a ImportOptions,
     sink: &'a mut dyn Sink,
-    facts: Facts,
+    model_info: ModelInfo,
     /// Experts that a token selects, as recorded in the trace.
     top_k: Option<u32>,
     /// Highest slot of any row + 1.
@@ -99,7 +99,7 @@ impl<'a> Output<'a> {
             file: source.path().to_owned(),
             options,
             sink,
-            facts: Facts::default(),
+            model_info: ModelInfo::default(),
             top_k: None,
             n_slot: 0,
             above_model: None,
@@ -114,8 +114,8 @@ impl<'a> Output<'a> {
             named.n_expert_used = options.top_k;
             named.n_expert_used_by_block.clear();
         }
-        if named != Facts::default() {
-            output.facts(&named)?;
+        if named != ModelInfo::default() {
+            output.model_info(&named)?;
             output.top_k = None; // specified by the user, not recorded in the trace
         }
         if source.n_skipped() > 0 {
@@ -138,29 +138,29 @@ impl<'a> Output<'a> {
     /// # Errors
     /// [`ForeignError::OtherModel`] if the parameters contradict [`ImportOptions::model`]. [`ForeignError::File`] if no model has
     /// that many layers or experts, so that sinks need not check the numbers.
-    pub fn facts(&mut self, facts: &Facts) -> Result<(), ForeignError> {
-        if let Some(error) = facts.impossible() {
+    pub fn model_info(&mut self, model_info: &ModelInfo) -> Result<(), ForeignError> {
+        if let Some(error) = model_info.invalid() {
             return Err(ForeignError::file(&self.file, error));
         }
         if let Some(model) = &self.options.model {
-            check_model(model, facts, &self.path)?;
+            check_model(model, model_info, &self.path)?;
         }
         // The number in the trace has precedence: the run may have overridden the top-k of the model.
-        self.top_k = facts.n_expert_used.or(self.top_k);
-        let mut facts = facts.clone();
-        if let (Some(model), Some(n_layer)) = (&self.options.model, facts.n_layer) {
+        self.top_k = model_info.n_expert_used.or(self.top_k);
+        let mut model_info = model_info.clone();
+        if let (Some(model), Some(n_layer)) = (&self.options.model, model_info.n_layer) {
             // A trace may or may not count the blocks of the MTP head.
-            facts.n_layer = model.blocks_for(n_layer).or(facts.n_layer);
+            model_info.n_layer = model.blocks_for(n_layer).or(model_info.n_layer);
         }
-        facts.fill_from(&self.facts);
-        self.facts = facts;
-        let result = self.sink.facts(&self.facts);
-        self.check(result, || At::Byte(0))
+        model_info.fill_from(&self.model_info);
+        self.model_info = model_info;
+        let result = self.sink.model_info(&self.model_info);
+        self.check(result, || Location::Byte(0))
     }
 
     /// Parameters of the model that are known so far.
-    pub fn known(&self) -> &Facts {
-        &self.facts
+    pub fn known_model_info(&self) -> &ModelInfo {
+        &self.model_info
     }
 
     /// Checks a routing row and passes it to the sink. `at` is its location in the file.
@@ -168,7 +168,11 @@ impl<'a> Output<'a> {
     /// # Errors
     /// [`ForeignError::OutOfRange`] for a layer, expert or slot that the model does not have, [`ForeignError::Layers`] for a dense
     /// layer, or the error of the sink.
-    pub fn routing(&mut self, at: impl Fn() -> At, row: &RoutingRow) -> Result<(), ForeignError> {
+    pub fn routing(
+        &mut self,
+        at: impl Fn() -> Location,
+        row: &RoutingRow,
+    ) -> Result<(), ForeignError> {
         self.check_ids(&at, row.layer_id, row.expert_id)?;
         self.check_has_experts(&at, row.layer_id)?;
         self.rows += 1;
@@ -195,7 +199,7 @@ impl<'a> Output<'a> {
     /// Those of [`Output::routing`].
     pub fn token(
         &mut self,
-        at: impl Fn() -> At,
+        at: impl Fn() -> Location,
         row: &RoutingRow,
         experts: impl IntoIterator<Item = (i64, Option<f32>)>,
     ) -> Result<(), ForeignError> {
@@ -226,7 +230,7 @@ impl<'a> Output<'a> {
     pub(crate) fn check_slots(
         &self,
         n_slots: usize,
-        at: impl Fn() -> At,
+        at: impl Fn() -> Location,
     ) -> Result<(), ForeignError> {
         let max = self.options.max_expert_used().map(|max| max as usize);
         match max {
@@ -243,7 +247,7 @@ impl<'a> Output<'a> {
     /// # Errors
     /// [`ForeignError::OutOfRange`] for a layer or expert that the model does not have, [`ForeignError::Layers`] for a dense layer,
     /// or the error of the sink.
-    pub fn count(&mut self, at: impl Fn() -> At, row: &CountRow) -> Result<(), ForeignError> {
+    pub fn count(&mut self, at: impl Fn() -> Location, row: &CountRow) -> Result<(), ForeignError> {
         self.check_ids(&at, row.layer_id, row.expert_id)?;
         if row.count == 0 {
             return Ok(());
@@ -258,7 +262,7 @@ impl<'a> Output<'a> {
     ///
     /// # Errors
     /// The error of the sink.
-    pub fn layer(&mut self, at: impl Fn() -> At, row: &LayerRow) -> Result<(), ForeignError> {
+    pub fn layer(&mut self, at: impl Fn() -> Location, row: &LayerRow) -> Result<(), ForeignError> {
         self.check_ids(&at, row.layer_id, ExpertId(0))?;
         let result = self.sink.layer(row);
         self.check(result, at)
@@ -278,7 +282,7 @@ impl<'a> Output<'a> {
     }
 
     /// An error about the layers of an array in the current file.
-    pub fn layers(&self, at: At, source: LayerError) -> ForeignError {
+    pub fn layers(&self, at: Location, source: LayerError) -> ForeignError {
         ForeignError::Layers {
             path: self.file.clone(),
             at,
@@ -287,7 +291,7 @@ impl<'a> Output<'a> {
     }
 
     /// An error about the routing in a response in the current file.
-    pub(crate) fn response(&self, at: At, source: ResponseError) -> ForeignError {
+    pub(crate) fn response(&self, at: Location, source: ResponseError) -> ForeignError {
         ForeignError::Response {
             path: self.file.clone(),
             at,
@@ -296,7 +300,7 @@ impl<'a> Output<'a> {
     }
 
     /// An error about a missing value, without which the current file cannot be read.
-    pub fn not_recorded(&self, at: At, missing: Missing) -> ForeignError {
+    pub fn not_recorded(&self, at: Location, missing: Missing) -> ForeignError {
         ForeignError::Missing {
             path: self.file.clone(),
             at,
@@ -308,7 +312,7 @@ impl<'a> Output<'a> {
     ///
     /// # Errors
     /// [`ForeignError::OutOfRange`] if it is [`MAX_ID`] or more.
-    pub fn layer_id(&self, at: impl Fn() -> At, id: u64) -> Result<LayerId, ForeignError> {
+    pub fn layer_id(&self, at: impl Fn() -> Location, id: u64) -> Result<LayerId, ForeignError> {
         self.number(at, "layer", id).map(LayerId)
     }
 
@@ -316,14 +320,14 @@ impl<'a> Output<'a> {
     ///
     /// # Errors
     /// [`ForeignError::OutOfRange`] if it is [`MAX_ID`] or more.
-    pub fn expert_id(&self, at: impl Fn() -> At, id: u64) -> Result<ExpertId, ForeignError> {
+    pub fn expert_id(&self, at: impl Fn() -> Location, id: u64) -> Result<ExpertId, ForeignError> {
         self.number(at, "expert", id).map(|id| ExpertId(id.into()))
     }
 
     /// Converts a layer, expert or slot number below [`MAX_ID`] to 16 bits.
     fn number(
         &self,
-        at: impl Fn() -> At,
+        at: impl Fn() -> Location,
         name: &'static str,
         id: u64,
     ) -> Result<u16, ForeignError> {
@@ -333,7 +337,7 @@ impl<'a> Output<'a> {
         }
     }
 
-    fn out_of_range(&self, at: At, name: &'static str, id: u64, limit: u32) -> ForeignError {
+    fn out_of_range(&self, at: Location, name: &'static str, id: u64, limit: u32) -> ForeignError {
         ForeignError::OutOfRange {
             path: self.file.clone(),
             at,
@@ -346,7 +350,7 @@ impl<'a> Output<'a> {
     /// An error about a format version that this importer does not read.
     pub(crate) fn version(
         &self,
-        at: At,
+        at: Location,
         found: impl ToString,
         supported: &'static str,
     ) -> ForeignError {
@@ -361,7 +365,7 @@ impl<'a> Output<'a> {
     /// An error at a location in the current file.
     pub fn invalid(
         &self,
-        at: At,
+        at: Location,
         source: impl Into<Box<dyn StdError + Send + Sync>>,
     ) -> ForeignError {
         ForeignError::invalid(&self.file, at, source)
@@ -385,7 +389,7 @@ impl<'a> Output<'a> {
         }
         Ok(Summary {
             format: self.format,
-            facts: self.facts,
+            model_info: self.model_info,
             rows: self.rows,
             counts: self.counts,
             notes: self.notes,
@@ -412,8 +416,8 @@ impl<'a> Output<'a> {
             }
             return;
         };
-        self.facts.n_expert_used = Some(recorded);
-        self.facts.n_expert_used_by_block.clear();
+        self.model_info.n_expert_used = Some(recorded);
+        self.model_info.n_expert_used_by_block.clear();
         let experts = counted(recorded, "expert");
         self.note(if is_from_user {
             format!("warning: the trace has {experts} per token; the specified top-k of {expected} is ignored")
@@ -427,12 +431,12 @@ impl<'a> Output<'a> {
 
     fn check_ids(
         &self,
-        at: &impl Fn() -> At,
+        at: &impl Fn() -> Location,
         layer: LayerId,
         expert: ExpertId,
     ) -> Result<(), ForeignError> {
-        let n_layer = self.facts.n_layer.unwrap_or(MAX_ID).min(MAX_ID);
-        let n_expert = self.facts.n_expert.unwrap_or(MAX_ID).min(MAX_ID);
+        let n_layer = self.model_info.n_layer.unwrap_or(MAX_ID).min(MAX_ID);
+        let n_expert = self.model_info.n_expert.unwrap_or(MAX_ID).min(MAX_ID);
         for (name, id, limit) in [
             ("layer", layer.0.into(), n_layer),
             ("expert", expert.0, n_expert),
@@ -445,7 +449,11 @@ impl<'a> Output<'a> {
     }
 
     /// Rejects a layer that is dense in [`ImportOptions::model`].
-    fn check_has_experts(&self, at: &impl Fn() -> At, layer: LayerId) -> Result<(), ForeignError> {
+    fn check_has_experts(
+        &self,
+        at: &impl Fn() -> Location,
+        layer: LayerId,
+    ) -> Result<(), ForeignError> {
         let moe_layers = self.options.model.as_ref().map(|model| &model.moe_layers);
         if moe_layers.is_some_and(|layers| !layers.is_empty() && !layers.contains(&layer)) {
             let layer = layer.index();
@@ -458,7 +466,7 @@ impl<'a> Output<'a> {
     fn check(
         &self,
         result: Result<(), SinkError>,
-        at: impl Fn() -> At,
+        at: impl Fn() -> Location,
     ) -> Result<(), ForeignError> {
         result.map_err(|error| match error {
             SinkError::Refused(source) => self.invalid(at(), source),

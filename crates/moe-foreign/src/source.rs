@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use moe_files::text::without_byte_order_mark;
 use moe_trace::bounded;
 
-use crate::error::{At, ForeignError};
+use crate::error::{ForeignError, Location};
 use crate::output::Output;
 
 /// Number of bytes at the start of a file by which its format is recognized (64 KiB).
@@ -148,7 +148,7 @@ impl Lines {
         &self,
         source: impl Into<Box<dyn StdError + Send + Sync>>,
     ) -> ForeignError {
-        ForeignError::invalid(&self.path, At::Line(self.lines.number()), source)
+        ForeignError::invalid(&self.path, Location::Line(self.lines.number()), source)
     }
 
     /// Skips the current line with a note if it is truncated: the last line of the file, without a line feed, because its

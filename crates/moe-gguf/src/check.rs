@@ -32,7 +32,8 @@ pub struct LayoutReport {
     /// Sum of the tensor sizes in bytes.
     pub tensor_bytes: u64,
     /// Number of tensors and bytes of each category, in the order of [`Category::ALL`]. Categories without tensors are omitted.
-    pub shares: Vec<Share>,
+    #[serde(rename = "shares")]
+    pub category_sizes: Vec<CategorySize>,
 }
 
 /// Two tensors that share bytes.
@@ -105,7 +106,7 @@ pub enum Refusal {
 
 /// Number of tensors and bytes of one category.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Share {
+pub struct CategorySize {
     /// The category.
     pub category: Category,
     /// Number of its tensors.
@@ -209,7 +210,7 @@ fn in_file(gguf: &Gguf, file: u16) -> String {
 /// Checks the tensor table of every file of a model. Does not read tensor data.
 pub fn check(gguf: &Gguf) -> LayoutReport {
     let mut report = LayoutReport {
-        shares: shares(gguf.tensors()),
+        category_sizes: category_sizes(gguf.tensors()),
         ..LayoutReport::default()
     };
     let mut by_file = vec![Vec::new(); gguf.files().len()];
@@ -302,21 +303,24 @@ fn ik_type(index: u16, tensors: &[&Tensor]) -> Option<Refusal> {
     })
 }
 
-fn shares(tensors: &[Tensor]) -> Vec<Share> {
-    let mut shares = Category::ALL.map(|category| Share {
+fn category_sizes(tensors: &[Tensor]) -> Vec<CategorySize> {
+    let mut category_sizes = Category::ALL.map(|category| CategorySize {
         category,
         n_tensors: 0,
         size_bytes: 0,
     });
     for tensor in tensors {
         let category = Role::of(&tensor.name).category;
-        if let Some(share) = shares.iter_mut().find(|share| share.category == category) {
-            share.n_tensors += 1;
-            share.size_bytes += tensor.size_bytes;
+        if let Some(size) = category_sizes
+            .iter_mut()
+            .find(|size| size.category == category)
+        {
+            size.n_tensors += 1;
+            size.size_bytes += tensor.size_bytes;
         }
     }
-    shares
+    category_sizes
         .into_iter()
-        .filter(|share| share.n_tensors > 0)
+        .filter(|size| size.n_tensors > 0)
         .collect()
 }

@@ -24,7 +24,7 @@
 //! | [`names`] | category, layer and expert of a tensor, from its name |
 //! | [`format`](mod@format) | constants of the GGUF format, for writers |
 //! | [`content`] | recognizes other file formats by their first bytes |
-//! | [`thesis`] | offset map in the formats of the [tensor tracer](https://github.com/ErsjanKeri/BSC) of E. Keri's BSc thesis |
+//! | [`tensor_tracer`] | offset map in the formats of the [tensor tracer](https://github.com/ErsjanKeri/BSC) of E. Keri's BSc thesis |
 //! | [`text`] | numbers in messages |
 
 #![forbid(unsafe_code)]
@@ -47,8 +47,8 @@ pub mod names;
 mod non_finite;
 mod per_layer;
 mod shards;
+pub mod tensor_tracer;
 pub mod text;
-pub mod thesis;
 mod types;
 mod value;
 pub mod verify;

@@ -69,13 +69,14 @@ impl FromStr for Algorithm {
 
 /// The result of [`verify`] for a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Verified {
+pub struct VerifiedTensor {
     /// Index of the tensor in [`Gguf::tensors`].
     pub tensor: u32,
     /// Hash of its data, in lower-case hexadecimal digits.
     pub hash: String,
     /// Values that are not finite; `None` if all are finite or the type cannot be checked.
-    pub impossible: Option<NonFinite>,
+    #[serde(rename = "impossible")]
+    pub non_finite: Option<NonFinite>,
     /// Whether values that are not finite can be recognized in this type.
     pub values_checked: bool,
 }
@@ -89,17 +90,17 @@ pub fn verify(
     gguf: &Gguf,
     algorithm: Algorithm,
     mut progress: impl FnMut(u64),
-) -> Result<Vec<Verified>, Error> {
+) -> Result<Vec<VerifiedTensor>, Error> {
     let mut verified = Vec::with_capacity(gguf.tensors().len());
     for tensor in gguf.tensors() {
         let data = gguf.data(tensor)?;
         let hash = hash(algorithm, data, &mut progress);
         let found = non_finite(tensor, data);
-        verified.push(Verified {
+        verified.push(VerifiedTensor {
             tensor: tensor.index,
             hash,
             values_checked: found.is_some(),
-            impossible: found.flatten(),
+            non_finite: found.flatten(),
         });
     }
     Ok(verified)
@@ -127,7 +128,7 @@ fn hash(algorithm: Algorithm, data: &[u8], progress: &mut impl FnMut(u64)) -> St
 }
 
 /// Returns the manifest of a model in the format of llama.cpp's `gguf-hash`: a line `ALGORITHM  HASH  FILE:TENSOR` per tensor.
-pub fn manifest(gguf: &Gguf, algorithm: Algorithm, verified: &[Verified]) -> String {
+pub fn manifest(gguf: &Gguf, algorithm: Algorithm, verified: &[VerifiedTensor]) -> String {
     let mut text = String::new();
     for entry in verified {
         if let Some(tensor) = gguf.tensors().get(entry.tensor as usize) {
@@ -289,7 +290,7 @@ impl fmt::Display for Difference {
 pub fn compare(
     gguf: &Gguf,
     algorithm: Algorithm,
-    verified: &[Verified],
+    verified: &[VerifiedTensor],
     manifest: &[ManifestEntry],
 ) -> Vec<Difference> {
     let mut hashes = vec![None; gguf.tensors().len()];

@@ -26,7 +26,7 @@ pub struct Params {
 }
 
 /// Callbacks for the nodes of every graph.
-pub trait Watch {
+pub trait EvalCallback {
     /// Called before a node is computed. If it returns true, the node is computed separately, and `after` is called. Other nodes
     /// are computed together with the next such node.
     fn before(&mut self, node: Node<'_>) -> bool;
@@ -36,7 +36,7 @@ pub trait Watch {
 }
 
 /// Ignores all nodes.
-impl Watch for () {
+impl EvalCallback for () {
     fn before(&mut self, _: Node<'_>) -> bool {
         false
     }
@@ -49,17 +49,17 @@ pub struct Context<'m, W> {
     model: &'m Model,
     raw: NonNull<sys::llama_context>,
     /// From `Box::into_raw`, because llama.cpp stores the pointer.
-    watch: NonNull<W>,
+    callback: NonNull<W>,
     n_batch: usize,
     has_logits: bool,
 }
 
-impl<'m, W: Watch> Context<'m, W> {
+impl<'m, W: EvalCallback> Context<'m, W> {
     /// Creates a context with an empty cache, without a warm-up pass.
     ///
     /// # Errors
     /// There is not enough memory, or the model does not support the parameters.
-    pub fn new(model: &'m Model, params: Params, watch: W) -> Result<Context<'m, W>> {
+    pub fn new(model: &'m Model, params: Params, callback: W) -> Result<Context<'m, W>> {
         // SAFETY: the function has no preconditions.
         let mut raw_params = unsafe { sys::llama_context_default_params() };
         raw_params.n_ctx = params.n_ctx;
@@ -79,16 +79,16 @@ impl<'m, W: Watch> Context<'m, W> {
         }
         // Like llama.cpp's programs: the cache of sliding-window attention has the length of the window.
         raw_params.swa_full = false;
-        let watch = NonNull::from(Box::leak(Box::new(watch)));
+        let callback = NonNull::from(Box::leak(Box::new(callback)));
         // llama.cpp sets this callback again for each graph that it builds.
-        raw_params.cb_eval = Some(show::<W>);
-        raw_params.cb_eval_user_data = watch.as_ptr().cast();
+        raw_params.cb_eval = Some(eval_callback::<W>);
+        raw_params.cb_eval_user_data = callback.as_ptr().cast();
         backend::forget_log();
         // SAFETY: the model lives for `'m`; the callback and its data live as long as the context, see `drop`.
         let raw = unsafe { sys::llama_init_from_model(model.raw.as_ptr(), raw_params) };
         let Some(raw) = NonNull::new(raw) else {
             // SAFETY: the box was leaked above, and no context has the pointer.
-            drop(unsafe { Box::from_raw(watch.as_ptr()) });
+            drop(unsafe { Box::from_raw(callback.as_ptr()) });
             return Err(Error::Context {
                 n_ctx: params.n_ctx,
                 reason: backend::logged(),
@@ -97,7 +97,7 @@ impl<'m, W: Watch> Context<'m, W> {
         Ok(Context {
             model,
             raw,
-            watch,
+            callback,
             n_batch: params.n_batch as usize,
             has_logits: false,
         })
@@ -109,15 +109,15 @@ impl<'m, W: Watch> Context<'m, W> {
     }
 
     /// The callbacks for nodes.
-    pub fn watch(&self) -> &W {
+    pub fn callback(&self) -> &W {
         // SAFETY: leaked by `new`; llama.cpp uses it only during `decode`, which borrows the context mutably.
-        unsafe { self.watch.as_ref() }
+        unsafe { self.callback.as_ref() }
     }
 
     /// The callbacks for nodes, mutable.
-    pub fn watch_mut(&mut self) -> &mut W {
-        // SAFETY: as in `watch`.
-        unsafe { self.watch.as_mut() }
+    pub fn callback_mut(&mut self) -> &mut W {
+        // SAFETY: as in `callback`.
+        unsafe { self.callback.as_mut() }
     }
 
     /// Empties the cache.
@@ -126,12 +126,12 @@ impl<'m, W: Watch> Context<'m, W> {
         unsafe { sys::llama_memory_clear(sys::llama_get_memory(self.raw.as_ptr()), false) };
     }
 
-    /// Evaluates a batch whose first token is at `position`; the cache must contain the preceding tokens. With `wanted`, computes
+    /// Evaluates a batch whose first token is at `position`; the cache must contain the preceding tokens. With `with_logits`, computes
     /// the [`Context::logits`] of the last token.
     ///
     /// # Errors
     /// The batch has no tokens or too many, a token is outside the vocabulary, or the cache is full.
-    pub fn decode(&mut self, tokens: &[u32], position: usize, wanted: bool) -> Result<()> {
+    pub fn decode(&mut self, tokens: &[u32], position: usize, with_logits: bool) -> Result<()> {
         let n_vocab = self.model.n_vocab();
         if tokens.is_empty() || tokens.len() > self.n_batch {
             return Err(Error::Batch {
@@ -146,7 +146,7 @@ impl<'m, W: Watch> Context<'m, W> {
         let mut positions: Vec<i32> = (position..).take(tokens.len()).map(|p| p as i32).collect();
         let mut outputs = vec![0i8; tokens.len()];
         if let Some(last) = outputs.last_mut() {
-            *last = i8::from(wanted);
+            *last = i8::from(with_logits);
         }
         let batch = sys::llama_batch {
             n_tokens: tokens.len() as i32,
@@ -170,7 +170,7 @@ impl<'m, W: Watch> Context<'m, W> {
                 reason: backend::logged(),
             });
         }
-        self.has_logits = wanted;
+        self.has_logits = with_logits;
         Ok(())
     }
 
@@ -196,23 +196,23 @@ impl<W> Drop for Context<'_, W> {
         // SAFETY: created by `new`, freed once.
         unsafe { sys::llama_free(self.raw.as_ptr()) };
         // SAFETY: leaked by `new`; the context that had the pointer was freed.
-        drop(unsafe { Box::from_raw(self.watch.as_ptr()) });
+        drop(unsafe { Box::from_raw(self.callback.as_ptr()) });
     }
 }
 
 /// The callback of llama.cpp, called before (`ask`) and after a node. The result after a node is whether to continue.
-unsafe extern "C" fn show<W: Watch>(
+unsafe extern "C" fn eval_callback<W: EvalCallback>(
     node: *mut sys::ggml_tensor,
     before: bool,
-    watch: *mut c_void,
+    callback: *mut c_void,
 ) -> bool {
-    // SAFETY: the pointer is the context's `watch`, and no other reference to it exists during `decode`.
-    let watch = unsafe { &mut *watch.cast::<W>() };
+    // SAFETY: the pointer is the context's `callback`, and no other reference to it exists during `decode`.
+    let callback = unsafe { &mut *callback.cast::<W>() };
     // SAFETY: the node and its sources live during the call.
     match unsafe { Node::new(node) } {
-        Some(node) if before => watch.before(node),
+        Some(node) if before => callback.before(node),
         Some(node) => {
-            watch.after(node);
+            callback.after(node);
             true
         }
         None => false,

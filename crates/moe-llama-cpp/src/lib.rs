@@ -1,7 +1,7 @@
 //! llama.cpp in process: runs a GGUF model, calls back for every node of its graph, and records the nodes.
 //!
 //! ```text
-//! Model ──► Context::decode ──► llama.cpp ──► Watch: a Node before and after it is computed
+//! Model ──► Context::decode ──► llama.cpp ──► EvalCallback: a Node before and after it is computed
 //! Session (Decode) ─┘                            └► Recording ──► RunWriter
 //! ```
 //!
@@ -22,7 +22,7 @@ mod recording;
 mod session;
 
 pub use backend::{on_abort, version};
-pub use context::{Context, Params, Watch};
+pub use context::{Context, EvalCallback, Params};
 pub use error::{Error, Result};
 pub use model::Model;
 pub use node::Node;

@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use llama_cpp_sys_2 as sys;
-use moe_engine::{Mode, Observer, Routed, TraceClock};
+use moe_engine::{Mode, Observer, RouterOutput, TraceClock};
 use moe_gguf::Gguf;
 use moe_trace::graph::GraphBuilder;
 use moe_trace::record::{self, MAX_EXPERTS, MAX_SOURCES};
 use moe_trace::{LayerId, NO_TENSOR, Phase, RunWriter, TensorAccessLog, TokenId};
 
-use crate::context::Watch;
+use crate::context::EvalCallback;
 use crate::graph::{self, Buffers};
 use crate::layer::{ends_layer, is_unnamed, layer_of};
 use crate::node::Node;
@@ -52,7 +52,7 @@ pub struct Batch {
     /// Number of tokens.
     pub n_tokens: usize,
     /// Whether the logits of the last token are requested. Those of the others never are.
-    pub wanted: bool,
+    pub with_logits: bool,
 }
 
 /// Writes a record for every computed node of a context, and calls an observer with the routing.
@@ -68,7 +68,7 @@ pub struct Recording<'a> {
     /// Position of each token of the batch.
     positions: Vec<u32>,
     /// Positions with requested logits. In the last layer, llama.cpp reduces the batch to these tokens.
-    wanted: Vec<u32>,
+    output_positions: Vec<u32>,
     /// Whether the batch has been reduced to these tokens.
     is_reduced: bool,
     start: Instant,
@@ -112,7 +112,7 @@ impl<'a> Recording<'a> {
             sequence_id: 0,
             phase: Phase::Prompt,
             positions: Vec::new(),
-            wanted: Vec::new(),
+            output_positions: Vec::new(),
             is_reduced: false,
             start: Instant::now(),
             layer: None,
@@ -133,9 +133,9 @@ impl<'a> Recording<'a> {
         self.positions.clear();
         let positions = (batch.position..).take(batch.n_tokens);
         self.positions.extend(positions.map(|p| p as u32));
-        self.wanted.clear();
-        let last = self.positions.last().filter(|_| batch.wanted);
-        self.wanted.extend(last);
+        self.output_positions.clear();
+        let last = self.positions.last().filter(|_| batch.with_logits);
+        self.output_positions.extend(last);
         self.is_reduced = false;
         self.layer = None;
         for router in self.routers.values_mut() {
@@ -145,7 +145,8 @@ impl<'a> Recording<'a> {
         self.observed = None;
         self.n_ops = [0; 2];
         let is_new = !self.kept[usize::from(batch.phase.number())];
-        self.graph = (is_new && batch.wanted && self.writer.is_some()).then(GraphBuilder::default);
+        self.graph =
+            (is_new && batch.with_logits && self.writer.is_some()).then(GraphBuilder::default);
     }
 
     /// Ends a pass and flushes its records. Returns the number of nodes with one record, and of nodes with a record for each
@@ -191,7 +192,7 @@ impl<'a> Recording<'a> {
     /// Positions of the tokens that a node computes.
     fn rows(&self) -> &[u32] {
         if self.is_reduced {
-            &self.wanted
+            &self.output_positions
         } else {
             &self.positions
         }
@@ -265,7 +266,7 @@ impl<'a> Recording<'a> {
         if self.observed != Some(layer) {
             self.observed = Some(layer);
             let logits = self.routers.get(&layer).map(|router| &router.logits);
-            observer(&Routed {
+            observer(&RouterOutput {
                 layer,
                 positions: self.rows(),
                 logits: logits.map_or(&[], Vec::as_slice),
@@ -342,7 +343,7 @@ impl<'a> Recording<'a> {
             return;
         };
         let rows = if self.is_reduced {
-            &self.wanted
+            &self.output_positions
         } else {
             &self.positions
         };
@@ -392,7 +393,7 @@ fn reduces_batch(node: Node<'_>) -> bool {
     node.op() == sys::GGML_OP_GET_ROWS && node.source(1).is_some_and(|ids| ids.name() == "out_ids")
 }
 
-impl Watch for Recording<'_> {
+impl EvalCallback for Recording<'_> {
     fn before(&mut self, node: Node<'_>) -> bool {
         if self.writer.is_none() && self.observer.is_none() {
             return false;

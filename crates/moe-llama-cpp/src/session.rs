@@ -127,7 +127,7 @@ impl Decode for Session<'_> {
     }
 
     fn has_room(&self, n_tokens: usize) -> bool {
-        let recording = self.context.watch();
+        let recording = self.context.callback();
         let records = self.bound.records(n_tokens, recording.mode());
         recording.writer().is_none_or(|w| w.has_room(records))
     }
@@ -145,19 +145,19 @@ impl Decode for Session<'_> {
                 trained: self.n_ctx_train(),
             });
         }
-        let (position, wanted) = (self.n_past, logits == Logits::Last);
-        self.context.watch_mut().begin(Batch {
+        let (position, with_logits) = (self.n_past, logits == Logits::Last);
+        self.context.callback_mut().begin(Batch {
             sequence_id: self.sequence_id,
             phase,
             position,
             n_tokens: tokens.len(),
-            wanted,
+            with_logits,
         });
         self.context
-            .decode(tokens, position, wanted)
+            .decode(tokens, position, with_logits)
             .map_err(Error::engine)?;
         self.n_past += tokens.len();
-        let ops = self.context.watch_mut().end()?;
+        let ops = self.context.callback_mut().end()?;
         self.bound.learn(ops);
         let logits = self.context.logits();
         if logits.iter().any(|logit| logit.is_nan()) {
@@ -172,10 +172,10 @@ impl Decode for Session<'_> {
 
 impl moe_engine::Session for Session<'_> {
     fn stop_observing(&mut self) {
-        self.context.watch_mut().stop_observing();
+        self.context.callback_mut().stop_observing();
     }
 
     fn into_writer(mut self: Box<Self>) -> (Option<RunWriter>, moe_engine::Result<()>) {
-        (self.context.watch_mut().take_writer(), Ok(()))
+        (self.context.callback_mut().take_writer(), Ok(()))
     }
 }

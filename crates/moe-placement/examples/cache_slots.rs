@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::error::Error;
 use std::sync::Arc;
 
-use moe_placement::cache::{Access, Changes, Experts, Key, Setting};
+use moe_placement::cache::{Access, Changes, Experts, Key, PolicyInputs};
 use moe_placement::plan::ExpertSizes;
 use moe_placement::random::SplitMix64;
 use moe_placement::{ExpertId, LayerId};
@@ -89,7 +89,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .collect();
 
     let budget = (N_CACHED * EXPERT_BYTES) as u64;
-    let mut policy = Setting::default().policy(name, &experts, budget)?;
+    let mut policy = PolicyInputs::default().policy(name, &experts, budget)?;
     let mut slots = Slots::new();
     let mut changes = Changes::default();
     policy.start(&mut changes);

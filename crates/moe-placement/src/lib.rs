@@ -38,19 +38,19 @@
 //!
 //! # Drive a cache
 //!
-//! A [`cache::Policy`] decides what a cache loads and evicts. [`cache::Setting`] contains what policies may need and builds
+//! A [`cache::Policy`] decides what a cache loads and evicts. [`cache::PolicyInputs`] contains what policies may need and builds
 //! one by name. The caller reports look-ups and applies the decisions to its own slots.
 //!
 //! ```
 //! use std::sync::Arc;
-//! use moe_placement::cache::{Access, Changes, Experts, Online, PolicyName, Setting};
+//! use moe_placement::cache::{Access, Changes, Experts, OnlinePolicy, PolicyInputs, PolicyName};
 //! use moe_placement::plan::ExpertSizes;
 //! use moe_placement::{ExpertId, LayerId};
 //!
 //! let sizes = ExpertSizes::from_csv("layer,expert,bytes\n0,0,10\n0,1,10\n0,2,10")?;
 //! let experts = Arc::new(Experts::new(&sizes));
 //! // Room for two of the three experts.
-//! let mut cache = Setting::default().policy(PolicyName::Shared(Online::Lru), &experts, 20)?;
+//! let mut cache = PolicyInputs::default().policy(PolicyName::Shared(OnlinePolicy::Lru), &experts, 20)?;
 //! let mut changes = Changes::default();
 //! cache.start(&mut changes);
 //! for expert in [0, 1, 2] {

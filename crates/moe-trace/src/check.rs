@@ -24,7 +24,7 @@ use crate::run::Run;
 use crate::transfers;
 
 #[cfg(feature = "parquet")]
-pub use tables::{foreign_map, stale_tables};
+pub use tables::{mismatched_map, stale_tables};
 
 /// A rule that records violate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,9 +51,9 @@ impl fmt::Display for RuleViolation {
 
 /// Results of one pass over the records of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Survey {
+pub struct CheckReport {
     /// The rules that records violate, ordered by the first such record.
-    pub faults: Vec<RuleViolation>,
+    pub violations: Vec<RuleViolation>,
     /// Warnings about expert counts that would be misleading. They concern records without extension: warm-up passes, which use
     /// all experts, and prompts of which only the first token's experts were recorded.
     pub misleading_counts: Vec<String>,
@@ -64,7 +64,7 @@ pub struct Survey {
 }
 
 /// Checks all records of a run. Reads each record once, because a trace may be larger than memory.
-pub fn survey(run: &Run) -> Survey {
+pub fn report(run: &Run) -> CheckReport {
     let rules = Rules::of(run);
     let mut faults = Faults::default();
     let mut misleading_counts = MisleadingCounts::new(run);
@@ -89,17 +89,17 @@ pub fn survey(run: &Run) -> Survey {
         }
     }
     keep_record_count(run, n_records);
-    Survey {
-        faults: faults.found,
+    CheckReport {
+        violations: faults.found,
         misleading_counts: misleading_counts.finish(),
         n_records,
         n_extended,
     }
 }
 
-/// The rules that records violate; see [`Survey::faults`].
+/// The rules that records violate; see [`CheckReport::violations`].
 pub fn check(run: &Run) -> Vec<RuleViolation> {
-    survey(run).faults
+    report(run).violations
 }
 
 /// Stores the number of records, so that the trace is not read again for it.
@@ -253,7 +253,7 @@ impl<'a> Rules<'a> {
     }
 }
 
-/// Collects [`Survey::misleading_counts`] from operations in the order of the trace.
+/// Collects [`CheckReport::misleading_counts`] from operations in the order of the trace.
 struct MisleadingCounts {
     mul_mat_id: Option<u8>,
     /// Experts selected for a token (`n_expert_used`), if the manifest contains it.
@@ -369,12 +369,13 @@ pub fn truncated_files(run: &Run) -> Vec<String> {
 
 impl Run {
     /// Warnings about the run: whether it is incomplete, and whether expert counts of its records would be misleading.
+    /// `stale_tables` lists tables in its directory that belong to another run.
     ///
     /// # Errors
     /// The map belongs to another model; a record has more sources or experts than it can contain, or an unknown extension.
     pub fn warnings(&self) -> Result<Vec<String>, Error> {
         #[cfg(feature = "parquet")]
-        if let Some(error) = foreign_map(self)? {
+        if let Some(error) = mismatched_map(self)? {
             return Err(error);
         }
         // One pass for all checks, because a trace may be larger than memory.
@@ -412,8 +413,6 @@ impl Run {
         }
         warnings.extend(truncated_files(self));
         warnings.extend(misleading_counts.finish());
-        #[cfg(feature = "parquet")]
-        warnings.extend(stale_tables(self));
         Ok(warnings)
     }
 }

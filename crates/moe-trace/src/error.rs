@@ -105,7 +105,7 @@ pub enum Error {
         fault: ManifestFault,
     },
     /// A JSON file does not have the expected contents.
-    #[error("{}: not a valid {what}: {}; record the run again", path.display(), json::reason_with_place(source))]
+    #[error("{}: not a valid {what}: {}; record the run again", path.display(), json::reason_with_location(source))]
     Json {
         /// The file.
         path: PathBuf,

@@ -14,7 +14,7 @@ use crate::record::{EXT_V1, MAX_EXPERTS, MAX_SOURCES, lane};
 #[non_exhaustive]
 pub enum ManifestFault {
     /// It is not JSON, or the JSON has other keys or types.
-    #[error("{}", json::reason_with_place(.0))]
+    #[error("{}", json::reason_with_location(.0))]
     Json(#[source] Arc<serde_json::Error>),
     /// It has no schema: another program wrote the file.
     #[error("the key \"schema\" is missing; it must be {SCHEMA:?}")]

@@ -32,7 +32,7 @@ fn shortened(text: String) -> String {
 }
 
 /// Describes the error like [`reason`], after its line and column.
-pub fn reason_with_place(error: &serde_json::Error) -> String {
+pub fn reason_with_location(error: &serde_json::Error) -> String {
     let (line, column) = (error.line(), error.column());
     format!("line {line}, column {column}: {}", reason(error))
 }
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn states_line_and_column() {
         let error = serde_json::from_str::<Example>("{\n\"n\": true}").unwrap_err();
-        let message = reason_with_place(&error);
+        let message = reason_with_location(&error);
         assert!(
             message.starts_with("line 2, column 9: true instead of"),
             "{message}"

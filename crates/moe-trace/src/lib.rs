@@ -52,7 +52,6 @@ pub mod check;
 pub mod correlation;
 mod error;
 mod expert_ranges;
-mod facts;
 mod fault;
 pub mod graph;
 pub mod json;
@@ -60,9 +59,12 @@ mod lines;
 pub mod manifest;
 #[cfg(feature = "parquet")]
 pub mod map_table;
+mod model_info;
 pub mod names;
 mod operations;
 pub mod ops;
+#[cfg(feature = "parquet")]
+mod parquet_columns;
 #[cfg(feature = "parquet")]
 mod parquet_file;
 #[cfg(feature = "parquet")]
@@ -89,9 +91,9 @@ mod writer;
 pub use accesses::{Access, FileAccesses};
 pub use error::Error;
 pub use expert_ranges::{ByteRange, ExpertRanges, ExpertTensor};
-pub use facts::{Contradiction, Facts, ImpossibleModel, ModelError};
 pub use fault::{LineFault, ManifestFault, RecordFault, SourceFault, TransferFault};
 pub use manifest::Manifest;
+pub use model_info::{InvalidModel, ModelError, ModelInfo, ModelMismatch};
 pub use moe_ids::{ExpertId, LayerId, MAX_ID, TokenId};
 pub use operations::{Expert, Operation, Operations, TokenExperts};
 pub use pass_table::{PassTable, TablePass};

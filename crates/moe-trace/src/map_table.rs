@@ -17,7 +17,8 @@ use parquet::file::metadata::KeyValue;
 
 use crate::error::Error;
 use crate::manifest::{Manifest, Model, ModelFile};
-use crate::parquet_file::{self, key_value, name_type, numbers, optional, parsed_names, required};
+use crate::parquet_columns::{self, name_type, numbers, optional, parsed_names, required};
+use crate::parquet_file::{self, key_value};
 use crate::table_fault::TableFault;
 use crate::tables::{MODEL_KEY, RUN_ID_KEY, TableMetadata};
 
@@ -204,7 +205,7 @@ fn names<'a>(values: impl Iterator<Item = Option<&'a str>>) -> ArrayRef {
 }
 
 fn read_rows(batch: &RecordBatch, rows: &mut Vec<MapRow>) -> Result<(), TableFault> {
-    let (_, tensors) = parquet_file::names(batch, "tensor");
+    let (_, tensors) = parquet_columns::names(batch, "tensor");
     let longest = tensors.iter().flatten().map(str::len).max().unwrap_or(0);
     if longest > MAX_NAME {
         return Err(TableFault::LongName {

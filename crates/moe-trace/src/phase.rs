@@ -32,7 +32,7 @@ impl Phase {
     }
 
     /// The phase with this number in records.
-    pub const fn of(number: u8) -> Option<Self> {
+    pub const fn from_number(number: u8) -> Option<Self> {
         match number {
             PHASE_PROMPT => Some(Self::Prompt),
             PHASE_GENERATE => Some(Self::Generate),
@@ -49,7 +49,7 @@ impl Phase {
     }
 
     /// The phase with this name in tables.
-    pub fn of_name(name: &str) -> Option<Self> {
+    pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|phase| phase.name() == name)
     }
 }
@@ -64,6 +64,6 @@ impl TryFrom<u8> for Phase {
     type Error = UnknownPhase;
 
     fn try_from(number: u8) -> Result<Self, UnknownPhase> {
-        Self::of(number).ok_or(UnknownPhase(number))
+        Self::from_number(number).ok_or(UnknownPhase(number))
     }
 }

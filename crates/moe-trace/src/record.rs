@@ -237,7 +237,7 @@ impl TensorAccessLog {
 
     /// The phase; `None` if its number is unknown.
     pub fn phase(&self) -> Option<Phase> {
-        Phase::of(self.phase)
+        Phase::from_number(self.phase)
     }
 
     /// The sources in use. A count above 4 is treated as 4.

@@ -44,7 +44,7 @@ impl Run {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref().to_owned();
         if !path.is_dir() {
-            return Ok(Self::of_trace(Trace::open(path)?));
+            return Ok(Self::from_trace(Trace::open(path)?));
         }
         let trace = path.join(TRACE_FILE);
         if !trace.exists() {
@@ -69,7 +69,7 @@ impl Run {
     }
 
     /// A bare trace, which has no manifest and no map.
-    pub fn of_trace(trace: Trace) -> Self {
+    pub fn from_trace(trace: Trace) -> Self {
         Self {
             path: trace.path().to_owned(),
             manifest: None,

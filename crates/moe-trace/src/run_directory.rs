@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use moe_files::{KEPT_FILES, NewDirectories, Transaction, inputs, is_temporary_name};
+use moe_files::{BACKUP_NAME, NewDirectories, Transaction, inputs, is_temporary_name};
 
 use crate::error::Error;
 use crate::manifest::{self, Manifest};
@@ -141,7 +141,7 @@ fn is_unfinished(dir: &Path, names: &[OsString]) -> bool {
             found.is_ok_and(|found| found.is_file() && found.len() == 0)
         };
         let of_run = || manifests().any(|name| Manifest::read(&dir.join(name)).is_ok());
-        is_temporary_name(name, Some(KEPT_FILES))
+        is_temporary_name(name, Some(BACKUP_NAME))
             || RUN_FILES.iter().any(|file| is_temporary(name, file))
             || RUN_FILES.iter().any(|file| name == file)
                 && (is_empty() || name == map_table::FILE_NAME && of_run())

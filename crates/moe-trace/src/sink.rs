@@ -2,7 +2,7 @@
 
 use moe_ids::{ExpertId, LayerId, TokenId};
 
-use crate::facts::Facts;
+use crate::model_info::ModelInfo;
 use crate::phase::Phase;
 use crate::token::TokenKey;
 
@@ -10,8 +10,8 @@ use crate::token::TokenKey;
 /// numbers of the model if these are known.
 pub trait Sink {
     /// Receives the parameters of the model before the first row. Not called if the trace does not contain them.
-    fn facts(&mut self, facts: &Facts) -> Result<(), SinkError> {
-        let _ = facts;
+    fn model_info(&mut self, model_info: &ModelInfo) -> Result<(), SinkError> {
+        let _ = model_info;
         Ok(())
     }
 

@@ -162,13 +162,17 @@ pub enum TableFault {
         row: usize,
     },
     /// The map belongs to another model than the run.
-    #[error(
-        "the map belongs to another model than the run; write the right one with `moe-analyze gguf-map`"
-    )]
+    #[error("the map belongs to another model than the run; write the map of the run's model")]
     OtherModel,
+    /// The table was written for another run.
+    #[error("the table belongs to run {run_id}, not to this one; write it again")]
+    OtherRun {
+        /// The run of the table.
+        run_id: String,
+    },
     /// A directory without a `routing` table.
     #[error(
-        "the directory contains neither routing.parquet nor routing/run=ID/*.parquet; write them with `moe-analyze parquet`"
+        "the directory contains neither routing.parquet nor routing/run=ID/*.parquet; write the tables of a run"
     )]
     NoRouting,
 }

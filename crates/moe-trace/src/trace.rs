@@ -46,14 +46,14 @@ impl Trace {
     /// [`Error::Io`], also if the file is not regular.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
-        Self::of_file(path, &bounded::open(path)?)
+        Self::from_file(path, &bounded::open(path)?)
     }
 
     /// Maps an open file. `path` is its name in error messages.
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn of_file(path: &Path, file: &File) -> Result<Self, Error> {
+    pub fn from_file(path: &Path, file: &File) -> Result<Self, Error> {
         Ok(Self {
             path: path.to_owned(),
             map: MappedFile::new(file, path).map_err(Error::io("map", path))?,

@@ -35,7 +35,7 @@ pub use reuse::{Distances, ExpertReuse, Histogram, Reuse};
 use seeks::SeekCounter;
 pub use seeks::{Direction, SeekBucket, Seeks};
 use span::SpanCounter;
-pub use span::{LayerSpan, Spread};
+pub use span::{LayerSpan, SpanStats};
 use units::{UnitId, Units};
 use volume::VolumeCounter;
 pub use volume::{LayerVolume, Lookups, PhaseVolume};

@@ -12,12 +12,12 @@ pub struct LayerSpan {
     /// Phase of the passes.
     pub phase: Phase,
     /// Summary over the passes that read the layer.
-    pub spread: Spread,
+    pub stats: SpanStats,
 }
 
 /// Number, sum, minimum and maximum of durations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Spread {
+pub struct SpanStats {
     /// Number of durations.
     pub n: u64,
     /// Sum in nanoseconds.
@@ -28,7 +28,7 @@ pub struct Spread {
     pub max_ns: u64,
 }
 
-impl Spread {
+impl SpanStats {
     fn add(&mut self, ns: u64) {
         self.min_ns = if self.n == 0 { ns } else { self.min_ns.min(ns) };
         self.max_ns = self.max_ns.max(ns);
@@ -46,14 +46,14 @@ pub(super) struct SpanCounter {
     /// `[n_layer]`: first start and last end in the current pass.
     open: Vec<Option<(u64, u64)>>,
     /// `[n_layer][phase]`: summary of the completed passes.
-    spreads: Vec<[Spread; 2]>,
+    stats: Vec<[SpanStats; 2]>,
 }
 
 impl SpanCounter {
     pub(super) fn new(n_layer: usize) -> Self {
         Self {
             open: vec![None; n_layer],
-            spreads: vec![Default::default(); n_layer],
+            stats: vec![Default::default(); n_layer],
         }
     }
 
@@ -68,23 +68,23 @@ impl SpanCounter {
     }
 
     pub(super) fn end_pass(&mut self, pass: &PassTokens) {
-        for (open, spreads) in self.open.iter_mut().zip(&mut self.spreads) {
+        for (open, stats) in self.open.iter_mut().zip(&mut self.stats) {
             if let Some((first, last)) = open.take() {
-                spreads[usize::from(pass.phase.number())].add(last.saturating_sub(first));
+                stats[usize::from(pass.phase.number())].add(last.saturating_sub(first));
             }
         }
     }
 
     pub(super) fn finish(self) -> Vec<LayerSpan> {
-        let layers = (0..).map(LayerId).zip(self.spreads);
+        let layers = (0..).map(LayerId).zip(self.stats);
         let spans = layers.flat_map(|(layer, phases)| {
             let phases = Phase::ALL.into_iter().zip(phases);
-            phases.map(move |(phase, spread)| LayerSpan {
+            phases.map(move |(phase, stats)| LayerSpan {
                 layer,
                 phase,
-                spread,
+                stats,
             })
         });
-        spans.filter(|span| span.spread.n > 0).collect()
+        spans.filter(|span| span.stats.n > 0).collect()
     }
 }

@@ -32,16 +32,16 @@ pub struct LayerBytes {
     /// Number of ranges that only this run read.
     pub only: [u64; 2],
     /// Number of ranges with different sizes.
-    pub other_size: u64,
+    pub different_size: u64,
     /// Number of ranges with equal sizes and different file offsets.
-    pub other_place: u64,
+    pub different_offset: u64,
     /// Number of equal ranges with different numbers of reads.
-    pub other_reads: u64,
+    pub different_reads: u64,
 }
 
 /// Kind of difference, in the order of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum RangeKind {
+pub enum RangeDifferenceKind {
     /// Only A read the range.
     OnlyA,
     /// Only B read the range.
@@ -49,12 +49,12 @@ pub enum RangeKind {
     /// The sizes differ.
     Size,
     /// The offsets differ.
-    Place,
+    Offset,
     /// The numbers of reads differ.
     Reads,
 }
 
-impl RangeKind {
+impl RangeDifferenceKind {
     const N: usize = 5;
 }
 
@@ -62,7 +62,7 @@ impl RangeKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RangeDifference {
     /// Kind of difference.
-    pub kind: RangeKind,
+    pub kind: RangeDifferenceKind,
     /// Name of the tensor.
     pub tensor: String,
     /// Layer of the tensor.
@@ -96,7 +96,8 @@ impl RangeReads {
 impl LayerBytes {
     /// Whether both runs read the same ranges equally often.
     pub fn is_equal(&self) -> bool {
-        self.only == [0, 0] && self.other_size + self.other_place + self.other_reads == 0
+        self.only == [0, 0]
+            && self.different_size + self.different_offset + self.different_reads == 0
     }
 
     fn add(&mut self, more: &LayerBytes) {
@@ -105,9 +106,9 @@ impl LayerBytes {
             self.ranges[side] += more.ranges[side];
             self.only[side] += more.only[side];
         }
-        self.other_size += more.other_size;
-        self.other_place += more.other_place;
-        self.other_reads += more.other_reads;
+        self.different_size += more.different_size;
+        self.different_offset += more.different_offset;
+        self.different_reads += more.different_reads;
     }
 }
 
@@ -242,7 +243,7 @@ impl<'r> BytesComparer<'r> {
         let mut tensors: Vec<(&[u8], TensorReads)> = self.tensors.into_iter().collect();
         tensors.sort_by_key(|(name, tensor)| (tensor.layer, *name));
         let mut layers: BTreeMap<Option<LayerId>, LayerBytes> = BTreeMap::new();
-        let mut first: [Vec<RangeDifference>; RangeKind::N] = Default::default();
+        let mut first: [Vec<RangeDifference>; RangeDifferenceKind::N] = Default::default();
         for (name, tensor) in tensors {
             let counts = layers.entry(tensor.layer).or_default();
             for (expert_id, ranges) in tensor.ranges {
@@ -273,7 +274,7 @@ impl LayerBytes {
     fn compare(
         &mut self,
         ranges: [Vec<RangeReads>; 2],
-        mut found: impl FnMut(RangeKind, [Option<RangeReads>; 2]),
+        mut found: impl FnMut(RangeDifferenceKind, [Option<RangeReads>; 2]),
     ) {
         for (side, ranges) in ranges.iter().enumerate() {
             self.ranges[side] += ranges.len() as u64;
@@ -289,8 +290,8 @@ impl LayerBytes {
                 Some(at) => {
                     let b = b.remove(at);
                     if a.n != b.n {
-                        self.other_reads += 1;
-                        found(RangeKind::Reads, [Some(a), Some(b)]);
+                        self.different_reads += 1;
+                        found(RangeDifferenceKind::Reads, [Some(a), Some(b)]);
                     }
                 }
                 None => rest.push(a),
@@ -303,19 +304,19 @@ impl LayerBytes {
                 [None, None] => return,
                 [Some(_), None] => {
                     self.only[0] += 1;
-                    RangeKind::OnlyA
+                    RangeDifferenceKind::OnlyA
                 }
                 [None, Some(_)] => {
                     self.only[1] += 1;
-                    RangeKind::OnlyB
+                    RangeDifferenceKind::OnlyB
                 }
                 [Some(a), Some(b)] if a.size_bytes != b.size_bytes => {
-                    self.other_size += 1;
-                    RangeKind::Size
+                    self.different_size += 1;
+                    RangeDifferenceKind::Size
                 }
                 [Some(_), Some(_)] => {
-                    self.other_place += 1;
-                    RangeKind::Place
+                    self.different_offset += 1;
+                    RangeDifferenceKind::Offset
                 }
             };
             found(kind, pair);

@@ -5,7 +5,7 @@ use moe_trace::manifest::Model;
 
 /// A manifest field that differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fact {
+pub struct ManifestDifference {
     /// Name of the field.
     pub name: &'static str,
     /// Value in run A; `None` without a manifest.
@@ -15,7 +15,7 @@ pub struct Fact {
 }
 
 /// Fields that differ and may explain differences in the traces. A bare trace has no fields.
-pub(super) fn facts([a, b]: [Option<&Manifest>; 2]) -> Vec<Fact> {
+pub(super) fn differences([a, b]: [Option<&Manifest>; 2]) -> Vec<ManifestDifference> {
     let [a, b] = [a, b].map(|manifest| manifest.map(fields));
     let names = a
         .as_ref()
@@ -24,17 +24,17 @@ pub(super) fn facts([a, b]: [Option<&Manifest>; 2]) -> Vec<Fact> {
         .flatten()
         .map(|(name, _)| *name);
     let value = |side: &Option<Vec<(&'static str, String)>>, i: usize| {
-        let facts = side.as_ref()?;
-        facts.get(i).map(|(_, value)| value.clone())
+        let fields = side.as_ref()?;
+        fields.get(i).map(|(_, value)| value.clone())
     };
     names
         .enumerate()
-        .map(|(i, name)| Fact {
+        .map(|(i, name)| ManifestDifference {
             name,
             a: value(&a, i),
             b: value(&b, i),
         })
-        .filter(|fact| fact.a != fact.b)
+        .filter(|field| field.a != field.b)
         .collect()
 }
 

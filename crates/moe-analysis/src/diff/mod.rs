@@ -14,10 +14,10 @@ use std::path::PathBuf;
 
 use moe_trace::Run;
 
-pub use bytes::{BytesDiff, LayerBytes, RangeDifference, RangeKind, RangeReads};
-pub use manifest::Fact;
+pub use bytes::{BytesDiff, LayerBytes, RangeDifference, RangeDifferenceKind, RangeReads};
+pub use manifest::ManifestDifference;
 pub use operations::{OperationKinds, OperationsDiff, SourceAspect, SourceDifference};
-pub use routing::{LayerRouting, RoutingDiff, RowDifference, RowKind};
+pub use routing::{LayerRouting, RoutingDiff, RoutingDifference, RoutingDifferenceKind};
 
 use bytes::BytesComparer;
 use operations::OperationsComparer;
@@ -87,7 +87,7 @@ impl Default for DiffOptions {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DiffReport {
     /// Manifest fields that differ. They may explain differences, but do not make runs unequal.
-    pub manifest: Vec<Fact>,
+    pub manifest: Vec<ManifestDifference>,
     /// Selected experts of each token in each layer.
     pub routing: Option<RoutingDiff>,
     /// Operations and their sources.
@@ -145,7 +145,7 @@ pub fn diff(a: &Run, b: &Run, options: &DiffOptions) -> Result<DiffReport, Error
         }
     }
     Ok(DiffReport {
-        manifest: manifest::facts(runs.map(|run| run.manifest.as_ref())),
+        manifest: manifest::differences(runs.map(|run| run.manifest.as_ref())),
         routing: routing.map(RoutingComparer::finish),
         operations: operations.map(OperationsComparer::finish),
         bytes: bytes.map(BytesComparer::finish),

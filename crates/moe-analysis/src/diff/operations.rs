@@ -19,12 +19,12 @@ pub struct OperationsDiff {
     /// Operations without a match, `[A, B]`.
     pub only: [OperationKinds; 2],
     /// Number of matched operations with different sources or numbers of tokens.
-    pub n_other_sources: u64,
+    pub n_different_sources: u64,
     /// Number of differences of each kind.
     pub sources: BTreeMap<SourceDifference, u64>,
     /// Number of passes whose matched operations are in different order. Only passes that have the same batch in both runs are
     /// compared.
-    pub other_order: u64,
+    pub different_order: u64,
 }
 
 /// Numbers of operations by kind.
@@ -44,7 +44,7 @@ pub struct SourceDifference {
     /// Name of the result, without its layer.
     pub dst_name: String,
     /// The compared aspect.
-    pub what: SourceAspect,
+    pub aspect: SourceAspect,
     /// Value in A; `None` if A has no such source, or for sizes.
     pub a: Option<String>,
     /// Value in B.
@@ -79,8 +79,8 @@ impl OperationsDiff {
     /// Whether the operations of both runs are equal.
     pub fn is_equal(&self) -> bool {
         self.only.iter().all(|only| only.n == 0)
-            && self.n_other_sources == 0
-            && self.other_order == 0
+            && self.n_different_sources == 0
+            && self.different_order == 0
     }
 
     /// Differences of matched operations, most frequent first.
@@ -158,7 +158,7 @@ impl<'r> OperationsComparer<'r> {
         }
         let in_order = self.by_name(&a[in_step..], &b[in_step..]);
         let [passes_a, passes_b] = step.passes.map(|passes| passes.len());
-        self.found.other_order += u64::from(!in_order && passes_a == passes_b);
+        self.found.different_order += u64::from(!in_order && passes_a == passes_b);
     }
 
     /// Matches operations after the first difference in order: the n-th of a name in A with the n-th in B, then operations
@@ -205,13 +205,13 @@ impl<'r> OperationsComparer<'r> {
             let sizes = [head_a.source_size(i), head_b.source_size(i)];
             differences.extend(source_difference(i as u8, sources, sizes));
         }
-        self.found.n_other_sources += u64::from(!differences.is_empty());
-        for (what, [a, b]) in differences {
+        self.found.n_different_sources += u64::from(!differences.is_empty());
+        for (aspect, [a, b]) in differences {
             let (op, dst_name) = key.kind(head_a.layer());
             let kind = SourceDifference {
                 op,
                 dst_name,
-                what,
+                aspect,
                 a,
                 b,
             };
@@ -231,14 +231,13 @@ fn match_unnamed(
     matches: &mut [Option<usize>],
     is_matched: &mut [bool],
 ) {
-    let place =
-        |(key, operation): &(Key, Operation)| (key.op.to_string(), operation.head().layer());
+    let kind = |(key, operation): &(Key, Operation)| (key.op.to_string(), operation.head().layer());
     let mut waiting: HashMap<_, VecDeque<usize>> = HashMap::new();
     for (i, of_b) in b.iter().enumerate().filter(|(i, _)| !is_matched[*i]) {
-        waiting.entry(place(of_b)).or_default().push_back(i);
+        waiting.entry(kind(of_b)).or_default().push_back(i);
     }
     for (of_a, found) in a.iter().zip(matches).filter(|(_, found)| found.is_none()) {
-        let Some(candidates) = waiting.get_mut(&place(of_a)) else {
+        let Some(candidates) = waiting.get_mut(&kind(of_a)) else {
             continue;
         };
         let fits = |i: &usize| is_unnamed(of_a.0.dst_name) || is_unnamed(b[*i].0.dst_name);

@@ -139,7 +139,7 @@ mod tests {
     fn pass(sequence_id: u32, phase: u8, tokens: Range<u64>) -> DiffPass {
         DiffPass {
             sequence_id: Some(sequence_id),
-            phase: Phase::of(phase),
+            phase: Phase::from_number(phase),
             tokens,
             records: 0..0,
         }

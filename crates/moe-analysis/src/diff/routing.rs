@@ -7,29 +7,29 @@ use moe_trace::{Expert, ExpertId, LayerId, Phase, Run, TokenExperts, TokenId};
 
 use super::passes::Step;
 
-/// Routing of two runs. A row is a token in a layer.
+/// Routing of two runs. Tokens are counted once per layer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RoutingDiff {
     /// By layer.
     pub layers: BTreeMap<LayerId, LayerRouting>,
-    /// The first rows that differ, sorted by [`RowKind`].
-    pub first: Vec<RowDifference>,
+    /// The first routed tokens that differ, sorted by [`RoutingDifferenceKind`].
+    pub first: Vec<RoutingDifference>,
 }
 
 /// Routing of one layer in two runs. Arrays are `[A, B]`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LayerRouting {
-    /// Number of rows.
-    pub rows: [u64; 2],
-    /// Number of rows that only this run has.
+    /// Number of tokens.
+    pub tokens: [u64; 2],
+    /// Number of tokens that only this run has.
     pub only: [u64; 2],
-    /// Number of common rows with different sets of experts.
-    pub other_experts: u64,
-    /// Number of common rows with equal sets of experts in different order.
-    pub other_order: u64,
-    /// Number of common rows with equal experts in the same order, and a weight difference above the tolerance.
-    pub other_weights: u64,
-    /// Maximum difference of an expert's weights, over common rows with equal sets.
+    /// Number of common tokens with different sets of experts.
+    pub different_experts: u64,
+    /// Number of common tokens with equal sets of experts in different order.
+    pub different_order: u64,
+    /// Number of common tokens with equal experts in the same order, and a weight difference above the tolerance.
+    pub different_weights: u64,
+    /// Maximum difference of an expert's weights, over common tokens with equal sets.
     pub max_weight_difference: f64,
     /// Sum and number of these differences. Plain v4 records have no weights.
     pub weight_differences: (f64, u64),
@@ -37,12 +37,12 @@ pub struct LayerRouting {
 
 /// Kind of difference, in the order of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum RowKind {
+pub enum RoutingDifferenceKind {
     /// The sets of experts differ.
     Experts,
-    /// Only A has the row.
+    /// Only A has the token.
     OnlyA,
-    /// Only B has the row.
+    /// Only B has the token.
     OnlyB,
     /// The order of the experts differs.
     Order,
@@ -50,15 +50,15 @@ pub enum RowKind {
     Weights,
 }
 
-impl RowKind {
+impl RoutingDifferenceKind {
     const N: usize = 5;
 }
 
-/// A row that differs.
+/// A token that differs.
 #[derive(Clone, Debug, PartialEq)]
-pub struct RowDifference {
+pub struct RoutingDifference {
     /// Kind of difference.
-    pub kind: RowKind,
+    pub kind: RoutingDifferenceKind,
     /// Sequence of the token; `None` if neither run contains it.
     pub sequence_id: Option<u32>,
     /// Phase of the token.
@@ -67,20 +67,20 @@ pub struct RowDifference {
     pub token_id: TokenId,
     /// Block number.
     pub layer: LayerId,
-    /// Experts in the order of their slots, `[A, B]`; empty if the run does not have the row.
+    /// Experts in the order of their slots, `[A, B]`; empty if the run does not have the token.
     pub experts: [Vec<Expert>; 2],
 }
 
 impl LayerRouting {
-    /// Number of rows that both runs have.
+    /// Number of tokens that both runs have.
     pub fn in_both(&self) -> u64 {
-        self.rows[0] - self.only[0]
+        self.tokens[0] - self.only[0]
     }
 
-    /// Fraction of the common rows with equal sets of experts; `None` without common rows.
+    /// Fraction of the common tokens with equal sets of experts; `None` without common tokens.
     pub fn share_same_experts(&self) -> Option<f64> {
         let n = self.in_both();
-        (n > 0).then(|| (n - self.other_experts) as f64 / n as f64)
+        (n > 0).then(|| (n - self.different_experts) as f64 / n as f64)
     }
 
     /// Mean difference of the weights; `None` if no weights were compared.
@@ -89,19 +89,20 @@ impl LayerRouting {
         (n > 0).then(|| sum / n as f64)
     }
 
-    /// Whether no row differs.
+    /// Whether no token differs.
     pub fn is_equal(&self) -> bool {
-        self.only == [0, 0] && self.other_experts + self.other_order + self.other_weights == 0
+        self.only == [0, 0]
+            && self.different_experts + self.different_order + self.different_weights == 0
     }
 
     fn add(&mut self, more: &LayerRouting) {
         for side in 0..2 {
-            self.rows[side] += more.rows[side];
+            self.tokens[side] += more.tokens[side];
             self.only[side] += more.only[side];
         }
-        self.other_experts += more.other_experts;
-        self.other_order += more.other_order;
-        self.other_weights += more.other_weights;
+        self.different_experts += more.different_experts;
+        self.different_order += more.different_order;
+        self.different_weights += more.different_weights;
         self.max_weight_difference = self.max_weight_difference.max(more.max_weight_difference);
         self.weight_differences.0 += more.weight_differences.0;
         self.weight_differences.1 += more.weight_differences.1;
@@ -116,7 +117,7 @@ impl RoutingDiff {
         total
     }
 
-    /// Whether no row differs.
+    /// Whether no token differs.
     pub fn is_equal(&self) -> bool {
         self.layers.values().all(LayerRouting::is_equal)
     }
@@ -128,19 +129,19 @@ pub(super) struct RoutingComparer<'r> {
     limit: usize,
     weight_tolerance: f64,
     layers: BTreeMap<LayerId, LayerRouting>,
-    /// By [`RowKind`], at most `limit` rows each.
-    first: [Vec<RowDifference>; RowKind::N],
+    /// By [`RoutingDifferenceKind`], at most `limit` tokens each.
+    first: [Vec<RoutingDifference>; RoutingDifferenceKind::N],
 }
 
 /// A token in a layer of one run.
 #[derive(Clone, Copy)]
-struct Row<'r> {
+struct RoutedToken<'r> {
     sequence_id: Option<u32>,
     token_id: TokenId,
     experts: TokenExperts<'r>,
 }
 
-impl Row<'_> {
+impl RoutedToken<'_> {
     fn key(&self) -> (Option<u32>, TokenId) {
         (self.sequence_id, self.token_id)
     }
@@ -158,34 +159,34 @@ impl<'r> RoutingComparer<'r> {
     }
 
     pub fn step(&mut self, step: &Step<'_>) {
-        let mut layers: BTreeMap<LayerId, [Vec<Row<'r>>; 2]> = BTreeMap::new();
+        let mut layers: BTreeMap<LayerId, [Vec<RoutedToken<'r>>; 2]> = BTreeMap::new();
         for side in 0..2 {
             for pass in step.passes[side] {
                 for operation in self.runs[side].routing_in(pass.records.clone()) {
                     if let Some(layer) = operation.head().layer() {
-                        let rows = operation.tokens().map(|experts| Row {
+                        let tokens = operation.tokens().map(|experts| RoutedToken {
                             sequence_id: pass.sequence_id,
                             token_id: experts.token_id(),
                             experts,
                         });
-                        layers.entry(layer).or_default()[side].extend(rows);
+                        layers.entry(layer).or_default()[side].extend(tokens);
                     }
                 }
             }
         }
-        for (layer, mut rows) in layers {
-            for rows in &mut rows {
-                rows.sort_by_key(Row::key);
+        for (layer, mut tokens) in layers {
+            for tokens in &mut tokens {
+                tokens.sort_by_key(RoutedToken::key);
             }
-            self.layer(layer, rows);
+            self.layer(layer, tokens);
         }
     }
 
-    /// Matches the rows of a layer, which are sorted by their keys.
-    fn layer(&mut self, layer: LayerId, [a, b]: [Vec<Row<'r>>; 2]) {
+    /// Matches the tokens of a layer, which are sorted by their keys.
+    fn layer(&mut self, layer: LayerId, [a, b]: [Vec<RoutedToken<'r>>; 2]) {
         let counts = self.layers.entry(layer).or_default();
-        counts.rows[0] += a.len() as u64;
-        counts.rows[1] += b.len() as u64;
+        counts.tokens[0] += a.len() as u64;
+        counts.tokens[1] += b.len() as u64;
         let (mut a, mut b) = (a.into_iter().peekable(), b.into_iter().peekable());
         loop {
             let order = match (a.peek(), b.peek()) {
@@ -196,39 +197,40 @@ impl<'r> RoutingComparer<'r> {
             };
             let a = if order.is_le() { a.next() } else { None };
             let b = if order.is_ge() { b.next() } else { None };
-            self.row(layer, a, b);
+            self.token(layer, a, b);
         }
     }
 
-    /// Compares a row that at least one run has.
-    fn row(&mut self, layer: LayerId, a: Option<Row<'r>>, b: Option<Row<'r>>) {
+    /// Compares a token that at least one run has.
+    fn token(&mut self, layer: LayerId, a: Option<RoutedToken<'r>>, b: Option<RoutedToken<'r>>) {
         let counts = self.layers.entry(layer).or_default();
         let kind = match (&a, &b) {
             (Some(a), Some(b)) => counts.compare(a, b, self.weight_tolerance),
             (Some(_), None) => {
                 counts.only[0] += 1;
-                Some(RowKind::OnlyA)
+                Some(RoutingDifferenceKind::OnlyA)
             }
             (None, _) => {
                 counts.only[1] += 1;
-                Some(RowKind::OnlyB)
+                Some(RoutingDifferenceKind::OnlyB)
             }
         };
-        let (Some(kind), Some(row)) = (kind, a.or(b)) else {
+        let (Some(kind), Some(token)) = (kind, a.or(b)) else {
             return;
         };
         let first = &mut self.first[kind as usize];
         if first.len() < self.limit {
-            let experts = |row: Option<Row>| -> Vec<Expert> {
-                row.into_iter()
-                    .flat_map(|row| row.experts.experts())
+            let experts = |token: Option<RoutedToken>| -> Vec<Expert> {
+                token
+                    .into_iter()
+                    .flat_map(|token| token.experts.experts())
                     .collect()
             };
-            first.push(RowDifference {
+            first.push(RoutingDifference {
                 kind,
-                sequence_id: row.sequence_id,
-                phase: row.experts.head().phase(),
-                token_id: row.token_id,
+                sequence_id: token.sequence_id,
+                phase: token.experts.head().phase(),
+                token_id: token.token_id,
                 layer,
                 experts: [experts(a), experts(b)],
             });
@@ -236,7 +238,7 @@ impl<'r> RoutingComparer<'r> {
     }
 
     pub fn finish(self) -> RoutingDiff {
-        let mut first: Vec<RowDifference> = self.first.into_iter().flatten().collect();
+        let mut first: Vec<RoutingDifference> = self.first.into_iter().flatten().collect();
         first.truncate(self.limit);
         RoutingDiff {
             layers: self.layers,
@@ -246,9 +248,14 @@ impl<'r> RoutingComparer<'r> {
 }
 
 impl LayerRouting {
-    /// Compares a row that both runs have, and counts the difference.
-    fn compare(&mut self, a: &Row, b: &Row, weight_tolerance: f64) -> Option<RowKind> {
-        let mut experts = [a, b].map(|row| row.experts.experts().collect::<Vec<Expert>>());
+    /// Compares a token that both runs have, and counts the difference.
+    fn compare(
+        &mut self,
+        a: &RoutedToken,
+        b: &RoutedToken,
+        weight_tolerance: f64,
+    ) -> Option<RoutingDifferenceKind> {
+        let mut experts = [a, b].map(|token| token.experts.experts().collect::<Vec<Expert>>());
         let ids = |experts: &[Expert]| {
             experts
                 .iter()
@@ -261,8 +268,8 @@ impl LayerRouting {
         }
         let [a, b] = experts;
         if ids(&a) != ids(&b) {
-            self.other_experts += 1;
-            return Some(RowKind::Experts);
+            self.different_experts += 1;
+            return Some(RoutingDifferenceKind::Experts);
         }
         let mut max_difference = 0.0f64;
         for (a, b) in a.iter().zip(&b) {
@@ -275,11 +282,11 @@ impl LayerRouting {
         }
         self.max_weight_difference = self.max_weight_difference.max(max_difference);
         if !same_order {
-            self.other_order += 1;
-            Some(RowKind::Order)
+            self.different_order += 1;
+            Some(RoutingDifferenceKind::Order)
         } else if max_difference > weight_tolerance {
-            self.other_weights += 1;
-            Some(RowKind::Weights)
+            self.different_weights += 1;
+            Some(RoutingDifferenceKind::Weights)
         } else {
             None
         }

@@ -16,7 +16,7 @@ pub struct ExpertBytes {
 
 impl ExpertBytes {
     /// Sizes from the offset map of a model.
-    pub fn of_map(map: &OffsetMap) -> ExpertBytes {
+    pub fn from_map(map: &OffsetMap) -> ExpertBytes {
         ExpertBytes {
             experts: expert_bytes(map),
             ..ExpertBytes::default()
@@ -24,7 +24,7 @@ impl ExpertBytes {
     }
 
     /// One size for all experts of each layer.
-    pub fn of_layers(layers: impl IntoIterator<Item = (LayerId, u64)>) -> ExpertBytes {
+    pub fn from_layers(layers: impl IntoIterator<Item = (LayerId, u64)>) -> ExpertBytes {
         ExpertBytes {
             layers: layers.into_iter().collect(),
             ..ExpertBytes::default()

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use moe_placement::learn::LayerCounts;
 use moe_trace::manifest::Model;
-use moe_trace::{ExpertId, Facts, LayerId, MAX_ID, Phase, TokenId, TokenKey, TokenStarts};
+use moe_trace::{ExpertId, LayerId, MAX_ID, ModelInfo, Phase, TokenId, TokenKey, TokenStarts};
 
 use super::origin::Origin;
 use super::{ByPhase, Error, ExpertTally, Hotness, LayerPhase, Number};
@@ -19,15 +19,15 @@ struct Shape {
 
 impl Shape {
     /// Numbers of experts in a manifest; `None` if it does not contain them.
-    fn of(model: &Model, place: &Path) -> Result<Option<Shape>, Error> {
+    fn of(model: &Model, location: &Path) -> Result<Option<Shape>, Error> {
         let Model {
             n_expert,
             n_expert_used,
             ..
         } = *model;
-        if let Some(source) = Facts::of_manifest(model).impossible() {
-            return Err(Error::Impossible {
-                place: place.display().to_string(),
+        if let Some(source) = ModelInfo::from_manifest(model).invalid() {
+            return Err(Error::InvalidModel {
+                location: location.display().to_string(),
                 source,
             });
         }
@@ -96,13 +96,13 @@ struct Progress {
 }
 
 impl Counter {
-    /// A counter for the model in `origin`. `place` names the input in errors.
+    /// A counter for the model in `origin`. `location` names the input in errors.
     ///
     /// # Errors
-    /// [`Error::Impossible`] if the model has more layers or experts than any model.
-    pub fn new(origin: Origin, place: &Path) -> Result<Counter, Error> {
+    /// [`Error::InvalidModel`] if the model has more layers or experts than any model.
+    pub fn new(origin: Origin, location: &Path) -> Result<Counter, Error> {
         let model = origin.model();
-        let shape = model.map(|model| Shape::of(model, place)).transpose()?;
+        let shape = model.map(|model| Shape::of(model, location)).transpose()?;
         Ok(Counter {
             shape: shape.flatten(),
             ..Counter::without_shape(origin)
@@ -123,12 +123,12 @@ impl Counter {
         }
     }
 
-    /// Counts one selected expert. `place` names its position in the input, for errors.
+    /// Counts one selected expert. `location` names its position in the input, for errors.
     #[inline]
     pub fn add(
         &mut self,
         selected: &SelectedExpert,
-        place: impl Fn() -> String,
+        location: impl Fn() -> String,
     ) -> Result<(), Error> {
         let pass = LayerPass {
             layer: selected.layer,
@@ -142,16 +142,16 @@ impl Counter {
             expert: selected.expert,
             weight: selected.weight,
         };
-        self.add_all(pass, [selection], place)
+        self.add_all(pass, [selection], location)
     }
 
-    /// Counts selected experts of one pass of a layer. `place` names their position in the input, for errors.
+    /// Counts selected experts of one pass of a layer. `location` names their position in the input, for errors.
     #[inline]
     pub fn add_all(
         &mut self,
         pass: LayerPass,
         selections: impl IntoIterator<Item = Selection>,
-        place: impl Fn() -> String,
+        location: impl Fn() -> String,
     ) -> Result<(), Error> {
         let check = |what, id: u32, limit: u32| {
             if id < limit {
@@ -161,7 +161,7 @@ impl Counter {
                 what,
                 id,
                 limit,
-                place: place(),
+                location: location(),
             })
         };
         check("layer", pass.layer.0.into(), MAX_ID)?;
@@ -189,7 +189,7 @@ impl Counter {
                 timestamp_ns: pass.timestamp_ns,
             };
             if progress.starts.is_start(token, selection.slot) {
-                phase.rows += 1;
+                phase.tokens += 1;
                 progress.token += 1;
             }
             self.n_slot = self.n_slot.max(selection.slot + 1);
@@ -225,7 +225,7 @@ impl Counter {
                     self.layers[layer][phase].calls -= 1;
                 }
                 if progress.starts.append(later.starts) {
-                    self.layers[layer][phase].rows -= 1;
+                    self.layers[layer][phase].tokens -= 1;
                 }
                 progress.first.get_or_insert((timestamp_ns, phase));
                 progress.last_pass = later.last_pass;
@@ -252,11 +252,11 @@ impl Counter {
     }
 
     /// Adds passes and tokens of one layer and phase, whose ids must be in range.
-    pub fn add_totals(&mut self, layer: LayerId, phase: Option<Phase>, calls: u64, rows: u64) {
+    pub fn add_totals(&mut self, layer: LayerId, phase: Option<Phase>, calls: u64, tokens: u64) {
         self.make_room(layer.index());
         let sum = &mut self.layers[layer.index()][phase];
         sum.calls = sum.calls.saturating_add(calls);
-        sum.rows = sum.rows.saturating_add(rows);
+        sum.tokens = sum.tokens.saturating_add(tokens);
     }
 
     fn make_room(&mut self, layer: usize) {
@@ -267,14 +267,14 @@ impl Counter {
         }
     }
 
-    /// The sums of a trace of another tool with the known `facts`; `None` if nothing was counted. Unknown numbers of tokens
+    /// The sums of a trace of another tool with the known `model_info`; `None` if nothing was counted. Unknown numbers of tokens
     /// are derived from the selections and the experts per token.
-    pub fn finish_foreign(mut self, origin: Origin, facts: &Facts) -> Option<Hotness> {
+    pub fn finish_foreign(mut self, origin: Origin, model_info: &ModelInfo) -> Option<Hotness> {
         for (layer, phases) in (0..).map(LayerId).zip(&mut self.layers) {
-            let used = facts.n_expert_used_in(layer).unwrap_or(0);
+            let used = model_info.n_expert_used_in(layer).unwrap_or(0);
             for phase in phases.iter_mut() {
-                if phase.rows == 0 {
-                    phase.rows = LayerCounts::tokens_of(phase.selections(), used);
+                if phase.tokens == 0 {
+                    phase.tokens = LayerCounts::tokens_of(phase.selections(), used);
                 }
             }
         }
@@ -282,12 +282,12 @@ impl Counter {
         self.origin = origin;
         self.shape = None;
         let mut hotness = self.finish()?;
-        if let Some(n_expert) = facts.n_expert {
+        if let Some(n_expert) = model_info.n_expert {
             hotness.n_expert = Number::Stated(n_expert);
         }
-        hotness.n_expert_used = match facts.n_expert_used {
+        hotness.n_expert_used = match model_info.n_expert_used {
             Some(used) => Number::Stated(used),
-            None => Number::Seen(seen.or_else(|| facts.max_expert_used()).unwrap_or(0)),
+            None => Number::Seen(seen.or_else(|| model_info.max_expert_used()).unwrap_or(0)),
         };
         Some(hotness)
     }
@@ -303,7 +303,7 @@ impl Counter {
         for phase in self.layers.iter_mut().flat_map(ByPhase::iter_mut) {
             let selections = phase.selections();
             if phase.calls == 0 && selections > 0 {
-                phase.assumed_calls = LayerCounts::calls_without_passes(phase.rows, selections);
+                phase.assumed_calls = LayerCounts::calls_without_passes(phase.tokens, selections);
             }
         }
         let (n_expert, n_expert_used) = match self.shape {

@@ -61,18 +61,18 @@ pub struct Matrix<'a> {
 #[derive(Debug, Clone)]
 enum Parts<'a> {
     /// `[layer][n_expert]`
-    Whole(Vec<Vec<ExpertTally>>),
+    Ungrouped(Vec<Vec<ExpertTally>>),
     /// Kind of group, and the groups.
-    Split(&'static str, &'a Groups),
+    ByGroup(&'static str, &'a Groups),
 }
 
 impl<'a> Matrix<'a> {
     /// Matrix of the complete trace for the tokens of `phases`.
-    pub fn whole(hotness: &Hotness, phases: Phases, bytes: &'a ExpertBytes) -> Matrix<'a> {
+    pub fn ungrouped(hotness: &Hotness, phases: Phases, bytes: &'a ExpertBytes) -> Matrix<'a> {
         let layers = hotness.layers(phases);
         let experts = layers.iter().map(|&layer| hotness.experts(layer, phases));
         Matrix {
-            parts: Parts::Whole(experts.collect()),
+            parts: Parts::Ungrouped(experts.collect()),
             n_expert: hotness.n_expert(),
             has_mass: hotness.has_mass(),
             layers,
@@ -81,7 +81,7 @@ impl<'a> Matrix<'a> {
     }
 
     /// One matrix per group; `by` is the kind of group.
-    pub fn split(
+    pub fn by_group(
         hotness: &Hotness,
         phases: Phases,
         by: &'static str,
@@ -89,7 +89,7 @@ impl<'a> Matrix<'a> {
         bytes: &'a ExpertBytes,
     ) -> Matrix<'a> {
         Matrix {
-            parts: Parts::Split(by, groups),
+            parts: Parts::ByGroup(by, groups),
             layers: hotness.layers(phases),
             n_expert: hotness.n_expert(),
             has_mass: hotness.has_mass(),
@@ -105,16 +105,16 @@ impl<'a> Matrix<'a> {
     /// Kind of group; `None` if the matrix is not divided into groups.
     pub fn group_by(&self) -> Option<&'static str> {
         match self.parts {
-            Parts::Whole(_) => None,
-            Parts::Split(by, _) => Some(by),
+            Parts::Ungrouped(_) => None,
+            Parts::ByGroup(by, _) => Some(by),
         }
     }
 
     /// Names of the groups.
     pub fn groups(&self) -> &[String] {
         match self.parts {
-            Parts::Whole(_) => &[],
-            Parts::Split(_, groups) => groups.names(),
+            Parts::Ungrouped(_) => &[],
+            Parts::ByGroup(_, groups) => groups.names(),
         }
     }
 
@@ -122,15 +122,15 @@ impl<'a> Matrix<'a> {
     /// selections.
     pub fn rows(&self) -> impl Iterator<Item = MatrixRow<'_>> + Clone {
         let n_part = match self.parts {
-            Parts::Whole(_) => 1,
-            Parts::Split(_, groups) => groups.names().len(),
+            Parts::Ungrouped(_) => 1,
+            Parts::ByGroup(_, groups) => groups.names().len(),
         };
         let places = (0..n_part).flat_map(|part| (0..self.layers.len()).map(move |l| (part, l)));
         places.flat_map(move |(part, at)| {
             let layer = self.layers[at];
             let (group, tallies) = match &self.parts {
-                Parts::Whole(experts) => (None, &experts[at][..]),
-                Parts::Split(_, groups) => (
+                Parts::Ungrouped(experts) => (None, &experts[at][..]),
+                Parts::ByGroup(_, groups) => (
                     groups.names().get(part).map(String::as_str),
                     groups.experts(part, layer),
                 ),

@@ -1,7 +1,7 @@
 //! Hotness: how often each expert of each layer is selected, and with which router weight.
 //!
-//! A *row* is a token routed in a layer. It selects `n_expert_used` experts, so the counts of a layer add up to rows ×
-//! `n_expert_used`. A *call* is a pass of a layer over a batch of any number of tokens.
+//! A *routed token* is a token in one layer. It selects `n_expert_used` experts, so the counts of a layer add up to routed
+//! tokens × `n_expert_used`. A *call* is a pass of a layer over a batch of any number of tokens.
 
 mod bytes;
 mod counting;
@@ -19,7 +19,7 @@ mod summary;
 use std::path::PathBuf;
 
 use moe_placement::learn::{LayerCounts, LearnFile};
-use moe_trace::{Contradiction, Facts, ImpossibleModel, LayerId};
+use moe_trace::{InvalidModel, LayerId, ModelInfo, ModelMismatch};
 
 pub use bytes::ExpertBytes;
 pub use matrix::{Matrix, MatrixRow, Value};
@@ -37,18 +37,18 @@ pub use summary::LayerSummary;
 pub enum Error {
     /// No token was routed.
     #[error(
-        "{place} contains no routed tokens of the selected phases; use a trace of a mixture-of-experts model"
+        "{location} contains no routed tokens of the selected phases; use a trace of a mixture-of-experts model"
     )]
     Empty {
         /// The file, run or phase.
-        place: String,
+        location: String,
     },
     /// The input does not distinguish prompt and generated tokens.
     #[error("the trace does not distinguish prompt tokens from generated tokens")]
     NoPhases,
     /// An id is out of range.
     #[error(
-        "{what} {id} in {place} is out of range (below {limit}); the file is damaged, or belongs to another model"
+        "{what} {id} in {location} is out of range (below {limit}); the file is damaged, or belongs to another model"
     )]
     Id {
         /// Kind of id: `layer`, `expert` or `phase`.
@@ -58,15 +58,15 @@ pub enum Error {
         /// Exclusive upper bound.
         limit: u32,
         /// File, and record or row.
-        place: String,
+        location: String,
     },
     /// The model has more layers or experts than any model.
-    #[error("{place}: {source}")]
-    Impossible {
+    #[error("{location}: {source}")]
+    InvalidModel {
         /// The file or run.
-        place: String,
+        location: String,
         /// The number that is too large.
-        source: ImpossibleModel,
+        source: InvalidModel,
     },
     /// The numbers of experts in two inputs differ.
     #[error("the inputs are of different models: {left} and {right} {what}; use runs of one model")]
@@ -132,7 +132,7 @@ struct LayerPhase {
     calls: u64,
     /// Calls that a learn file contains although passes were not recorded.
     assumed_calls: u64,
-    rows: u64,
+    tokens: u64,
     /// `[up to n_expert]`: selections of each expert.
     experts: Vec<ExpertTally>,
 }
@@ -181,12 +181,12 @@ impl Hotness {
     /// Layers with routed tokens in these phases, in ascending order.
     pub fn layers(&self, phases: Phases) -> Vec<LayerId> {
         self.layer_ids()
-            .filter(|&layer| self.choices(layer, phases) > 0)
+            .filter(|&layer| self.selections(layer, phases) > 0)
             .collect()
     }
 
-    /// Number of selections in a layer: rows × experts per token.
-    pub fn choices(&self, layer: LayerId, phases: Phases) -> u64 {
+    /// Number of selections in a layer: routed tokens × experts per token.
+    pub fn selections(&self, layer: LayerId, phases: Phases) -> u64 {
         let experts = self
             .phases_of(layer, phases)
             .flat_map(|phase| &phase.experts);
@@ -194,9 +194,9 @@ impl Hotness {
     }
 
     /// Number of tokens routed in a layer; 0 if a trace of counts does not contain it.
-    pub fn rows(&self, layer: LayerId, phases: Phases) -> u64 {
-        let rows = self.phases_of(layer, phases).map(|phase| phase.rows);
-        rows.fold(0, u64::saturating_add)
+    pub fn routed_tokens(&self, layer: LayerId, phases: Phases) -> u64 {
+        let tokens = self.phases_of(layer, phases).map(|phase| phase.tokens);
+        tokens.fold(0, u64::saturating_add)
     }
 
     /// Number of passes of a layer; 0 if a trace of another tool does not contain it.
@@ -209,7 +209,7 @@ impl Hotness {
     /// output is needed pass through it.
     pub fn tokens(&self, phases: Phases) -> u64 {
         self.layer_ids()
-            .map(|layer| self.rows(layer, phases))
+            .map(|layer| self.routed_tokens(layer, phases))
             .max()
             .unwrap_or(0)
     }
@@ -257,14 +257,14 @@ impl Hotness {
     }
 
     /// The reason why the counted runs cannot be of this model, if there is one.
-    pub fn contradiction(&self, model: &Facts) -> Option<Contradiction> {
+    pub fn mismatch(&self, model: &ModelInfo) -> Option<ModelMismatch> {
         let mut origins = self.origins.iter();
-        origins.find_map(|origin| origin.contradiction(model))
+        origins.find_map(|origin| origin.mismatch(model))
     }
 
     /// Raises the numbers of experts per layer and per token to those of other inputs of the same model, unless an input
     /// states them.
-    pub fn raise_seen(&mut self, n_expert: u32, n_expert_used: u32) {
+    pub fn raise_inferred(&mut self, n_expert: u32, n_expert_used: u32) {
         self.n_expert.raise_seen(n_expert);
         self.n_expert_used.raise_seen(n_expert_used);
     }
@@ -325,7 +325,7 @@ impl Hotness {
             return Err(Error::NoPhases);
         }
         Err(Error::Empty {
-            place: "this phase".into(),
+            location: "this phase".into(),
         })
     }
 
@@ -395,7 +395,7 @@ impl LayerPhase {
     fn add(&mut self, more: &LayerPhase) {
         self.calls = self.calls.saturating_add(more.calls);
         self.assumed_calls = self.assumed_calls.saturating_add(more.assumed_calls);
-        self.rows = self.rows.saturating_add(more.rows);
+        self.tokens = self.tokens.saturating_add(more.tokens);
         for (expert, tally) in more.experts.iter().enumerate() {
             let sum = self.expert(expert);
             sum.count += tally.count;

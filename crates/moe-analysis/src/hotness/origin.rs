@@ -5,7 +5,7 @@ use std::path::Path;
 
 use moe_trace::manifest::Model;
 use moe_trace::tables::{MODEL_KEY, RUN_ID_KEY, SCHEMA_KEY, TableMetadata};
-use moe_trace::{Contradiction, Facts, Run};
+use moe_trace::{ModelInfo, ModelMismatch, Run};
 
 use super::Error;
 
@@ -22,13 +22,13 @@ pub(super) struct Origin {
 
 impl Origin {
     /// Origin of a trace of another tool. Its path serves as the run id.
-    pub fn of_foreign(path: &Path, facts: &Facts) -> Origin {
+    pub fn of_foreign(path: &Path, model_info: &ModelInfo) -> Origin {
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         Origin {
             run_id: Some(path.display().to_string()),
             model: Some(Model {
-                path: facts.model.clone().unwrap_or_default(),
-                arch: facts.arch.clone().unwrap_or_default(),
+                path: model_info.model.clone().unwrap_or_default(),
+                arch: model_info.arch.clone().unwrap_or_default(),
                 ..Model::default()
             }),
         }
@@ -65,8 +65,8 @@ impl Origin {
     }
 
     /// The reason why the run cannot be of this model, if there is one.
-    pub fn contradiction(&self, model: &Facts) -> Option<Contradiction> {
-        model.contradiction(&Facts::of_manifest(self.model.as_ref()?))
+    pub fn mismatch(&self, model: &ModelInfo) -> Option<ModelMismatch> {
+        model.mismatch(&ModelInfo::from_manifest(self.model.as_ref()?))
     }
 
     pub fn model(&self) -> Option<&Model> {

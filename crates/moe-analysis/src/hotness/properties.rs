@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::counting::Counter;
 use super::origin::Origin;
 use super::{Hotness, Phases};
-use crate::measures::{Spread, hottest};
+use crate::measures::{LoadBalance, hottest};
 use crate::survey::{GroupBy, SelectedExpert, Survey, SurveyOptions};
 
 const N_LAYER: u16 = 3;
@@ -89,22 +89,22 @@ fn hotness(tokens: &[Token]) -> Hotness {
     read(tokens, SurveyOptions::default()).0
 }
 
-fn rows_of(tokens: &[Token], layer: LayerId) -> u64 {
+fn tokens_of(tokens: &[Token], layer: LayerId) -> u64 {
     tokens.iter().filter(|token| token.layer == layer).count() as u64
 }
 
 proptest! {
     #[test]
-    fn counts_of_a_layer_are_rows_times_k(tokens in tokens()) {
+    fn counts_of_a_layer_are_tokens_times_k(tokens in tokens()) {
         let (hotness, survey) = read(&tokens, SurveyOptions::default());
         prop_assert_eq!(hotness.n_repeated(), 0);
         for layer in hotness.layers(Phases::All) {
-            let rows = rows_of(&tokens, layer);
-            prop_assert_eq!(hotness.rows(layer, Phases::All), rows);
-            prop_assert_eq!(hotness.choices(layer, Phases::All), rows * K as u64);
-            prop_assert_eq!(survey.rows(layer), rows);
-            let parts = Phase::ALL.map(|phase| hotness.choices(layer, Phases::Only(phase)));
-            prop_assert_eq!(parts.iter().sum::<u64>(), rows * K as u64);
+            let n_tokens = tokens_of(&tokens, layer);
+            prop_assert_eq!(hotness.routed_tokens(layer, Phases::All), n_tokens);
+            prop_assert_eq!(hotness.selections(layer, Phases::All), n_tokens * K as u64);
+            prop_assert_eq!(survey.routed_tokens(layer), n_tokens);
+            let parts = Phase::ALL.map(|phase| hotness.selections(layer, Phases::Only(phase)));
+            prop_assert_eq!(parts.iter().sum::<u64>(), n_tokens * K as u64);
         }
     }
 
@@ -173,14 +173,14 @@ proptest! {
             let whole = hotness.counts(layer, Phases::All);
             for groups in [survey.groups(), survey.folds()] {
                 let mut sums = vec![0; whole.len()];
-                let mut rows = 0;
+                let mut n_tokens = 0;
                 for group in 0..groups.names().len() {
-                    rows += groups.rows(group, layer);
+                    n_tokens += groups.routed_tokens(group, layer);
                     let counts = groups.counts(group, layer).into_iter();
                     sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
                 }
                 prop_assert_eq!(&sums, &whole);
-                prop_assert_eq!(rows, rows_of(&tokens, layer));
+                prop_assert_eq!(n_tokens, tokens_of(&tokens, layer));
             }
             let windows = survey.windows();
             let mut counts = windows.counts(layer, &(0..windows.len(layer)));
@@ -191,19 +191,19 @@ proptest! {
 
     #[test]
     fn measures_are_within_their_ranges(counts in prop::collection::vec(0..1000u64, 1..64)) {
-        let spread = Spread::of(&counts);
+        let load_balance = LoadBalance::of(&counts);
         let n = counts.len() as f64;
-        prop_assert!((-1e-12..=1.0 - 1.0 / n + 1e-12).contains(&spread.gini));
-        prop_assert!((0.0..=1.0 + 1e-12).contains(&spread.entropy));
-        prop_assert!(spread.share_top.is_sorted());
-        prop_assert!(spread.effective <= spread.n_active as f64 + 1e-9);
-        prop_assert_eq!(hottest(&counts, counts.len()).len(), spread.n_active);
+        prop_assert!((-1e-12..=1.0 - 1.0 / n + 1e-12).contains(&load_balance.gini));
+        prop_assert!((0.0..=1.0 + 1e-12).contains(&load_balance.entropy));
+        prop_assert!(load_balance.share_top.is_sorted());
+        prop_assert!(load_balance.effective <= load_balance.n_active as f64 + 1e-9);
+        prop_assert_eq!(hottest(&counts, counts.len()).len(), load_balance.n_active);
         let mut other = counts.clone();
         other.reverse();
-        let reversed = Spread::of(&other);
-        prop_assert_eq!(spread, reversed);
+        let reversed = LoadBalance::of(&other);
+        prop_assert_eq!(load_balance, reversed);
         // Multiplying all counts by five does not change the Gini coefficient.
         let more: Vec<u64> = counts.iter().map(|count| count * 5).collect();
-        prop_assert!((Spread::of(&more).gini - spread.gini).abs() < 1e-9);
+        prop_assert!((LoadBalance::of(&more).gini - load_balance.gini).abs() < 1e-9);
     }
 }

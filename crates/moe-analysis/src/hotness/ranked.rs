@@ -27,7 +27,7 @@ impl Hotness {
     pub fn ranked(&self, phases: Phases) -> Vec<RankedExpert> {
         let layers = self.layers(phases).into_iter();
         let ranked = layers.flat_map(|layer| {
-            let selections = self.choices(layer, phases) as f64;
+            let selections = self.selections(layer, phases) as f64;
             let tallies = (0..).map(ExpertId).zip(self.experts(layer, phases));
             let mut experts: Vec<RankedExpert> = tallies
                 .map(|(expert, tally)| RankedExpert {

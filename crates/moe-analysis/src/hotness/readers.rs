@@ -25,7 +25,7 @@ impl Hotness {
         for operation in run.routing() {
             let head = operation.head();
             let Some(layer) = head.layer() else { continue };
-            let place = || {
+            let location = || {
                 let record = operation.first_record();
                 let path = run.trace.path().display();
                 format!("{path}, operation at record {record}")
@@ -36,7 +36,7 @@ impl Hotness {
                     what: "phase",
                     id: head_of_token.phase.into(),
                     limit: Phase::ALL.len() as u32,
-                    place: place(),
+                    location: location(),
                 })?;
                 for expert in token.experts() {
                     let selected = SelectedExpert {
@@ -49,7 +49,7 @@ impl Hotness {
                         expert: expert.expert_id,
                         weight: expert.weight.map(f64::from),
                     };
-                    counter.add(&selected, place)?;
+                    counter.add(&selected, location)?;
                     if let Some(survey) = &mut survey {
                         survey.add_selection(&selected);
                     }
@@ -57,7 +57,7 @@ impl Hotness {
             }
         }
         counter.finish().ok_or_else(|| Error::Empty {
-            place: run.path.display().to_string(),
+            location: run.path.display().to_string(),
         })
     }
 
@@ -74,7 +74,7 @@ impl Hotness {
             None => counted(&[path])?,
         };
         total.ok_or_else(|| Error::Empty {
-            place: path.display().to_string(),
+            location: path.display().to_string(),
         })
     }
 
@@ -84,7 +84,7 @@ impl Hotness {
     /// Like [`Hotness::from_routing_table`].
     pub fn from_routing_files(paths: &[&Path]) -> Result<Hotness, Error> {
         counted(paths)?.ok_or_else(|| Error::Empty {
-            place: paths
+            location: paths
                 .first()
                 .map_or(String::new(), |path| path.display().to_string()),
         })
@@ -195,7 +195,7 @@ fn not_routing(error: TraceError) -> Error {
 fn add_batch(counter: &mut Counter, batch: &CountingBatch) -> Result<(), Error> {
     let (slot, expert, weight) = (batch.slot(), batch.expert_id(), batch.weight());
     let (token_id, sequence_id) = (batch.token_id(), batch.sequence_id());
-    let place = || batch.file().display().to_string();
+    let location = || batch.file().display().to_string();
     let passes = Passes::of(batch);
     let mut start = 0;
     while start < batch.len() {
@@ -210,7 +210,7 @@ fn add_batch(counter: &mut Counter, batch: &CountingBatch) -> Result<(), Error> 
             expert: ExpertId(expert[row]),
             weight: weight.is_valid(row).then(|| weight.value(row).into()),
         });
-        counter.add_all(pass, selections, place)?;
+        counter.add_all(pass, selections, location)?;
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use moe_trace::{CountRow, Facts, LayerRow, RoutingRow, Sink, SinkError};
+use moe_trace::{CountRow, LayerRow, ModelInfo, RoutingRow, Sink, SinkError};
 
 use super::counting::Counter;
 use super::origin::Origin;
@@ -22,7 +22,7 @@ impl<'a> RowCounter<'a> {
         if let Some(survey) = &mut survey {
             survey.begin_run();
         }
-        let origin = Origin::of_foreign(path, &Facts::default());
+        let origin = Origin::of_foreign(path, &ModelInfo::default());
         Self {
             path: path.to_owned(),
             counter: Counter::without_shape(origin),
@@ -30,15 +30,15 @@ impl<'a> RowCounter<'a> {
         }
     }
 
-    /// The sums. `facts` are properties of the model that the trace or its reader contain.
+    /// The sums. `model_info` are the parameters of the model that the trace or its reader contains.
     ///
     /// # Errors
     /// [`Error::Empty`] if nothing was counted.
-    pub fn finish(self, facts: &Facts) -> Result<Hotness, Error> {
-        let origin = Origin::of_foreign(&self.path, facts);
-        let hotness = self.counter.finish_foreign(origin, facts);
+    pub fn finish(self, model_info: &ModelInfo) -> Result<Hotness, Error> {
+        let origin = Origin::of_foreign(&self.path, model_info);
+        let hotness = self.counter.finish_foreign(origin, model_info);
         hotness.ok_or_else(|| Error::Empty {
-            place: self.path.display().to_string(),
+            location: self.path.display().to_string(),
         })
     }
 }
@@ -55,8 +55,8 @@ impl Sink for RowCounter<'_> {
             expert: row.expert_id,
             weight: row.weight.map(f64::from),
         };
-        let place = || format!("token {}", row.token_id);
-        self.counter.add(&selected, place)?;
+        let location = || format!("token {}", row.token_id);
+        self.counter.add(&selected, location)?;
         if let Some(survey) = &mut self.survey {
             survey.add_selection(&selected);
         }
@@ -81,9 +81,9 @@ impl Sink for RowCounter<'_> {
     }
 
     fn layer(&mut self, row: &LayerRow) -> Result<(), SinkError> {
-        let (calls, rows) = (row.calls.unwrap_or(0), row.n_tokens.unwrap_or(0));
+        let (calls, tokens) = (row.calls.unwrap_or(0), row.n_tokens.unwrap_or(0));
         self.counter
-            .add_totals(row.layer_id, row.phase, calls, rows);
+            .add_totals(row.layer_id, row.phase, calls, tokens);
         Ok(())
     }
 }
@@ -108,7 +108,7 @@ mod tests {
             };
             counter.routing(&row).unwrap();
         }
-        let hotness = counter.finish(&Facts::default()).unwrap();
-        assert_eq!(hotness.rows(LayerId(0), Phases::All), 2);
+        let hotness = counter.finish(&ModelInfo::default()).unwrap();
+        assert_eq!(hotness.routed_tokens(LayerId(0), Phases::All), 2);
     }
 }

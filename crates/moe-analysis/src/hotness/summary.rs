@@ -1,7 +1,7 @@
 //! Summary of the load balance of layers.
 
 use super::{Hotness, Phases};
-use crate::measures::{Spread, hottest};
+use crate::measures::{LoadBalance, hottest};
 use moe_trace::{ExpertId, LayerId};
 
 /// Load balance of one layer.
@@ -10,11 +10,11 @@ pub struct LayerSummary {
     /// Block number in the model.
     pub layer: LayerId,
     /// Number of routed tokens.
-    pub rows: u64,
+    pub tokens: u64,
     /// `(expert, fraction of the layer's selections)`, hottest first.
     pub top: Vec<(ExpertId, f64)>,
     /// Load balance measures.
-    pub spread: Spread,
+    pub load_balance: LoadBalance,
 }
 
 impl Hotness {
@@ -24,16 +24,17 @@ impl Hotness {
             .into_iter()
             .map(|layer| {
                 let counts = self.counts(layer, phases);
-                let spread = Spread::of(&counts);
-                let share = |expert| counts[expert] as f64 / spread.choices.max(1) as f64;
+                let load_balance = LoadBalance::of(&counts);
+                let share =
+                    |expert| counts[expert] as f64 / load_balance.n_selections.max(1) as f64;
                 let top = hottest(&counts, n_top).into_iter();
                 LayerSummary {
                     layer,
-                    rows: self.rows(layer, phases),
+                    tokens: self.routed_tokens(layer, phases),
                     top: top
                         .map(|expert| (ExpertId(expert as u32), share(expert)))
                         .collect(),
-                    spread,
+                    load_balance,
                 }
             })
             .collect()
@@ -41,12 +42,12 @@ impl Hotness {
 
     /// Load balance over all (layer, expert) pairs of layers with routed tokens, as relevant to a cache that all layers
     /// share.
-    pub fn overall(&self, phases: Phases) -> Spread {
+    pub fn overall(&self, phases: Phases) -> LoadBalance {
         let layers = self.layers(phases).into_iter();
         let counts: Vec<u64> = layers
             .flat_map(|layer| self.counts(layer, phases))
             .collect();
-        Spread::of(&counts)
+        LoadBalance::of(&counts)
     }
 
     /// Number of selections of each expert of a layer (`[n_expert]`).

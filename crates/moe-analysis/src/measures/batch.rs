@@ -11,11 +11,11 @@ pub fn distinct_if_uniform(n_expert: u32, n_expert_used: u32, batch: u64) -> f64
 }
 
 /// Expected number of distinct experts that a batch of B = `batch` independent tokens selects with the measured frequencies:
-/// Σₑ (1 − (1 − cₑ / T)^B), with cₑ = `counts[e]` and T = `rows`, the number of counted tokens.
+/// Σₑ (1 − (1 − cₑ / T)^B), with cₑ = `counts[e]` and T = `n_tokens`, the number of counted tokens.
 ///
 /// This models a batch of unrelated requests. Tokens of one text are correlated and select fewer distinct experts.
-pub fn distinct_if_independent(counts: &[u64], rows: u64, batch: u64) -> f64 {
-    let missed = |count: u64| (1.0 - count as f64 / rows.max(1) as f64).max(0.0);
+pub fn distinct_if_independent(counts: &[u64], n_tokens: u64, batch: u64) -> f64 {
+    let missed = |count: u64| (1.0 - count as f64 / n_tokens.max(1) as f64).max(0.0);
     let expected = counts.iter().map(|&c| 1.0 - missed(c).powf(batch as f64));
     expected.sum()
 }

@@ -28,19 +28,19 @@ pub fn total_variation(left: &[u64], right: &[u64]) -> Option<f64> {
 /// result is ½ √(2/π) Σₑ √(qₑ (1 − qₑ) (1/n₁ + 1/n₂)) / k, since E|X| = σ √(2/π) for a normal X. Correlated tokens increase
 /// the real value. Returns `None` if a window has no tokens.
 pub fn expected_total_variation(left: (&[u64], u64), right: (&[u64], u64)) -> Option<f64> {
-    let ((left, rows_left), (right, rows_right)) = (left, right);
-    if rows_left == 0 || rows_right == 0 {
+    let ((left, tokens_left), (right, tokens_right)) = (left, right);
+    if tokens_left == 0 || tokens_right == 0 {
         return None;
     }
-    let rows = (rows_left + rows_right) as f64;
+    let tokens = (tokens_left + tokens_right) as f64;
     let count = |counts: &[u64], expert: usize| counts.get(expert).map_or(0.0, |&c| c as f64);
     let experts = 0..left.len().max(right.len());
     let pooled: Vec<f64> = experts.map(|e| count(left, e) + count(right, e)).collect();
-    let k = pooled.iter().sum::<f64>() / rows;
-    let per_row = 1.0 / rows_left as f64 + 1.0 / rows_right as f64;
+    let k = pooled.iter().sum::<f64>() / tokens;
+    let per_token = 1.0 / tokens_left as f64 + 1.0 / tokens_right as f64;
     let deviations = pooled.iter().map(|count| {
-        let q = (count / rows).min(1.0);
-        (q * (1.0 - q) * per_row).sqrt() / k
+        let q = (count / tokens).min(1.0);
+        (q * (1.0 - q) * per_token).sqrt() / k
     });
     Some(deviations.sum::<f64>() * (2.0 / std::f64::consts::PI).sqrt() / 2.0)
 }

@@ -2,7 +2,7 @@
 
 /// Specialization of a layer on one domain.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Specialisation {
+pub struct Specialization {
     /// The expert that tokens of the domain select most often.
     pub expert: usize,
     /// Fraction of the domain's tokens that select this expert: N(e, D) / N(D). For a uniform router it is k / N.
@@ -11,14 +11,14 @@ pub struct Specialisation {
     pub share_of_tokens: f64,
 }
 
-/// The most selected expert of a domain. `counts` (`[n_expert]`) are the selections of each expert by tokens of the domain, `rows`
+/// The most selected expert of a domain. `counts` (`[n_expert]`) are the selections of each expert by tokens of the domain, `n_tokens`
 /// is the number of these tokens. Ties go to the lower id. `None` without tokens or selections.
-pub fn specialisation(counts: &[u64], rows: u64) -> Option<Specialisation> {
+pub fn specialization(counts: &[u64], n_tokens: u64) -> Option<Specialization> {
     let expert = super::hottest(counts, 1).first().copied()?;
-    let count = counts.get(expert).filter(|_| rows > 0)?;
-    Some(Specialisation {
+    let count = counts.get(expert).filter(|_| n_tokens > 0)?;
+    Some(Specialization {
         expert,
-        share_of_tokens: *count as f64 / rows as f64,
+        share_of_tokens: *count as f64 / n_tokens as f64,
     })
 }
 
@@ -67,9 +67,9 @@ mod tests {
 
     #[test]
     fn specialisation_is_most_selected_expert() {
-        let most = specialisation(&[1, 6, 6], 8).unwrap();
+        let most = specialization(&[1, 6, 6], 8).unwrap();
         assert_eq!((most.expert, most.share_of_tokens), (1, 0.75));
-        assert_eq!(specialisation(&[1], 0), None);
-        assert_eq!(specialisation(&[0], 3), None);
+        assert_eq!(specialization(&[1], 0), None);
+        assert_eq!(specialization(&[0], 3), None);
     }
 }

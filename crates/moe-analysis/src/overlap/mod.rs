@@ -7,9 +7,9 @@
 //! Two bounds accompany the measurements. At most the length of the window can be hidden. And if the memory bandwidth is
 //! saturated, the transfer slows down gate and up, because both read the same memory.
 
-mod figures;
+mod memory;
 mod passes;
-mod reads;
+mod stats;
 mod verdict;
 
 use std::collections::BTreeMap;
@@ -17,36 +17,40 @@ use std::collections::BTreeMap;
 use moe_trace::transfers::Transfer;
 use moe_trace::{LayerId, Phase};
 
-pub use figures::{Figures, Times};
-pub use passes::{bounds, passes, typical};
-pub use reads::{Reads, gate_up_bytes};
+pub use memory::{MemoryTraffic, gate_up_bytes};
+pub use passes::{bounds, median_pass, passes};
+pub use stats::{DurationStats, OverlapStats};
 pub use verdict::OverlapVerdict;
 
-use figures::Collector;
+use stats::Collector;
 
 /// Overlap of transfers and computation in one phase.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OverlapReport {
     /// Number of passes.
     pub passes: u64,
-    /// Figures of each layer.
-    pub layers: BTreeMap<LayerId, Figures>,
-    /// Figures of all layers together.
-    pub all: Figures,
+    /// Statistics of each layer.
+    pub layers: BTreeMap<LayerId, OverlapStats>,
+    /// Statistics of all layers together.
+    pub all: OverlapStats,
 }
 
 /// Analyzes the transfers of a phase; `None` without transfers.
-pub fn report(transfers: &[Transfer], phase: Phase, reads: &Reads) -> Option<OverlapReport> {
+pub fn report(
+    transfers: &[Transfer],
+    phase: Phase,
+    memory: &MemoryTraffic,
+) -> Option<OverlapReport> {
     let mut layers: BTreeMap<LayerId, Collector> = BTreeMap::new();
     let mut all = Collector::default();
     for transfer in transfers.iter().filter(|transfer| transfer.phase == phase) {
-        let gate_up_bytes = reads.of(transfer);
+        let gate_up_bytes = memory.gate_up_bytes_of(transfer);
         let layer = layers.entry(transfer.layer_id).or_default();
         layer.add(transfer, gate_up_bytes);
         all.add(transfer, gate_up_bytes);
     }
     let of_phase = |pass: &&&[Transfer]| pass.first().is_some_and(|t| t.phase == phase);
-    let finish = |collector: Collector| collector.finish(reads.memory_bytes_per_s);
+    let finish = |collector: Collector| collector.finish(memory.memory_bytes_per_s);
     (!layers.is_empty()).then(|| OverlapReport {
         passes: passes(transfers).iter().filter(of_phase).count() as u64,
         layers: layers

@@ -24,7 +24,7 @@ pub fn bounds(pass: &[Transfer]) -> Option<Span> {
 }
 
 /// Index of the pass with the median duration (the lower median).
-pub fn typical(passes: &[&[Transfer]]) -> Option<usize> {
+pub fn median_pass(passes: &[&[Transfer]]) -> Option<usize> {
     let length = |&index: &usize| bounds(passes[index]).map_or(0, Span::ns);
     let mut indices: Vec<usize> = (0..passes.len()).collect();
     indices.sort_by_key(length);

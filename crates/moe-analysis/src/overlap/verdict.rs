@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use super::Figures;
+use super::OverlapStats;
 
 /// Fraction of the transfer time from which on transfers count as hidden, and of the memory bandwidth from which on it
 /// counts as saturated.
@@ -57,17 +57,16 @@ pub enum OverlapVerdict {
 }
 
 impl OverlapVerdict {
-    pub(super) fn of(figures: &Figures) -> OverlapVerdict {
-        let (Some(hidden), Some(hideable)) = (figures.hidden_share(), figures.hideable_share())
-        else {
+    pub(super) fn of(stats: &OverlapStats) -> OverlapVerdict {
+        let (Some(hidden), Some(hideable)) = (stats.hidden_share(), stats.hideable_share()) else {
             return OverlapVerdict::NoTransfers;
         };
-        let alone = figures.memory_share().unwrap_or(0.0);
-        let together = figures.memory_share_with_transfers().unwrap_or(0.0);
+        let alone = stats.memory_share().unwrap_or(0.0);
+        let together = stats.memory_share_with_transfers().unwrap_or(0.0);
         if hideable < THRESHOLD {
             OverlapVerdict::TooLong {
-                transfer_ns: figures.transfer.mean_ns().unwrap_or(0.0),
-                window_ns: figures.window.mean_ns().unwrap_or(0.0),
+                transfer_ns: stats.transfer.mean_ns().unwrap_or(0.0),
+                window_ns: stats.window.mean_ns().unwrap_or(0.0),
                 hideable,
                 hidden,
             }
@@ -87,13 +86,13 @@ impl OverlapVerdict {
             OverlapVerdict::Missed {
                 hideable,
                 hidden,
-                delay_ns: figures.mean_delay_ns().unwrap_or(0.0),
+                delay_ns: stats.mean_delay_ns().unwrap_or(0.0),
             }
         }
     }
 
     /// The verdict as a machine-readable word.
-    pub fn word(&self) -> &'static str {
+    pub fn name(&self) -> &'static str {
         match self {
             OverlapVerdict::NoTransfers => "no_transfers",
             OverlapVerdict::TooLong { .. } => "too_long",

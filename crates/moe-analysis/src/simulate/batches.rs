@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use moe_placement::cache::{Experts, Future, Key};
-use moe_placement::predict::Given;
+use moe_placement::predict::ExternalPredictions;
 
 /// Flag of a selection whose expert was looked up before in the batch.
 const AGAIN: u32 = 1 << 31;
@@ -22,12 +22,12 @@ pub struct Batches {
     /// `[n_batches]`: phase, possibly with the flag [`ENDS_REQUEST`].
     flags: Vec<u8>,
     look_ups: u64,
-    facts: TraceFacts,
+    properties: TraceProperties,
 }
 
 /// Properties of a trace in addition to its selections.
 #[derive(Debug, Clone)]
-pub(super) struct TraceFacts {
+pub(super) struct TraceProperties {
     /// `[n_layer]`: mean time from the layer's routing to the next routing, in s.
     pub(super) windows_s: Option<Vec<f64>>,
     /// Experts per token (top-k).
@@ -66,9 +66,9 @@ impl Batch<'_> {
     }
 }
 
-/// What the generated tokens of a trace need, independent of any cache.
+/// The lookups of the generated tokens of a trace, independent of any cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Needs {
+pub struct Workload {
     /// Number of passes, in the layer with the most passes. For a single sequence, it is the number of generated tokens.
     pub tokens: u64,
     /// Number of look-ups.
@@ -84,7 +84,7 @@ impl Batches {
         mut selections: Vec<u32>,
         ends: Vec<u32>,
         mut flags: Vec<u8>,
-        facts: TraceFacts,
+        properties: TraceProperties,
     ) -> Batches {
         let mut look_ups = 0;
         // `[n_keys]`: number of the batch with the expert's last look-up, from 1.
@@ -115,7 +115,7 @@ impl Batches {
             ends,
             flags,
             look_ups,
-            facts,
+            properties,
         }
     }
 
@@ -125,7 +125,7 @@ impl Batches {
     /// The window contains the layer's experts and the next layer's attention. After the last layer it contains the output,
     /// sampling, and the next token's layers up to its first routing. Waiting times of the recorded program are included.
     pub fn windows_s(&self) -> Option<&[f64]> {
-        self.facts.windows_s.as_deref()
+        self.properties.windows_s.as_deref()
     }
 
     /// The experts of the model.
@@ -180,7 +180,7 @@ impl Batches {
             let keys = self.experts.keys_of(layer);
             let keys = keys.start as usize..keys.end as usize;
             let selections: u64 = counts[keys.clone()].iter().sum();
-            let tokens = selections as f64 / f64::from(self.facts.n_expert_used);
+            let tokens = selections as f64 / f64::from(self.properties.n_expert_used);
             for (share, &count) in shares[keys.clone()].iter_mut().zip(&counts[keys]) {
                 *share = (count as f64 / tokens.max(1.0)).min(1.0);
             }
@@ -220,7 +220,7 @@ impl Batches {
     }
 
     /// Look-ups and bytes of generated tokens, independent of the cache.
-    pub fn needs(&self) -> Needs {
+    pub fn workload(&self) -> Workload {
         let mut layers = vec![0u64; self.experts.n_layer()];
         let (mut look_ups, mut bytes) = (0, 0u64);
         for batch in self.generated() {
@@ -230,7 +230,7 @@ impl Batches {
                 layers[self.experts.layer_index(key)] += 1;
             }
         }
-        Needs {
+        Workload {
             tokens: layers.into_iter().max().unwrap_or(0),
             look_ups,
             bytes,
@@ -238,15 +238,15 @@ impl Batches {
     }
 
     /// The trace as predictions: the selections of a layer in a pass are the prediction for that pass.
-    pub fn as_predictions(&self) -> Given {
-        let mut given = Given::new(self.experts.n_layer());
+    pub fn to_predictions(&self) -> ExternalPredictions {
+        let mut predictions = ExternalPredictions::new(self.experts.n_layer());
         for batch in self.generated() {
             let predicted: Vec<Key> = batch.look_ups().collect();
             if let Some(&key) = predicted.first() {
-                given.push(self.experts.layer_index(key), predicted);
+                predictions.push(self.experts.layer_index(key), predicted);
             }
         }
-        given
+        predictions
     }
 
     fn generated(&self) -> impl Iterator<Item = Batch<'_>> {

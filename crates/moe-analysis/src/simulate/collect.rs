@@ -8,10 +8,10 @@ use std::sync::Arc;
 use moe_placement::cache::Experts;
 use moe_placement::plan::ExpertSizes;
 use moe_trace::{
-    CountRow, ExpertId, Facts, LayerId, MAX_ID, Phase, RoutingRow, Sink, SinkError, TokenStarts,
+    CountRow, ExpertId, LayerId, MAX_ID, ModelInfo, Phase, RoutingRow, Sink, SinkError, TokenStarts,
 };
 
-use super::batches::TraceFacts;
+use super::batches::TraceProperties;
 use super::windows::Windows;
 use super::{Batches, Error};
 
@@ -35,9 +35,9 @@ pub struct Collector {
     n_expert: u32,
     /// Highest slot plus 1.
     n_expert_used: u32,
-    facts: Facts,
+    model_info: ModelInfo,
     /// Number of selections in blocks of the MTP head.
-    n_of_mtp_head: u64,
+    n_mtp_selections: u64,
     windows: Windows,
 }
 
@@ -79,19 +79,19 @@ impl Collector {
     }
 
     /// Number of selections that were omitted because they are in blocks of the MTP head.
-    pub fn n_of_mtp_head(&self) -> u64 {
-        self.n_of_mtp_head
+    pub fn n_mtp_selections(&self) -> u64 {
+        self.n_mtp_selections
     }
 
     fn is_of_mtp_head(&self, layer_id: LayerId) -> bool {
-        let blocks = self.facts.mtp_head();
+        let blocks = self.model_info.mtp_head();
         blocks.is_some_and(|blocks| blocks.contains(&layer_id.0.into()))
     }
 
     /// Sizes of all experts according to the trace; empty if it does not contain them.
-    pub fn stated_sizes(&self) -> ExpertSizes {
-        let n_expert = self.facts.n_expert.unwrap_or(0).max(self.n_expert);
-        let layers = self.facts.expert_bytes.iter();
+    pub fn recorded_sizes(&self) -> ExpertSizes {
+        let n_expert = self.model_info.n_expert.unwrap_or(0).max(self.n_expert);
+        let layers = self.model_info.expert_bytes.iter();
         layers
             .filter(|&(&layer, _)| !self.is_of_mtp_head(layer))
             .flat_map(|(&layer, &bytes)| (0..n_expert).map(move |e| (layer, ExpertId(e), bytes)))
@@ -111,7 +111,7 @@ impl Collector {
             let key = experts.key(layer, expert);
             *selection = key.ok_or(Error::NoSize { layer, expert })?;
         }
-        let facts = TraceFacts {
+        let properties = TraceProperties {
             windows_s: self.windows.seconds(&experts),
             n_expert_used: self.n_expert_used.max(1),
         };
@@ -120,7 +120,7 @@ impl Collector {
             self.selections,
             self.ends,
             self.phases,
-            facts,
+            properties,
         ))
     }
 
@@ -150,14 +150,14 @@ fn end(selections: &[u32]) -> Result<u32, SinkError> {
 }
 
 impl Sink for Collector {
-    fn facts(&mut self, facts: &Facts) -> Result<(), SinkError> {
-        self.facts = facts.clone();
+    fn model_info(&mut self, model_info: &ModelInfo) -> Result<(), SinkError> {
+        self.model_info = model_info.clone();
         Ok(())
     }
 
     fn routing(&mut self, row: &RoutingRow) -> Result<(), SinkError> {
         if self.is_of_mtp_head(row.layer_id) {
-            self.n_of_mtp_head += 1;
+            self.n_mtp_selections += 1;
             return Ok(());
         }
         let phase = row.phase.map_or(UNKNOWN_PHASE, Phase::number);

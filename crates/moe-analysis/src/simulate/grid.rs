@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use moe_placement::cache::{Online, PolicyName, Setting};
+use moe_placement::cache::{OnlinePolicy, PolicyInputs, PolicyName};
 use moe_placement::learn::LayerObservation;
 use rayon::prelude::*;
 
@@ -14,7 +14,7 @@ pub struct SimulateOptions {
     /// Observations of a learn file, for the policies that start from one.
     pub learn: Option<Arc<[LayerObservation]>>,
     /// Fraction of the look-ups that the policy `static` counts before it loads experts (0.0 to 1.0).
-    pub first: f64,
+    pub train_fraction: f64,
     /// Fraction of the hot cache that may be exchanged after a request (0.0 to 1.0).
     pub update_rate: f64,
     /// Seed of random evictions.
@@ -23,7 +23,7 @@ pub struct SimulateOptions {
 
 /// Result of one policy and budget.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Row {
+pub struct PolicyResult {
     /// Budget in bytes.
     pub budget: u64,
     /// The policy.
@@ -36,28 +36,29 @@ pub struct Row {
 ///
 /// # Errors
 /// [`Error::TooLong`] if a policy needs the future of a trace that is too long.
-pub fn setting(
+pub fn policy_inputs(
     batches: &Batches,
     policies: &[PolicyName],
     options: &SimulateOptions,
-) -> Result<Setting, Error> {
+) -> Result<PolicyInputs, Error> {
     let needs = |names: &[PolicyName]| policies.iter().any(|policy| names.contains(policy));
     let future = if needs(&[PolicyName::Belady, PolicyName::BeladySize]) {
         Some(Arc::new(batches.future().ok_or(Error::TooLong)?))
     } else {
         None
     };
-    Ok(Setting {
+    Ok(PolicyInputs {
         future,
         counts: needs(&[PolicyName::StaticOracle]).then(|| batches.counts().into()),
         learn: options.learn.clone(),
-        first_look_ups: (batches.n_look_ups() as f64 * options.first.clamp(0.0, 1.0)) as u64,
+        train_look_ups: (batches.n_look_ups() as f64 * options.train_fraction.clamp(0.0, 1.0))
+            as u64,
         update_rate: options.update_rate,
         seed: options.seed,
     })
 }
 
-/// Simulates all policies with all budgets. Rows are in the given order, with budgets as the outer loop. `on_row` is called
+/// Simulates all policies with all budgets. Results are in the given order, with budgets as the outer loop. `on_result` is called
 /// after each row, on any thread.
 ///
 /// # Errors
@@ -67,30 +68,30 @@ pub fn simulate(
     budgets: &[u64],
     policies: &[PolicyName],
     options: &SimulateOptions,
-    on_row: impl Fn() + Sync,
-) -> Result<Vec<Row>, Error> {
-    let setting = setting(batches, policies, options)?;
-    let lru = PolicyName::Shared(Online::Lru);
+    on_result: impl Fn() + Sync,
+) -> Result<Vec<PolicyResult>, Error> {
+    let inputs = policy_inputs(batches, policies, options)?;
+    let lru = PolicyName::Shared(OnlinePolicy::Lru);
     let curve = policies.contains(&lru).then(|| LruCurve::new(batches));
     let curve = curve.flatten();
     let pairs = budgets
         .iter()
         .flat_map(|&budget| policies.iter().map(move |&policy| (budget, policy)));
     let pairs: Vec<(u64, PolicyName)> = pairs.collect();
-    let rows = pairs.into_par_iter().map(|(budget, policy)| {
+    let results = pairs.into_par_iter().map(|(budget, policy)| {
         let outcome = match &curve {
             Some(curve) if policy == lru => curve.outcome(budget),
             _ => {
-                let mut policy = setting.policy(policy, batches.experts(), budget)?;
+                let mut policy = inputs.policy(policy, batches.experts(), budget)?;
                 replay(batches, policy.as_mut())
             }
         };
-        on_row();
-        Ok(Row {
+        on_result();
+        Ok(PolicyResult {
             budget,
             policy,
             outcome,
         })
     });
-    rows.collect()
+    results.collect()
 }

@@ -18,12 +18,12 @@ use moe_gguf::text::counted;
 use moe_placement::cache::BuildError;
 use moe_trace::{ExpertId, LayerId};
 
-pub use batches::{Batch, Batches, Needs};
+pub use batches::{Batch, Batches, Workload};
 pub use collect::Collector;
-pub use grid::{Row, SimulateOptions, setting, simulate};
+pub use grid::{PolicyResult, SimulateOptions, policy_inputs, simulate};
 pub use lru_curve::LruCurve;
 pub use offload::{BatchTime, MAX_BATCH, Offload};
-pub use prefetch::{Prefetch, Prefetched, prefetch};
+pub use prefetch::{PrefetchOptions, PrefetchOutcome, prefetch};
 pub use replay::{Outcome, replay};
 pub use sampled_lru::{Estimate, sampled_lru};
 pub use speed::{ExpertTime, Machine, Speed};

@@ -12,7 +12,7 @@ use super::Batches;
 
 /// Parameters of prefetching.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Prefetch {
+pub struct PrefetchOptions {
     /// Bandwidth of the interconnect, in bytes/s.
     pub link_bytes_per_s: f64,
     /// Latency per expert in addition to its bytes, in s.
@@ -27,7 +27,7 @@ pub struct Prefetch {
 
 /// Result of [`prefetch()`]: look-ups and predictions of generated tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Prefetched {
+pub struct PrefetchOutcome {
     /// Number of simulated passes of a layer.
     pub passes: u64,
     /// Number of look-ups.
@@ -51,13 +51,13 @@ pub struct Prefetched {
     /// Time that layers waited for experts, in s.
     pub stall_s: f64,
     /// Time that layers computed, in s.
-    pub work_s: f64,
+    pub compute_s: f64,
 }
 
 /// State of a replay.
 struct Replay<'a> {
     batches: &'a Batches,
-    prefetch: &'a Prefetch,
+    options: &'a PrefetchOptions,
     now: f64,
     /// Time at which the interconnect becomes idle.
     link_free: f64,
@@ -65,7 +65,7 @@ struct Replay<'a> {
     predicted: Vec<Vec<Key>>,
     /// `[n_layer]`: prefetched experts and the time at which each is loaded.
     in_flight: Vec<Vec<(Key, f64)>>,
-    result: Prefetched,
+    result: PrefetchOutcome,
 }
 
 /// Replays a trace with a cache and a predictor. Prompts fill the cache and take no time.
@@ -73,17 +73,17 @@ pub fn prefetch(
     batches: &Batches,
     policy: &mut dyn Policy,
     predictor: &mut dyn Predictor,
-    prefetch: &Prefetch,
-) -> Prefetched {
+    options: &PrefetchOptions,
+) -> PrefetchOutcome {
     let n_layer = batches.experts().n_layer();
     let mut replay = Replay {
         batches,
-        prefetch,
+        options,
         now: 0.0,
         link_free: 0.0,
         predicted: vec![Vec::new(); n_layer],
         in_flight: vec![Vec::new(); n_layer],
-        result: Prefetched::default(),
+        result: PrefetchOutcome::default(),
     };
     let mut changes = Changes::default();
     policy.start(&mut changes);
@@ -115,11 +115,11 @@ pub fn prefetch(
             predictor.observe(layer, &selected);
             replay.request_predicted(layer, &selected, policy, predictor);
             replay.result.stall_s += ready - replay.now;
-            replay.result.work_s += prefetch.windows_s[layer];
-            replay.now = ready + prefetch.windows_s[layer];
+            replay.result.compute_s += options.windows_s[layer];
+            replay.now = ready + options.windows_s[layer];
         } else {
             let all: Vec<Key> = batch.selections().map(|(key, _)| key).collect();
-            predictor.prompt(layer, &all);
+            predictor.observe_prompt(layer, &all);
         }
     }
     replay.result.wasted += replay
@@ -171,8 +171,8 @@ impl Replay<'_> {
         policy: &dyn Policy,
         predictor: &dyn Predictor,
     ) {
-        let target = (layer + self.prefetch.depth) % self.in_flight.len();
-        let n = self.prefetch.n_predict.unwrap_or(selected.len());
+        let target = (layer + self.options.depth) % self.in_flight.len();
+        let n = self.options.n_predict.unwrap_or(selected.len());
         let mut predicted = Vec::new();
         predictor.predict(target, n, &mut predicted);
         for &key in &predicted {
@@ -191,7 +191,7 @@ impl Replay<'_> {
     fn load(&mut self, key: Key) -> f64 {
         let bytes = self.batches.experts().bytes(key);
         self.result.moved_bytes = self.result.moved_bytes.saturating_add(bytes);
-        let duration = self.prefetch.link_latency_s + bytes as f64 / self.prefetch.link_bytes_per_s;
+        let duration = self.options.link_latency_s + bytes as f64 / self.options.link_bytes_per_s;
         self.link_free = self.link_free.max(self.now) + duration;
         self.link_free
     }

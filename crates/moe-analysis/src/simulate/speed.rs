@@ -6,7 +6,7 @@
 
 use moe_placement::cache::PolicyName;
 
-use super::{Needs, Row};
+use super::{PolicyResult, Workload};
 
 /// Properties of a machine, measured or assumed.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -71,38 +71,43 @@ impl Machine {
     /// Speed of generated tokens with a cache. `None` without generated tokens, or if a token takes no time.
     ///
     /// The bounds use averages over tokens. If tokens differ, the upper bound is less tight but still valid.
-    pub fn speed(&self, needs: &Needs, row: &Row) -> Option<Speed> {
-        let outcome = &row.outcome;
+    pub fn speed(&self, workload: &Workload, result: &PolicyResult) -> Option<Speed> {
+        let outcome = &result.outcome;
         let missed = SomeExperts {
             n: outcome.look_ups[1].saturating_sub(outcome.hits[1]) as f64,
             bytes: outcome.read_bytes[1] as f64,
         };
         let none = SomeExperts::default();
-        if self.cpu.is_some() && stay_in_place(row.policy) {
-            self.bounds(needs, none, missed)
+        if self.cpu.is_some() && stay_in_place(result.policy) {
+            self.bounds(workload, none, missed)
         } else {
-            self.bounds(needs, missed, none)
+            self.bounds(workload, missed, none)
         }
     }
 
     /// Speed without a cache, where the CPU computes all experts. `None` if the CPU time is unknown.
-    pub fn speed_without_cache(&self, needs: &Needs) -> Option<Speed> {
+    pub fn speed_without_cache(&self, workload: &Workload) -> Option<Speed> {
         self.cpu?;
         let all = SomeExperts {
-            n: needs.look_ups as f64,
-            bytes: needs.bytes as f64,
+            n: workload.look_ups as f64,
+            bytes: workload.bytes as f64,
         };
-        self.bounds(needs, SomeExperts::default(), all)
+        self.bounds(workload, SomeExperts::default(), all)
     }
 
     /// Bounds for the experts `loaded` over the interconnect and the experts computed `on_cpu`. The device computes all
     /// others.
-    fn bounds(&self, needs: &Needs, loaded: SomeExperts, on_cpu: SomeExperts) -> Option<Speed> {
-        let tokens = Some(needs.tokens).filter(|&n| n > 0)? as f64;
+    fn bounds(
+        &self,
+        workload: &Workload,
+        loaded: SomeExperts,
+        on_cpu: SomeExperts,
+    ) -> Option<Speed> {
+        let tokens = Some(workload.tokens).filter(|&n| n > 0)? as f64;
         let reading = |bytes: f64| self.memory_bytes_per_s.map_or(0.0, |memory| bytes / memory);
         let experts_s = match self.device {
-            Some(device) => (needs.look_ups as f64 - on_cpu.n) * device.first_s,
-            None => reading(needs.bytes as f64 - on_cpu.bytes),
+            Some(device) => (workload.look_ups as f64 - on_cpu.n) * device.first_s,
+            None => reading(workload.bytes as f64 - on_cpu.bytes),
         };
         let dense = self.dense_bytes as f64;
         let parts = [
@@ -116,7 +121,7 @@ impl Machine {
         if max <= 0.0 {
             return None;
         }
-        let bytes = needs.bytes as f64 / tokens + dense;
+        let bytes = workload.bytes as f64 / tokens + dense;
         let s_mbu_pct = |memory: f64| {
             let of = |seconds: f64| 100.0 * bytes / seconds / memory;
             (of(sum), of(max))

@@ -5,7 +5,7 @@ use std::ops::Range;
 use moe_placement::random::SplitMix64;
 use moe_trace::LayerId;
 
-use crate::measures::{Spread, TOP_PERCENT, hottest, n_of_percent};
+use crate::measures::{LoadBalance, TOP_PERCENT, hottest, n_of_percent};
 use crate::quantile::quantile;
 use crate::stability::HOT_PERCENT;
 use crate::survey::Survey;
@@ -125,14 +125,19 @@ fn figures(layers: &[Blocks], draw: &[usize]) -> Vec<f64> {
     let n_block = draw.len();
     let mut sums = vec![0.0; TOP_PERCENT.len() + 4];
     for layer in layers {
-        let spread = Spread::of(&layer.sum(draw.iter().copied(), n_block));
+        let load_balance = LoadBalance::of(&layer.sum(draw.iter().copied(), n_block));
         // Maps the drawn blocks to blocks of the second half (held-out split).
         let later = draw.iter().map(|block| n_block / 2 + block / 2);
         let held_out = layer.sum(later.map(|block| block.min(n_block - 1)), n_block);
         let hits: u64 = layer.hot_set.iter().filter_map(|&e| held_out.get(e)).sum();
         let held_out = hits as f64 / held_out.iter().sum::<u64>().max(1) as f64;
-        let rest = [spread.gini, spread.entropy, spread.effective, held_out];
-        let figures = spread.share_top.into_iter().chain(rest);
+        let rest = [
+            load_balance.gini,
+            load_balance.entropy,
+            load_balance.effective,
+            held_out,
+        ];
+        let figures = load_balance.share_top.into_iter().chain(rest);
         for (sum, figure) in sums.iter_mut().zip(figures) {
             *sum += figure;
         }

@@ -14,12 +14,12 @@ pub struct Convergence {
     /// Block number.
     pub layer: LayerId,
     /// Number of tokens routed in the layer.
-    pub rows: u64,
-    /// Tokens after which the hot set never changes again, in units of windows. Equal to `rows` if it changes in the last
+    pub tokens: u64,
+    /// Tokens after which the hot set never changes again, in units of windows. Equal to `tokens` if it changes in the last
     /// window.
-    pub settled: u64,
+    pub converged: u64,
     /// Tokens after which the Jaccard index with the final hot set is never below 0.9 again.
-    pub almost_settled: u64,
+    pub almost_converged: u64,
 }
 
 /// Convergence of each layer. A converged hot set may still change in later tokens. A hot set that converges late, or in the
@@ -47,12 +47,12 @@ fn convergence_of(survey: &Survey, layer: LayerId, n_expert: u32) -> Convergence
     // Number of tokens up to the first window from which on `is_good` is true for all hot sets.
     let since = |is_good: &dyn Fn(&Vec<usize>) -> bool| {
         let good = sets.iter().rev().take_while(|set| is_good(set)).count();
-        windows.rows(layer, &(0..sets.len() - good + 1))
+        windows.routed_tokens(layer, &(0..sets.len() - good + 1))
     };
     Convergence {
         layer,
-        rows: survey.rows(layer),
-        settled: since(&|set| set == last),
-        almost_settled: since(&|set| jaccard(set, last) >= ALMOST),
+        tokens: survey.routed_tokens(layer),
+        converged: since(&|set| set == last),
+        almost_converged: since(&|set| jaccard(set, last) >= ALMOST),
     }
 }

@@ -18,7 +18,7 @@ pub struct Drift {
     /// Index of the later span.
     pub to: usize,
     /// Tokens in the earlier span.
-    pub rows: u64,
+    pub tokens: u64,
     /// Total variation distance of the expert distributions ([`total_variation`]).
     pub total_variation: f64,
     /// Expected total variation without drift ([`expected_total_variation`]).
@@ -46,7 +46,7 @@ pub fn drift(survey: &Survey, n_expert: u32) -> Vec<Drift> {
             layer: None,
             from,
             to,
-            rows: of_pair.iter().map(|row| row.rows).max().unwrap_or(0),
+            tokens: of_pair.iter().map(|row| row.tokens).max().unwrap_or(0),
             total_variation: mean(|row| row.total_variation),
             noise: mean(|row| row.noise),
             jaccard: mean(|row| row.jaccard),
@@ -63,7 +63,7 @@ fn drift_of_layer(survey: &Survey, layer: LayerId, n_expert: usize) -> Vec<Drift
     let spans = spans.iter().map(|span| {
         let counts = windows.counts(layer, span);
         let hot = hottest(&counts, n_of_percent(n_expert, HOT_PERCENT));
-        (windows.rows(layer, span), counts, hot)
+        (windows.routed_tokens(layer, span), counts, hot)
     });
     let spans: Vec<_> = spans.collect();
     let last = spans.len() - 1;
@@ -72,15 +72,15 @@ fn drift_of_layer(survey: &Survey, layer: LayerId, n_expert: usize) -> Vec<Drift
         pairs.push((0, last));
     }
     let drifts = pairs.into_iter().filter_map(|(from, to)| {
-        let (left_rows, left, left_hot) = &spans[from];
-        let (right_rows, right, right_hot) = &spans[to];
+        let (left_tokens, left, left_hot) = &spans[from];
+        let (right_tokens, right, right_hot) = &spans[to];
         Some(Drift {
             layer: Some(layer),
             from,
             to,
-            rows: *left_rows,
+            tokens: *left_tokens,
             total_variation: total_variation(left, right)?,
-            noise: expected_total_variation((left, *left_rows), (right, *right_rows))?,
+            noise: expected_total_variation((left, *left_tokens), (right, *right_tokens))?,
             jaccard: jaccard(left_hot, right_hot),
         })
     });

@@ -21,11 +21,11 @@ pub struct Coverage {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Split {
     /// Name of the held-out split.
-    pub tested: String,
+    pub held_out: String,
     /// Number of tokens of the training split, in the layer with the most tokens; 0 if the trace contains only counts.
-    pub rows_learned: u64,
+    pub train_tokens: u64,
     /// Number of tokens of the held-out split, in the layer with the most tokens.
-    pub rows_tested: u64,
+    pub held_out_tokens: u64,
     /// Coverage for each of [`TOP_PERCENT`].
     pub coverage: Vec<Coverage>,
 }
@@ -59,16 +59,16 @@ impl Hits {
 /// Sums of hits over layers, for one split or for several.
 #[derive(Debug, Clone, Default)]
 struct Evaluation {
-    rows_learned: u64,
-    rows_tested: u64,
+    train_tokens: u64,
+    held_out_tokens: u64,
     /// By [`TOP_PERCENT`]: hits on the training and on the held-out split.
     hits: [[Hits; 2]; TOP_PERCENT.len()],
 }
 
 impl Evaluation {
     fn layer(&mut self, n_expert: usize, training: (&[u64], u64), held_out: (&[u64], u64)) {
-        self.rows_learned = self.rows_learned.max(training.1);
-        self.rows_tested = self.rows_tested.max(held_out.1);
+        self.train_tokens = self.train_tokens.max(training.1);
+        self.held_out_tokens = self.held_out_tokens.max(held_out.1);
         for ([in_sample, out_of_sample], percent) in self.hits.iter_mut().zip(TOP_PERCENT) {
             let hot = hottest(training.0, n_of_percent(n_expert, percent));
             in_sample.add(training.0, &hot);
@@ -77,8 +77,8 @@ impl Evaluation {
     }
 
     fn merge(&mut self, other: &Evaluation) {
-        self.rows_learned += other.rows_learned;
-        self.rows_tested += other.rows_tested;
+        self.train_tokens += other.train_tokens;
+        self.held_out_tokens += other.held_out_tokens;
         for (sums, more) in self.hits.iter_mut().zip(&other.hits) {
             for (sum, more) in sums.iter_mut().zip(more) {
                 sum.hits += more.hits;
@@ -87,7 +87,7 @@ impl Evaluation {
         }
     }
 
-    fn finish(self, tested: String, n_expert: usize) -> Option<Split> {
+    fn finish(self, held_out: String, n_expert: usize) -> Option<Split> {
         let has_both = self.hits[0].iter().all(|hits| hits.selections > 0.0);
         let coverage = self.hits.iter().zip(TOP_PERCENT);
         let coverage = coverage.map(|([in_sample, out_of_sample], percent)| Coverage {
@@ -97,9 +97,9 @@ impl Evaluation {
             uniform: n_of_percent(n_expert, percent) as f64 / n_expert.max(1) as f64,
         });
         has_both.then(|| Split {
-            tested,
-            rows_learned: self.rows_learned,
-            rows_tested: self.rows_tested,
+            held_out,
+            train_tokens: self.train_tokens,
+            held_out_tokens: self.held_out_tokens,
             coverage: coverage.collect(),
         })
     }
@@ -133,9 +133,14 @@ pub(super) fn halves(
     if len < 2 {
         return None;
     }
-    let border = survey.rows(layer) as f64 * fraction / windows.size() as f64;
+    let border = survey.routed_tokens(layer) as f64 * fraction / windows.size() as f64;
     let border = (border.round() as usize).clamp(1, len - 1);
-    let part = |range| (windows.counts(layer, &range), windows.rows(layer, &range));
+    let part = |range| {
+        (
+            windows.counts(layer, &range),
+            windows.routed_tokens(layer, &range),
+        )
+    };
     Some([part(0..border), part(border..len)])
 }
 
@@ -158,19 +163,21 @@ pub fn split_by_group(
     for &layer in layers {
         let n_groups = evaluations.len();
         let all: Vec<Vec<u64>> = (0..n_groups).map(|g| groups.counts(g, layer)).collect();
-        let rows: Vec<u64> = (0..n_groups).map(|g| groups.rows(g, layer)).collect();
+        let tokens: Vec<u64> = (0..n_groups)
+            .map(|g| groups.routed_tokens(g, layer))
+            .collect();
         let mut total = vec![0u64; all.iter().map(Vec::len).max().unwrap_or(0)];
         for (expert, count) in all.iter().flat_map(|counts| indexed(counts)) {
             total[expert] += count;
         }
-        let total_rows: u64 = rows.iter().sum();
-        for ((evaluation, counts), &rows) in evaluations.iter_mut().zip(&all).zip(&rows) {
+        let total_tokens: u64 = tokens.iter().sum();
+        for ((evaluation, counts), &tokens) in evaluations.iter_mut().zip(&all).zip(&tokens) {
             let mut others = total.clone();
             for (expert, count) in indexed(counts) {
                 others[expert] -= count;
             }
-            let training = (&others[..], total_rows - rows);
-            evaluation.layer(n_expert as usize, training, (counts, rows));
+            let training = (&others[..], total_tokens - tokens);
+            evaluation.layer(n_expert as usize, training, (counts, tokens));
         }
     }
     let mut all = Evaluation::default();

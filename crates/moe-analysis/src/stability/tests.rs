@@ -50,20 +50,20 @@ fn steady(n: u32) -> impl Iterator<Item = Vec<u32>> {
 fn stationary_trace_generalizes() {
     let survey = one_sequence(steady(120));
     let split = split_by_time(&survey, 8, 0.5).unwrap();
-    assert_eq!((split.rows_learned, split.rows_tested), (60, 60));
+    assert_eq!((split.train_tokens, split.held_out_tokens), (60, 60));
     // Two of eight experts (25 %): 0 and 1, with half of all selections in both splits.
     let hot = split.of_percent(25).unwrap();
     assert_eq!(
         (hot.in_sample, hot.out_of_sample, hot.uniform),
         (0.5, 0.5, 0.25)
     );
-    let trust = trust(&survey, 8);
+    let assessment = assess(&survey, 8);
     assert_eq!(
-        (trust.verdict, trust.unsettled),
+        (assessment.verdict, assessment.unconverged),
         (Stability::Generalizes, 0)
     );
     // Expert 1 appears with the second token. From then on, 0 and 1 are the hottest.
-    assert_eq!(convergence(&survey, 8)[0].settled, 2);
+    assert_eq!(convergence(&survey, 8)[0].converged, 2);
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn changed_second_half_does_not_generalize() {
     // Four of sixteen experts: 0, 1, and two of the three that share the other half of the selections.
     let in_sample = split.of_percent(25).unwrap().in_sample;
     assert!((in_sample - (0.5 + 2.0 / 6.0)).abs() < 1e-12, "{in_sample}");
-    assert_eq!(trust(&survey, 16).verdict, Stability::DoesNotGeneralize);
+    assert_eq!(assess(&survey, 16).verdict, Stability::DoesNotGeneralize);
 
     let drifts = drift(&survey, 16);
     let between = |from, to| {
@@ -93,7 +93,7 @@ fn changed_second_half_does_not_generalize() {
         (1.0, 0.0)
     );
     assert_eq!(between(0, 7).total_variation, 1.0);
-    assert_eq!(between(0, 1).rows, 30);
+    assert_eq!(between(0, 1).tokens, 30);
 }
 
 /// 60 tokens on experts 0 and 1, then 60 tokens of which some are on 2 and 3. Two of eight experts are 25 %, so the
@@ -111,7 +111,7 @@ fn verdict_depends_on_gain_over_uniform_router() {
     let split = split_by_time(&survey, 8, 0.5).unwrap();
     let hot = split.of_percent(25).unwrap();
     assert_eq!((hot.in_sample, hot.out_of_sample), (1.0, 0.5));
-    assert_eq!(trust(&survey, 8).verdict, Stability::DoesNotGeneralize);
+    assert_eq!(assess(&survey, 8).verdict, Stability::DoesNotGeneralize);
     let survey = one_sequence((0..120).map(|token| {
         if token >= 60 && token % 4 == 1 {
             vec![2, 3]
@@ -119,29 +119,29 @@ fn verdict_depends_on_gain_over_uniform_router() {
             vec![0, 1]
         }
     }));
-    assert_eq!(trust(&survey, 8).verdict, Stability::GeneralizesInPart);
+    assert_eq!(assess(&survey, 8).verdict, Stability::GeneralizesInPart);
 }
 
 #[test]
 fn reports_short_traces_and_uniform_routers() {
     let few = one_sequence(steady(38));
     assert_eq!(
-        trust(&few, 8).verdict,
+        assess(&few, 8).verdict,
         Stability::TooShort,
         "19 · 2 / 8 < 5"
     );
     assert_eq!(
-        trust(&one_sequence(steady(40)), 8).verdict,
+        assess(&one_sequence(steady(40)), 8).verdict,
         Stability::Generalizes
     );
     assert_eq!(
-        trust(&one_sequence(steady(1)), 8).verdict,
+        assess(&one_sequence(steady(1)), 8).verdict,
         Stability::TooShort
     );
 
     let even = one_sequence((0..80).map(|token| vec![token % 8, (token + 4) % 8]));
-    assert_eq!(trust(&even, 8).verdict, Stability::Uniform);
-    assert_eq!(trust(&one_sequence([]), 8).verdict, Stability::Unordered);
+    assert_eq!(assess(&even, 8).verdict, Stability::Uniform);
+    assert_eq!(assess(&one_sequence([]), 8).verdict, Stability::Unordered);
 }
 
 /// Three sequences, each with one expert of its own and expert 7 in common. Hot sets of two sequences cover the common half
@@ -151,10 +151,10 @@ fn sequences_are_evaluated_on_hot_sets_of_the_others() {
     let tokens = (0..30u32).map(|token| (token / 10, vec![7, token / 10]));
     let survey = survey(folds(), tokens);
     let splits = split_by_group(survey.folds(), &[LayerId(0)], 8, "sequence").unwrap();
-    let names: Vec<&str> = splits.iter().map(|split| split.tested.as_str()).collect();
+    let names: Vec<&str> = splits.iter().map(|split| split.held_out.as_str()).collect();
     assert_eq!(names, ["0", "1", "2", "all"]);
     for split in &splits[..3] {
-        assert_eq!((split.rows_learned, split.rows_tested), (20, 10));
+        assert_eq!((split.train_tokens, split.held_out_tokens), (20, 10));
         let half = split.of_percent(50).unwrap();
         // Expert 7 and those of the two other sequences: all of their selections, and half of the third's.
         assert_eq!((half.in_sample, half.out_of_sample), (1.0, 0.5));
@@ -176,8 +176,8 @@ fn hot_set_that_changes_at_the_end_has_not_converged() {
     let survey = one_sequence(tokens);
     // One of four experts is hot: expert 0 up to the 62nd token, where both have 31 selections and the lower id wins.
     let convergence = convergence(&survey, 4)[0];
-    assert_eq!((convergence.rows, convergence.settled), (64, 63));
-    assert_eq!(trust(&survey, 4).unsettled, 1);
+    assert_eq!((convergence.tokens, convergence.converged), (64, 63));
+    assert_eq!(assess(&survey, 4).unconverged, 1);
 }
 
 #[test]

@@ -36,28 +36,28 @@ pub enum Stability {
 
 /// A verdict and its basis.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Trust {
+pub struct Assessment {
     /// The verdict.
     pub verdict: Stability,
     /// Number of tokens of the layer with the most tokens.
-    pub rows: u64,
+    pub tokens: u64,
     /// Coverage of the first half's hot set on the second half.
     pub split: Option<Split>,
     /// Number of layers whose hot set changes in the last eighth of the tokens.
-    pub unsettled: usize,
+    pub unconverged: usize,
 }
 
 /// Evaluates the stability of a survey. `n_expert` is the number of experts per layer.
-pub fn trust(survey: &Survey, n_expert: u32) -> Trust {
-    let is_late = |settled: u64, rows: u64| settled > rows - rows / 8;
-    let unsettled = convergence(survey, n_expert).into_iter();
+pub fn assess(survey: &Survey, n_expert: u32) -> Assessment {
+    let is_late = |converged: u64, tokens: u64| converged > tokens - tokens / 8;
+    let unconverged = convergence(survey, n_expert).into_iter();
     let split = split_by_time(survey, n_expert, 0.5);
-    Trust {
+    Assessment {
         verdict: verdict(survey, n_expert, split.as_ref()),
-        rows: survey.tokens(),
+        tokens: survey.tokens(),
         split,
-        unsettled: unsettled
-            .filter(|layer| is_late(layer.settled, layer.rows))
+        unconverged: unconverged
+            .filter(|layer| is_late(layer.converged, layer.tokens))
             .count(),
     }
 }
@@ -75,11 +75,11 @@ fn verdict(survey: &Survey, n_expert: u32, split: Option<&Split>) -> Stability {
     let experts_per_token = survey.layers().into_iter().map(|layer| {
         let windows = survey.windows();
         let counts = windows.counts(layer, &(0..windows.len(layer)));
-        counts.iter().sum::<u64>() as f64 / survey.rows(layer).max(1) as f64
+        counts.iter().sum::<u64>() as f64 / survey.routed_tokens(layer).max(1) as f64
     });
     let n_expert_used = experts_per_token.fold(0.0, f64::max);
-    let rows = split.rows_learned.min(split.rows_tested) as f64;
-    if rows * n_expert_used / f64::from(n_expert.max(1)) < MIN_SELECTIONS_PER_EXPERT {
+    let tokens = split.train_tokens.min(split.held_out_tokens) as f64;
+    if tokens * n_expert_used / f64::from(n_expert.max(1)) < MIN_SELECTIONS_PER_EXPERT {
         return Stability::TooShort;
     }
     let gain = hot.in_sample - hot.uniform;

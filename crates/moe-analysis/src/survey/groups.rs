@@ -24,7 +24,7 @@ pub struct Groups {
 /// A layer of a group.
 #[derive(Debug, Clone, Default)]
 struct GroupLayer {
-    rows: u64,
+    tokens: u64,
     /// `[up to n_expert]`: tally of each expert.
     experts: Vec<ExpertTally>,
 }
@@ -37,7 +37,7 @@ impl Groups {
         layer: LayerId,
         experts: &[(ExpertId, f64)],
     ) -> Result<(), usize> {
-        self.layer(name, layer)?.rows += 1;
+        self.layer(name, layer)?.tokens += 1;
         for &(expert, mass) in experts {
             let tally = ExpertTally { count: 1, mass };
             self.add_count(name, layer, expert, tally)?;
@@ -98,8 +98,8 @@ impl Groups {
     }
 
     /// Tokens of a group routed in a layer; 0 if the trace contains only counts.
-    pub fn rows(&self, group: usize, layer: LayerId) -> u64 {
-        self.get(group, layer).map_or(0, |layer| layer.rows)
+    pub fn routed_tokens(&self, group: usize, layer: LayerId) -> u64 {
+        self.get(group, layer).map_or(0, |layer| layer.tokens)
     }
 
     /// Tallies of the experts of a layer in a group, up to the highest selected expert id.

@@ -62,7 +62,7 @@ pub struct Labels {
 
 impl Labels {
     /// One label per input, in order.
-    pub fn of_inputs(labels: Vec<String>) -> Labels {
+    pub fn from_inputs(labels: Vec<String>) -> Labels {
         Labels {
             inputs: labels,
             ..Labels::default()
@@ -159,13 +159,13 @@ impl Columns {
     /// [`csv::LineFault`] if the header names a column twice.
     fn of_header(fields: Fields<'_>) -> Result<Option<Columns>, csv::LineFault> {
         let name = fields.iter().find(|name| name.starts_with("sequence"));
-        let place = name.map(|name| fields.place_of(name)).transpose()?;
-        let Some(sequence) = place.flatten() else {
+        let index = name.map(|name| fields.column_index(name)).transpose()?;
+        let Some(sequence) = index.flatten() else {
             return Ok(None);
         };
         Ok(Some(Columns {
             sequence,
-            label: fields.place_of("label")?.unwrap_or(sequence + 1),
+            label: fields.column_index("label")?.unwrap_or(sequence + 1),
             n: fields.len(),
         }))
     }
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn labels_inputs_in_order() {
-        let mut labels = Labels::of_inputs(vec!["a".into(), "b".into()]);
+        let mut labels = Labels::from_inputs(vec!["a".into(), "b".into()]);
         assert_eq!(labels.of(1, Some(3)), "a");
         assert_eq!(labels.of(2, None), "b");
         assert_eq!(labels.of(3, None), NONE);

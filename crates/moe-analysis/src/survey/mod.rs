@@ -150,7 +150,7 @@ struct Token {
 /// Survey of the ordered tokens of a layer.
 #[derive(Debug, Clone, Default)]
 struct LayerSurvey {
-    rows: u64,
+    tokens: u64,
     order: TokenPairs,
     distinct: Distinct,
 }
@@ -265,16 +265,16 @@ impl Survey {
             self.layers.resize_with(index + 1, LayerSurvey::default);
         }
         let layer = &mut self.layers[index];
-        let row = layer.rows;
-        layer.rows += 1;
+        let token_index = layer.tokens;
+        layer.tokens += 1;
         layer.order.add(
             token.sequence,
             token.token_id,
             &token.experts,
             token.top_two,
         );
-        layer.distinct.add(row, &token.experts);
-        self.windows.add(index, row, &token.experts);
+        layer.distinct.add(token_index, &token.experts);
+        self.windows.add(index, token_index, &token.experts);
 
         if self.options.folds {
             let fold = self.ordinal(token.sequence) % MAX_FOLDS;
@@ -293,7 +293,7 @@ impl Survey {
         };
         let name = match by {
             GroupBy::Phase => phase_name(token.phase).to_owned(),
-            GroupBy::Window(size) => (row / size.max(1)).to_string(),
+            GroupBy::Window(size) => (token_index / size.max(1)).to_string(),
             GroupBy::Label => return,
             GroupBy::Sequence => {
                 let (run, sequence) = token.sequence;
@@ -351,7 +351,7 @@ impl Survey {
     pub fn tokens(&self) -> u64 {
         self.layers
             .iter()
-            .map(|layer| layer.rows)
+            .map(|layer| layer.tokens)
             .max()
             .unwrap_or(0)
     }
@@ -369,13 +369,13 @@ impl Survey {
     /// Layers with routed tokens, in ascending order.
     pub fn layers(&self) -> Vec<LayerId> {
         let layers = (0..).map(LayerId).zip(&self.layers);
-        let used = layers.filter(|(_, layer)| layer.rows > 0);
+        let used = layers.filter(|(_, layer)| layer.tokens > 0);
         used.map(|(number, _)| number).collect()
     }
 
     /// Number of tokens routed in a layer.
-    pub fn rows(&self, layer: LayerId) -> u64 {
-        self.layer(layer).map_or(0, |layer| layer.rows)
+    pub fn routed_tokens(&self, layer: LayerId) -> u64 {
+        self.layer(layer).map_or(0, |layer| layer.tokens)
     }
 
     /// Statistics of pairs of consecutive tokens in a layer.

@@ -17,7 +17,7 @@ pub struct Windows {
     /// `[n_layer][window][up to n_expert]`: counts.
     counts: Vec<Vec<Vec<u32>>>,
     /// `[n_layer]`: number of tokens.
-    rows: Vec<u64>,
+    tokens: Vec<u64>,
     n_cells: usize,
 }
 
@@ -26,24 +26,24 @@ impl Default for Windows {
         Windows {
             size: 1,
             counts: Vec::new(),
-            rows: Vec::new(),
+            tokens: Vec::new(),
             n_cells: 0,
         }
     }
 }
 
 impl Windows {
-    /// Adds the experts of the next token of a layer. `row` counts the tokens of the layer from 0.
-    pub(super) fn add(&mut self, layer: usize, row: u64, experts: &[(ExpertId, f64)]) {
+    /// Adds the experts of the next token of a layer. `token` counts the tokens of the layer from 0.
+    pub(super) fn add(&mut self, layer: usize, token: u64, experts: &[(ExpertId, f64)]) {
         if self.counts.len() <= layer {
             self.counts.resize(layer + 1, Vec::new());
-            self.rows.resize(layer + 1, 0);
+            self.tokens.resize(layer + 1, 0);
         }
-        while row / self.size >= MAX_WINDOWS as u64 {
+        while token / self.size >= MAX_WINDOWS as u64 {
             self.double();
         }
-        self.rows[layer] = row + 1;
-        let window = (row / self.size) as usize;
+        self.tokens[layer] = token + 1;
+        let window = (token / self.size) as usize;
         let windows = &mut self.counts[layer];
         if windows.len() <= window {
             windows.resize(window + 1, Vec::new());
@@ -93,9 +93,9 @@ impl Windows {
     }
 
     /// Number of tokens of a layer in a range of windows.
-    pub fn rows(&self, layer: LayerId, windows: &Range<usize>) -> u64 {
-        let rows = self.rows.get(layer.index()).copied().unwrap_or(0);
-        let until = |window: usize| (window as u64 * self.size).min(rows);
+    pub fn routed_tokens(&self, layer: LayerId, windows: &Range<usize>) -> u64 {
+        let tokens = self.tokens.get(layer.index()).copied().unwrap_or(0);
+        let until = |window: usize| (window as u64 * self.size).min(tokens);
         until(windows.end).saturating_sub(until(windows.start))
     }
 
@@ -143,13 +143,13 @@ fn sum(mut left: Vec<u32>, right: &[u32]) -> Vec<u32> {
 mod tests {
     use super::*;
 
-    fn windows(rows: u64) -> Windows {
+    fn windows(tokens: u64) -> Windows {
         let mut windows = Windows::default();
-        for row in 0..rows {
+        for token in 0..tokens {
             windows.add(
                 2,
-                row,
-                &[(ExpertId((row % 3) as u32), 0.0), (ExpertId(5), 0.0)],
+                token,
+                &[(ExpertId((token % 3) as u32), 0.0), (ExpertId(5), 0.0)],
             );
         }
         windows
@@ -163,17 +163,17 @@ mod tests {
             (1, 7, 0)
         );
         assert_eq!(few.counts(LayerId(2), &(1..3)), [0, 1, 1, 0, 0, 2]);
-        assert_eq!(few.rows(LayerId(2), &(1..3)), 2);
+        assert_eq!(few.routed_tokens(LayerId(2), &(1..3)), 2);
 
         let many = windows(129);
         assert_eq!((many.size(), many.len(LayerId(2))), (2, 65));
         assert_eq!(many.counts(LayerId(2), &(0..65)), [43, 43, 43, 0, 0, 129]);
         assert_eq!(
-            many.rows(LayerId(2), &(64..65)),
+            many.routed_tokens(LayerId(2), &(64..65)),
             1,
             "the last window is half full"
         );
-        assert_eq!(many.rows(LayerId(2), &(0..65)), 129);
+        assert_eq!(many.routed_tokens(LayerId(2), &(0..65)), 129);
         assert_eq!(many.counts(LayerId(2), &(64..65)), [0, 0, 1, 0, 0, 1]);
 
         let long = windows(100_000);

@@ -392,15 +392,7 @@ fn span_is_from_first_access_to_end_of_last() {
     // The query projection starts at 10, followed by three products, the last from 40 to 44.
     let found: Vec<_> = spans
         .iter()
-        .map(|s| {
-            (
-                s.layer,
-                s.phase,
-                s.spread.n,
-                s.spread.min_ns,
-                s.spread.max_ns,
-            )
-        })
+        .map(|s| (s.layer, s.phase, s.stats.n, s.stats.min_ns, s.stats.max_ns))
         .collect();
     assert_eq!(
         found,
@@ -411,7 +403,7 @@ fn span_is_from_first_access_to_end_of_last() {
             (LayerId(1), Phase::Generate, 3, 34, 34)
         ]
     );
-    assert_eq!(spans[1].spread.mean_ns(), Some(34.0));
+    assert_eq!(spans[1].stats.mean_ns(), Some(34.0));
 }
 
 #[test]

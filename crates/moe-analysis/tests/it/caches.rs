@@ -3,9 +3,10 @@
 use std::collections::HashSet;
 
 use moe_analysis::simulate::{
-    Batches, Collector, LruCurve, Prefetch, Prefetched, SimulateOptions, prefetch, replay, simulate,
+    Batches, Collector, LruCurve, PrefetchOptions, PrefetchOutcome, SimulateOptions, prefetch,
+    replay, simulate,
 };
-use moe_placement::cache::{Access, Changes, Key, Online, PolicyName, Setting};
+use moe_placement::cache::{Access, Changes, Key, OnlinePolicy, PolicyInputs, PolicyName};
 use moe_placement::predict::PredictorName;
 use moe_trace::{ExpertId, LayerId, Phase, RoutingRow, Sink, TokenId};
 use proptest::prelude::*;
@@ -19,7 +20,7 @@ fn batches(made: &[SyntheticBatch], bytes: impl Fn(u16, u32) -> u64) -> Batches 
 fn options() -> SimulateOptions {
     SimulateOptions {
         learn: None,
-        first: 0.1,
+        train_fraction: 0.1,
         update_rate: 0.1,
         seed: 3,
     }
@@ -30,7 +31,7 @@ fn policies() -> Vec<PolicyName> {
     let mut all = PolicyName::all();
     all.retain(|policy| !policy.needs_learn_file());
     all.extend(
-        Online::ALL[1..]
+        OnlinePolicy::ALL[1..]
             .iter()
             .map(|&online| PolicyName::Layered(online)),
     );
@@ -48,13 +49,13 @@ fn hits(batches: &Batches, policy: PolicyName, budget: u64) -> u64 {
 /// met.
 fn check_slots(batches: &Batches, name: PolicyName, budget: u64) {
     let experts = batches.experts();
-    let setting = Setting {
+    let inputs = PolicyInputs {
         future: batches.future().map(Into::into),
         counts: Some(batches.counts().into()),
-        first_look_ups: 10,
-        ..Setting::default()
+        train_look_ups: 10,
+        ..PolicyInputs::default()
     };
-    let mut policy = setting.policy(name, experts, budget).unwrap();
+    let mut policy = inputs.policy(name, experts, budget).unwrap();
     let mut held: HashSet<Key> = HashSet::new();
     let mut changes = Changes::default();
     let apply = |held: &mut HashSet<Key>, changes: &mut Changes| {
@@ -125,7 +126,7 @@ fn check_slots(batches: &Batches, name: PolicyName, budget: u64) {
     }
     let outcome = replay(
         batches,
-        setting.policy(name, experts, budget).unwrap().as_mut(),
+        inputs.policy(name, experts, budget).unwrap().as_mut(),
     );
     assert_eq!(outcome.total_read_bytes(), misses_bytes, "{name}");
     assert_eq!(outcome.look_ups.iter().sum::<u64>(), batches.n_look_ups());
@@ -156,7 +157,7 @@ proptest! {
     fn no_policy_beats_belady(made in traces(4), slots in 4u64..20) {
         let batches = batches(&made, |_, _| 5);
         let best = hits(&batches, PolicyName::Belady, 5 * slots);
-        for online in Online::ALL {
+        for online in OnlinePolicy::ALL {
             let online = PolicyName::Shared(online);
             prop_assert!(hits(&batches, online, 5 * slots) <= best, "{}", online);
         }
@@ -170,8 +171,8 @@ proptest! {
         let curve = LruCurve::new(&batches).unwrap();
         let experts = batches.experts();
         for budget in 0..=5 * u64::from(N_EXPERT) * u64::from(N_LAYER) + 6 {
-            let lru = PolicyName::Shared(Online::Lru);
-            let mut policy = Setting::default().policy(lru, experts, budget).unwrap();
+            let lru = PolicyName::Shared(OnlinePolicy::Lru);
+            let mut policy = PolicyInputs::default().policy(lru, experts, budget).unwrap();
             prop_assert_eq!(curve.outcome(budget), replay(&batches, policy.as_mut()));
         }
     }
@@ -180,7 +181,7 @@ proptest! {
     #[test]
     fn larger_budget_never_has_fewer_hits(made in traces(1)) {
         let batches = batches(&made, |_, _| 1);
-        for policy in [PolicyName::Belady, PolicyName::Shared(Online::Lru), PolicyName::StaticOracle] {
+        for policy in [PolicyName::Belady, PolicyName::Shared(OnlinePolicy::Lru), PolicyName::StaticOracle] {
             let hits: Vec<u64> = (0..26).map(|budget| hits(&batches, policy, budget)).collect();
             prop_assert!(hits.is_sorted(), "{} {:?}", policy, hits);
         }
@@ -196,8 +197,8 @@ fn two_tokens() -> Batches {
 }
 
 /// An interconnect of 10 bytes/s, and layers with these windows.
-fn link(windows_s: &[f64]) -> Prefetch {
-    Prefetch {
+fn link(windows_s: &[f64]) -> PrefetchOptions {
+    PrefetchOptions {
         link_bytes_per_s: 10.0,
         link_latency_s: 0.0,
         windows_s: windows_s.to_vec(),
@@ -207,10 +208,14 @@ fn link(windows_s: &[f64]) -> Prefetch {
 }
 
 /// Prefetching with a cache of 0 bytes, so that every look-up needs the interconnect.
-fn prefetched(batches: &Batches, name: Option<PredictorName>, windows_s: [f64; 2]) -> Prefetched {
-    let lru = PolicyName::Shared(Online::Lru);
+fn prefetched(
+    batches: &Batches,
+    name: Option<PredictorName>,
+    windows_s: [f64; 2],
+) -> PrefetchOutcome {
+    let lru = PolicyName::Shared(OnlinePolicy::Lru);
     let experts = batches.experts();
-    let mut policy = Setting::default().policy(lru, experts, 0).unwrap();
+    let mut policy = PolicyInputs::default().policy(lru, experts, 0).unwrap();
     let how = link(&windows_s);
     match name {
         Some(name) => {
@@ -220,7 +225,7 @@ fn prefetched(batches: &Batches, name: Option<PredictorName>, windows_s: [f64; 2
         None => prefetch(
             batches,
             policy.as_mut(),
-            &mut batches.as_predictions(),
+            &mut batches.to_predictions(),
             &how,
         ),
     }
@@ -231,35 +236,35 @@ fn prefetched(batches: &Batches, name: Option<PredictorName>, windows_s: [f64; 2
 #[test]
 fn correct_predictions_are_timely_or_late() {
     let batches = two_tokens();
-    let right = Prefetched {
+    let right = PrefetchOutcome {
         passes: 4,
         look_ups: 4,
         missed: 1,
         predicted: 3,
         correct: 3,
         moved_bytes: 40,
-        ..Prefetched::default()
+        ..PrefetchOutcome::default()
     };
-    let timely = Prefetched {
+    let timely = PrefetchOutcome {
         timely: 3,
         stall_s: 1.0,
-        work_s: 8.0,
+        compute_s: 8.0,
         ..right
     };
     assert_eq!(prefetched(&batches, None, [2.0, 2.0]), timely);
-    let late = Prefetched {
+    let late = PrefetchOutcome {
         late: 3,
         stall_s: 2.5,
-        work_s: 2.0,
+        compute_s: 2.0,
         ..right
     };
     assert_eq!(prefetched(&batches, None, [0.5, 0.5]), late);
     // Requests during the long window are timely, those during the short window are late.
-    let mixed = Prefetched {
+    let mixed = PrefetchOutcome {
         timely: 2,
         late: 1,
         stall_s: 1.5,
-        work_s: 5.0,
+        compute_s: 5.0,
         ..right
     };
     assert_eq!(prefetched(&batches, None, [2.0, 0.5]), mixed);
@@ -269,7 +274,7 @@ fn correct_predictions_are_timely_or_late() {
 #[test]
 fn wrong_predictions_are_wasted() {
     let result = prefetched(&two_tokens(), Some(PredictorName::Previous), [2.0, 2.0]);
-    let wrong = Prefetched {
+    let wrong = PrefetchOutcome {
         passes: 4,
         look_ups: 4,
         missed: 4,
@@ -277,8 +282,8 @@ fn wrong_predictions_are_wasted() {
         predicted: 2,
         moved_bytes: 70,
         stall_s: 4.0,
-        work_s: 8.0,
-        ..Prefetched::default()
+        compute_s: 8.0,
+        ..PrefetchOutcome::default()
     };
     assert_eq!(result, wrong);
 }
@@ -310,12 +315,12 @@ proptest! {
         let batches = batches(&made, |_, _| 3);
         let experts = batches.experts();
         let lru = || {
-            Setting::default().policy(PolicyName::Shared(Online::Lru), experts, budget).unwrap()
+            PolicyInputs::default().policy(PolicyName::Shared(OnlinePolicy::Lru), experts, budget).unwrap()
         };
         let plain = replay(&batches, lru().as_mut());
         for name in PredictorName::ALL {
             let mut predictor = name.predictor(experts, depth);
-            let how = Prefetch { depth, ..link(&[2.0, 0.5, 1.0]) };
+            let how = PrefetchOptions { depth, ..link(&[2.0, 0.5, 1.0]) };
             let result = prefetch(&batches, lru().as_mut(), predictor.as_mut(), &how);
             prop_assert_eq!(result.hits, plain.hits[1]);
             prop_assert_eq!(result.look_ups, plain.look_ups[1]);
@@ -343,7 +348,7 @@ fn uniform_look_ups_hit_in_proportion_to_size() {
         .collect();
     let batches = batches_of(&made, 1, N, |_, _| 1);
     for slots in [8u64, 16, 48] {
-        for online in Online::ALL {
+        for online in OnlinePolicy::ALL {
             let hits = hits(&batches, PolicyName::Shared(online), slots) as f64;
             let share = hits / made.len() as f64;
             let expected = slots as f64 / f64::from(N);
@@ -363,7 +368,7 @@ fn lru_has_no_hits_on_long_cycle() {
         .map(|i| ((i / 8 % 3) as u16, Phase::Generate, vec![i % 8]))
         .collect();
     let batches = batches(&made, |_, _| 1);
-    let lru = PolicyName::Shared(Online::Lru);
+    let lru = PolicyName::Shared(OnlinePolicy::Lru);
     assert_eq!(hits(&batches, lru, 23), 0);
     assert_eq!(hits(&batches, lru, 24), 24 * 9);
     assert!(hits(&batches, PolicyName::Belady, 23) > 24 * 8);
@@ -406,8 +411,8 @@ fn prompt_without_timestamps_is_one_batch_per_layer() {
         });
         let batches = collector.finish(&sizes.collect()).unwrap();
         let cut = batches.iter().map(|batch| {
-            let choices: Vec<(Key, bool)> = batch.selections().collect();
-            (batch.phase(), batch.ends_request(), choices)
+            let selections: Vec<(Key, bool)> = batch.selections().collect();
+            (batch.phase(), batch.ends_request(), selections)
         });
         cut.collect::<Vec<_>>()
     };
@@ -416,7 +421,7 @@ fn prompt_without_timestamps_is_one_batch_per_layer() {
     // Two batches of eight selections, then two tokens in two layers.
     let sizes: Vec<usize> = by_token
         .iter()
-        .map(|(_, _, choices)| choices.len())
+        .map(|(_, _, selections)| selections.len())
         .collect();
     assert_eq!(sizes, [8, 8, 2, 2, 2, 2]);
     // Tokens 0 to 3 in layer 0: 0 1, 3 4, 6 7, 1 2.

@@ -128,14 +128,15 @@ fn counts_single_layer_and_separates_phases() {
     assert_eq!(counts(&hotness, 2, PROMPT), [3, 2, 0, 1, 0, 0]);
     assert_eq!(counts(&hotness, 2, GENERATE), [1, 1, 0, 0, 2, 0]);
     assert_eq!(counts(&hotness, 2, Phases::All), [4, 3, 0, 1, 2, 0]);
-    let rows = [PROMPT, GENERATE, Phases::All].map(|phases| hotness.rows(LayerId(2), phases));
+    let rows =
+        [PROMPT, GENERATE, Phases::All].map(|phases| hotness.routed_tokens(LayerId(2), phases));
     assert_eq!(rows, [3, 2, 5]);
     let calls = [PROMPT, GENERATE, Phases::All].map(|phases| hotness.calls(LayerId(2), phases));
     assert_eq!(calls, [1, 2, 3]);
     // Expert 0: slot 0 of three prompt tokens, slot 1 of one generated token.
     assert_eq!(hotness.experts(LayerId(2), Phases::All)[0].mass, 3.5);
-    assert_eq!(hotness.rows(LayerId(1), Phases::All), 0);
-    assert_eq!(hotness.rows(LayerId(99), Phases::All), 0);
+    assert_eq!(hotness.routed_tokens(LayerId(1), Phases::All), 0);
+    assert_eq!(hotness.routed_tokens(LayerId(99), Phases::All), 0);
 }
 
 #[test]
@@ -153,8 +154,8 @@ fn tokens_with_continuation_records_count_once() {
     assert_eq!(hotness.n_expert_used(), 20);
     assert_eq!(
         (
-            hotness.rows(LayerId(0), Phases::All),
-            hotness.rows(LayerId(1), Phases::All)
+            hotness.routed_tokens(LayerId(0), Phases::All),
+            hotness.routed_tokens(LayerId(1), Phases::All)
         ),
         (2, 1)
     );

@@ -1,6 +1,6 @@
 //! Overlap figures, compared with manually computed values.
 
-use moe_analysis::overlap::{self, OverlapReport, OverlapVerdict, Reads};
+use moe_analysis::overlap::{self, MemoryTraffic, OverlapReport, OverlapVerdict};
 use moe_gguf::GgmlType;
 use moe_gguf::map::{Category, MapRow, OffsetMap, Projection};
 use moe_trace::transfers::{Span, Transfer};
@@ -84,8 +84,8 @@ fn example() -> Vec<Transfer> {
     ]
 }
 
-fn generated(transfers: &[Transfer], reads: &Reads) -> OverlapReport {
-    overlap::report(transfers, Phase::Generate, reads).unwrap()
+fn generated(transfers: &[Transfer], memory: &MemoryTraffic) -> OverlapReport {
+    overlap::report(transfers, Phase::Generate, memory).unwrap()
 }
 
 #[track_caller]
@@ -100,14 +100,17 @@ fn assert_close(found: Option<f64>, expected: f64) {
 
 #[test]
 fn late_transfers_are_missed() {
-    let report = generated(&example(), &Reads::default());
+    let report = generated(&example(), &MemoryTraffic::default());
     assert_eq!(report.passes, 3);
     assert_eq!(
         report.layers.keys().copied().collect::<Vec<_>>(),
         [LayerId(0), LayerId(1)]
     );
     let layer = &report.layers[&LayerId(0)];
-    assert_eq!((layer.runs, layer.n_experts, layer.n_fetched), (3, 12, 7));
+    assert_eq!(
+        (layer.evaluations, layer.n_experts, layer.n_fetched),
+        (3, 12, 7)
+    );
     assert_eq!(layer.bytes, 20_000);
     assert_close(layer.fallback_rate(), 5.0 / 12.0);
     // Windows of 1000, 1000 and 500 ns.
@@ -134,12 +137,12 @@ fn late_transfers_are_missed() {
         hidden: 0.5,
         delay_ns: 450.0,
     };
-    assert_eq!((layer.verdict(), verdict.word()), (verdict, "missed"));
+    assert_eq!((layer.verdict(), verdict.name()), (verdict, "missed"));
 }
 
 #[test]
 fn long_transfers_cannot_be_hidden() {
-    let layer = &generated(&example(), &Reads::default()).layers[&LayerId(1)];
+    let layer = &generated(&example(), &MemoryTraffic::default()).layers[&LayerId(1)];
     // Transfers of 400, 400 and 300 ns with windows of 100 ns: 100, 100 and 0 ns are hidden, 100 ns each are hideable.
     assert_close(layer.hidden_share(), 200.0 / 1100.0);
     assert_close(layer.hideable_share(), 300.0 / 1100.0);
@@ -151,7 +154,7 @@ fn long_transfers_cannot_be_hidden() {
     assert_close(layer.mean_delay_ns(), 190.0 / 3.0);
     assert_close(layer.fallback_rate(), 0.0);
     let verdict = layer.verdict();
-    assert_eq!(verdict.word(), "too_long");
+    assert_eq!(verdict.name(), "too_long");
     assert!(
         matches!(verdict, OverlapVerdict::TooLong { .. }),
         "{verdict}"
@@ -160,8 +163,8 @@ fn long_transfers_cannot_be_hidden() {
 
 #[test]
 fn sums_over_all_layers() {
-    let all = generated(&example(), &Reads::default()).all;
-    assert_eq!((all.runs, all.n_experts, all.n_fetched), (6, 24, 19));
+    let all = generated(&example(), &MemoryTraffic::default()).all;
+    assert_eq!((all.evaluations, all.n_experts, all.n_fetched), (6, 24, 19));
     assert_eq!(all.bytes, 31_000);
     assert_close(all.hidden_share(), 800.0 / 2300.0);
     assert_close(all.hideable_share(), 1500.0 / 2300.0);
@@ -174,11 +177,11 @@ fn sums_over_all_layers() {
 fn verdict_depends_on_memory_bandwidth() {
     let transfers = vec![run((0, 0), (4, 8000), (0, 1000), Some((0, 400)), None)];
     let verdict = |gate_up: f64, gb_s: Option<f64>| {
-        let reads = Reads {
+        let memory = MemoryTraffic {
             gate_up_bytes: [(LayerId(0), gate_up)].into(),
             memory_bytes_per_s: gb_s.map(|gb_s| gb_s * 1e9),
         };
-        let all = generated(&transfers, &reads).all;
+        let all = generated(&transfers, &memory).all;
         (
             all.memory_share(),
             all.memory_share_with_transfers(),
@@ -193,32 +196,32 @@ fn verdict_depends_on_memory_bandwidth() {
     let (alone, together, found) = verdict(5000.0, Some(30.0));
     assert_close(alone, 2.0 / 3.0);
     assert_close(together, 28.0 / 30.0);
-    assert_eq!(found.word(), "bandwidth_saturated");
+    assert_eq!(found.name(), "bandwidth_saturated");
     assert!(
         matches!(found, OverlapVerdict::BandwidthSaturated { memory, .. } if Some(memory) == together)
     );
     let (alone, together, found) = verdict(5000.0, Some(22.0));
     assert_close(alone, 20.0 / 22.0);
     assert_close(together, 28.0 / 22.0);
-    assert_eq!(found.word(), "no_gain");
+    assert_eq!(found.name(), "no_gain");
     assert!(matches!(found, OverlapVerdict::NoGain { memory, .. } if Some(memory) == alone));
     let (alone, together, found) = verdict(5000.0, None);
-    assert_eq!((alone, together, found.word()), (None, None, "hidden"));
+    assert_eq!((alone, together, found.name()), (None, None, "hidden"));
 }
 
 #[test]
 fn pass_without_transfers_has_no_shares() {
     let transfers = vec![run((0, 0), (0, 0), (0, 1000), None, None)];
-    let all = generated(&transfers, &Reads::default()).all;
+    let all = generated(&transfers, &MemoryTraffic::default()).all;
     assert_eq!((all.hidden_share(), all.link_bytes_per_s()), (None, None));
     assert_close(all.fallback_rate(), 1.0);
     assert_eq!(all.verdict(), OverlapVerdict::NoTransfers);
     assert_eq!(
-        overlap::report(&transfers, Phase::Prompt, &Reads::default()),
+        overlap::report(&transfers, Phase::Prompt, &MemoryTraffic::default()),
         None
     );
     assert_eq!(
-        overlap::report(&[], Phase::Generate, &Reads::default()),
+        overlap::report(&[], Phase::Generate, &MemoryTraffic::default()),
         None
     );
 }
@@ -233,7 +236,7 @@ fn largest_numbers_do_not_overflow() {
     };
     transfer.transfer = Some(transfer.window);
     transfer.n_experts = u32::MAX;
-    let all = generated(&[transfer.clone(), transfer], &Reads::default()).all;
+    let all = generated(&[transfer.clone(), transfer], &MemoryTraffic::default()).all;
     assert_close(all.hidden_share(), 1.0);
     assert_eq!(all.bytes, u64::MAX);
 }
@@ -251,18 +254,18 @@ fn new_pass_starts_when_layer_number_does_not_increase() {
         passes.iter().map(|pass| pass.len()).collect::<Vec<_>>(),
         [2; 5]
     );
-    assert_eq!(generated(&transfers, &Reads::default()).passes, 5);
+    assert_eq!(generated(&transfers, &MemoryTraffic::default()).passes, 5);
 }
 
 #[test]
-fn typical_pass_has_median_duration() {
+fn median_pass_has_median_duration() {
     let transfers = example();
     let passes = overlap::passes(&transfers);
     // 1000 to 3410, 11000 to 13410, 21000 to 23520 ns.
     assert_eq!(overlap::bounds(passes[2]), Some(span((21000, 23520))));
-    assert_eq!(overlap::typical(&passes), Some(1));
-    assert_eq!(overlap::typical(&passes[1..]), Some(0));
-    assert_eq!(overlap::typical(&[]), None);
+    assert_eq!(overlap::median_pass(&passes), Some(1));
+    assert_eq!(overlap::median_pass(&passes[1..]), Some(0));
+    assert_eq!(overlap::median_pass(&[]), None);
     assert_eq!(overlap::bounds(&[]), None);
 }
 

@@ -1,15 +1,15 @@
 //! LRU estimates from a sample of the experts, compared with complete replays.
 
 use moe_analysis::simulate::{Batches, Error, Estimate, replay, sampled_lru};
-use moe_placement::cache::{Online, PolicyName, Setting};
+use moe_placement::cache::{OnlinePolicy, PolicyInputs, PolicyName};
 use moe_trace::Phase;
 use proptest::prelude::*;
 
 use crate::synthetic::{batches_of, traces};
 
 fn lru(batches: &Batches, budget: u64) -> moe_analysis::simulate::Outcome {
-    let name = PolicyName::Shared(Online::Lru);
-    let policy = Setting::default().policy(name, batches.experts(), budget);
+    let name = PolicyName::Shared(OnlinePolicy::Lru);
+    let policy = PolicyInputs::default().policy(name, batches.experts(), budget);
     replay(batches, policy.unwrap().as_mut())
 }
 

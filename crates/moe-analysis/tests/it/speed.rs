@@ -1,9 +1,9 @@
 //! Windows, speeds and break-even batch sizes, compared with manually computed values.
 
 use moe_analysis::simulate::{
-    BatchTime, Batches, Collector, ExpertTime, MAX_BATCH, Machine, Offload, Outcome, Row,
+    BatchTime, Batches, Collector, ExpertTime, MAX_BATCH, Machine, Offload, Outcome, PolicyResult,
 };
-use moe_placement::cache::{Online, PolicyName};
+use moe_placement::cache::{OnlinePolicy, PolicyName};
 use moe_trace::{ExpertId, LayerId, Phase, RoutingRow, Sink, TokenId};
 
 /// A token routed in a layer: time, layer, phase, experts.
@@ -38,8 +38,8 @@ fn ten_tokens() -> Batches {
     batches(&routed, 3, 8)
 }
 
-fn row(policy: PolicyName) -> Row {
-    Row {
+fn row(policy: PolicyName) -> PolicyResult {
+    PolicyResult {
         budget: 0,
         policy,
         outcome: Outcome {
@@ -51,7 +51,7 @@ fn row(policy: PolicyName) -> Row {
     }
 }
 
-const LRU: PolicyName = PolicyName::Shared(Online::Lru);
+const LRU: PolicyName = PolicyName::Shared(OnlinePolicy::Lru);
 
 const MACHINE: Machine = Machine {
     link_bytes_per_s: 100.0,
@@ -73,7 +73,9 @@ fn same_for_all(seconds: f64) -> Option<ExpertTime> {
 
 /// Times of a token with a machine and a policy: `(without overlap, with perfect overlap)`.
 fn times(machine: &Machine, policy: PolicyName) -> (f64, f64) {
-    let speed = machine.speed(&ten_tokens().needs(), &row(policy)).unwrap();
+    let speed = machine
+        .speed(&ten_tokens().workload(), &row(policy))
+        .unwrap();
     (1.0 / speed.tokens_s_min, 1.0 / speed.tokens_s_max)
 }
 
@@ -88,13 +90,13 @@ fn close(got: (f64, f64), expected: (f64, f64)) {
 fn token_time_contains_loads_and_computation() {
     // Loads: 10 bytes at 100 bytes/s and two latencies, 0.2 s. Computation: 40 bytes at 200 bytes/s and 0.1 s, 0.3 s.
     close(times(&MACHINE, LRU), (0.5, 0.3));
-    let speed = MACHINE.speed(&ten_tokens().needs(), &row(LRU)).unwrap();
+    let speed = MACHINE.speed(&ten_tokens().workload(), &row(LRU)).unwrap();
     let (min, max) = speed.s_mbu_pct.unwrap();
     // 40 bytes in 0.5 s and in 0.3 s, of the 100 and 60 bytes that the memory can read in these times.
     close((min, max), (40.0, 200.0 / 3.0));
 
     let prompt = batches(&[(None, 0, Phase::Prompt, [1, 2])], 1, 8);
-    assert_eq!(MACHINE.speed(&prompt.needs(), &row(LRU)), None);
+    assert_eq!(MACHINE.speed(&prompt.workload(), &row(LRU)), None);
 }
 
 #[test]
@@ -127,15 +129,15 @@ fn static_policies_compute_missing_experts_on_cpu() {
     close(times(&machine, PolicyName::HotCache), (0.65, 0.4));
     // Without the CPU time, the missing experts are read at the bandwidth of the interconnect.
     close(times(&MACHINE, PolicyName::HotCache), (0.5, 0.3));
-    let needs = ten_tokens().needs();
-    let without = machine.speed_without_cache(&needs).unwrap();
+    let workload = ten_tokens().workload();
+    let without = machine.speed_without_cache(&workload).unwrap();
     // Six experts of 0.2 s on the CPU, 10 bytes and 0.1 s on the device.
     close(
         (1.0 / without.tokens_s_min, 1.0 / without.tokens_s_max),
         (1.35, 1.2),
     );
-    assert!(without.is_no_better_than(&machine.speed(&needs, &row(LRU)).unwrap()));
-    assert_eq!(MACHINE.speed_without_cache(&needs), None);
+    assert!(without.is_no_better_than(&machine.speed(&workload, &row(LRU)).unwrap()));
+    assert_eq!(MACHINE.speed_without_cache(&workload), None);
 }
 
 /// Two layers, in which each token selects experts 0 and 1, or 0 and 2.

@@ -9,7 +9,7 @@ use moe_files::AtomicFiles;
 use moe_foreign::{EXPORTERS, Export, Exporter, FILES_EXPORTERS, FilesExporter, IMPORTERS, Input};
 use moe_gguf::experts::expert_bytes_by_layer;
 use moe_gguf::text::counted;
-use moe_trace::Facts;
+use moe_trace::ModelInfo;
 
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
@@ -69,9 +69,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         && let Some(map) = &run.map
         && options.model.is_none()
     {
-        options.model = Some(Facts {
+        options.model = Some(ModelInfo {
             expert_bytes: expert_bytes_by_layer(map),
-            ..Facts::default()
+            ..ModelInfo::default()
         });
     }
     if let Input::Run(run) = &input {

@@ -89,7 +89,7 @@ impl InputArgs {
                 let text = bounded::read_text(path)?;
                 Labels::parse(&text).with_context(|| path.display().to_string())?
             }
-            None => Labels::of_inputs(self.label.clone()),
+            None => Labels::from_inputs(self.label.clone()),
         };
         Ok(survey::SurveyOptions {
             phases: self.phases(),
@@ -112,7 +112,7 @@ impl InputArgs {
         let is_surveyed = survey.is_some();
         let mut survey = Survey::new(survey.unwrap_or_default());
         let mut bytes = match self.trace.gguf()? {
-            Some((_, gguf)) => ExpertBytes::of_map(&OffsetMap::new(&gguf)),
+            Some((_, gguf)) => ExpertBytes::from_map(&OffsetMap::new(&gguf)),
             None => ExpertBytes::default(),
         };
         let options = self.trace.options()?;

@@ -31,7 +31,7 @@ pub fn read_with(
         Input::Run(run) => {
             traces::print_warnings(&run, ctx)?;
             if let Some(map) = run.map.as_ref().filter(|_| bytes.is_empty()) {
-                *bytes = ExpertBytes::of_map(map);
+                *bytes = ExpertBytes::from_map(map);
             }
             let _progress = Progress::of_run(ctx, &run);
             Hotness::from_run(&run, survey)?
@@ -44,20 +44,20 @@ pub fn read_with(
             let mut counter = RowCounter::new(path, survey);
             let progress = Progress::reading(ctx, path);
             let summary = import(trace.importer, &trace.source, options, &mut counter)?;
-            let hotness = counter.finish(&summary.facts)?;
+            let hotness = counter.finish(&summary.model_info)?;
             drop(progress);
             traces::report_import(ctx, path, &summary);
             if bytes.is_empty() {
-                *bytes = ExpertBytes::of_layers(summary.facts.expert_bytes);
+                *bytes = ExpertBytes::from_layers(summary.model_info.expert_bytes);
             }
             hotness
         }
     };
     let model = options.model.as_ref();
-    if let Some(contradiction) = model.and_then(|model| hotness.contradiction(model)) {
+    if let Some(mismatch) = model.and_then(|model| hotness.mismatch(model)) {
         bail!(ForeignError::OtherModel {
             path: path.to_owned(),
-            contradiction
+            mismatch
         });
     }
     Ok(hotness)

@@ -10,8 +10,8 @@ use crate::phase_choice::PhaseChoice;
 /// Returns the verdict on whether the hottest experts of the first half of the tokens are those of the second half. The line starts
 /// with one of `unknown_order`, `too_short`, `uniform`, `generalizes`, `generalizes_in_part` and `does_not_generalize`.
 pub fn verdict(read: &Counted) -> String {
-    let trust = stability::trust(&read.survey, read.hotness.n_expert());
-    let verdict = match trust.verdict {
+    let assessment = stability::assess(&read.survey, read.hotness.n_expert());
+    let verdict = match assessment.verdict {
         Stability::Unordered => {
             return "unknown_order: the input contains only counts, so there is no training split and no held-out split".into();
         }
@@ -21,8 +21,8 @@ pub fn verdict(read: &Counted) -> String {
         Stability::GeneralizesInPart => "generalizes_in_part",
         Stability::DoesNotGeneralize => "does_not_generalize",
     };
-    let tokens = counted(trust.rows, "token");
-    let hot = trust.split.as_ref().and_then(|split| {
+    let tokens = counted(assessment.tokens, "token");
+    let hot = assessment.split.as_ref().and_then(|split| {
         let coverage = split.of_percent(HOT_PERCENT)?;
         Some((split, coverage))
     });
@@ -32,16 +32,19 @@ pub fn verdict(read: &Counted) -> String {
     let mut line = format!(
         "{verdict}: the hottest {HOT_PERCENT} % of experts of the first {} cover {:.1} % of the activations of the other {} \
          (in-sample {:.1} %, uniform router {:.1} %)",
-        counted(split.rows_learned, "token"),
+        counted(split.train_tokens, "token"),
         100.0 * hot.out_of_sample,
-        split.rows_tested,
+        split.held_out_tokens,
         100.0 * hot.in_sample,
         100.0 * hot.uniform,
     );
-    if trust.unsettled > 0 {
-        line += &format!("; not converged in {}", counted(trust.unsettled, "layer"));
+    if assessment.unconverged > 0 {
+        line += &format!(
+            "; not converged in {}",
+            counted(assessment.unconverged, "layer")
+        );
     }
-    if trust.verdict == Stability::TooShort {
+    if assessment.verdict == Stability::TooShort {
         line += "; a verdict needs at least 5 activations per expert in each half";
     }
     line
@@ -55,7 +58,9 @@ pub fn amount(hotness: &Hotness, phase: PhaseChoice) -> String {
     let tokens = hotness.tokens(phases);
     let n_layers = counted(layers.len() as u64, "layer");
     if tokens == 0 {
-        let activations = layers.iter().map(|&layer| hotness.choices(layer, phases));
+        let activations = layers
+            .iter()
+            .map(|&layer| hotness.selections(layer, phases));
         let activations = activations.fold(0u64, u64::saturating_add);
         return format!(
             "{} in {n_layers} of {experts}",

@@ -108,7 +108,10 @@ impl Engine for LlamaCpp<'_> {
             flash_attention: None,
             kv_f32: false,
         };
-        let writer = setup.begin.map(|begin| begin(Vec::new())).transpose();
+        let writer = setup
+            .create_run
+            .map(|create_run| create_run(Vec::new()))
+            .transpose();
         let writer = writer.map_err(Error::Engine)?;
         let recording = Recording::new(self.gguf, writer, setup.mode, setup.observer);
         let session = Session::new(&self.model, self.gguf, params, setup.n_ctx, recording);

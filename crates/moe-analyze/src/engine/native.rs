@@ -96,7 +96,9 @@ impl Engine for Native<'_> {
         setup: Setup<'s>,
     ) -> moe_engine::Result<Box<dyn moe_engine::Session + 's>> {
         let devices = self.device.open(&self.model, &self.ctx).map_err(boxed)?;
-        let writer = setup.begin.map(|begin| begin(gpus_at_start(&devices)));
+        let writer = setup
+            .create_run
+            .map(|create_run| create_run(gpus_at_start(&devices)));
         let writer = writer.transpose().map_err(Error::Engine)?;
         let recorder = Recorder::new(writer).with_mode(setup.mode);
         let (model, threads, n_ctx) = (&self.model, &self.threads, setup.n_ctx);

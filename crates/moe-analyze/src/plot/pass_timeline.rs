@@ -166,7 +166,7 @@ fn bars(report: &OverlapReport) -> Panel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use moe_analysis::overlap::Reads;
+    use moe_analysis::overlap::MemoryTraffic;
     use moe_trace::{LayerId, Phase, TokenId};
 
     fn pass(n_layer: u16, clock: u64) -> Vec<Transfer> {
@@ -214,7 +214,7 @@ mod tests {
             empty,
         ];
         for pass in &passes {
-            let report = overlap::report(pass, Phase::Generate, &Reads::default()).unwrap();
+            let report = overlap::report(pass, Phase::Generate, &MemoryTraffic::default()).unwrap();
             let figure = pass_timeline("run, pass 0 of 1", pass, &report);
             let is_magnified = pass.len() >= 2 * N_MAGNIFIED;
             assert_eq!(figure.panels.len(), if is_magnified { 3 } else { 2 });

@@ -7,9 +7,9 @@
 use std::io::Write;
 
 use moe_trace::record::lane;
-use moe_trace::{Facts, Phase, RoutingRow, SinkError};
+use moe_trace::{ModelInfo, Phase, RoutingRow, SinkError};
 
-use crate::{Export, ExportError, Exporter, UnfitError};
+use crate::{Export, ExportError, Exporter, UnsupportedTrace};
 
 use super::note_n_expert;
 use super::tokens::for_each_token;
@@ -35,11 +35,11 @@ impl Exporter for BigMoeOnEdge {
                 hint: "convert it to jsonl, where phases are optional",
             });
         }
-        write_preamble(export.facts(), export.n_expert(), out)?;
+        write_preamble(export.model_info(), export.n_expert(), out)?;
         let mut found = Found::default();
         for_each_token(export, self.name(), |rows| {
             rows.iter()
-                .try_for_each(|row| write_row(row, export.facts(), &mut found, out))
+                .try_for_each(|row| write_row(row, export.model_info(), &mut found, out))
         })?;
         let mut losses = found.losses();
         losses.extend(note_n_expert(export));
@@ -47,16 +47,23 @@ impl Exporter for BigMoeOnEdge {
     }
 }
 
-fn write_preamble(facts: &Facts, n_expert: u32, out: &mut dyn Write) -> Result<(), ExportError> {
+fn write_preamble(
+    model_info: &ModelInfo,
+    n_expert: u32,
+    out: &mut dyn Write,
+) -> Result<(), ExportError> {
     writeln!(out, "# route_trace v1")?;
     write!(out, "#")?;
     let word = |text: &String| text.split_whitespace().collect::<Vec<_>>().join("_");
     let pairs = [
-        ("model", facts.model.as_ref().map(word)),
-        ("arch", facts.arch.as_ref().map(word)),
-        ("n_layer", facts.n_layer.map(|n| n.to_string())),
+        ("model", model_info.model.as_ref().map(word)),
+        ("arch", model_info.arch.as_ref().map(word)),
+        ("n_layer", model_info.n_layer.map(|n| n.to_string())),
         ("n_expert", Some(n_expert.to_string())),
-        ("n_expert_used", facts.n_expert_used.map(|n| n.to_string())),
+        (
+            "n_expert_used",
+            model_info.n_expert_used.map(|n| n.to_string()),
+        ),
     ];
     for (key, value) in pairs {
         if let Some(value) = value {
@@ -64,7 +71,7 @@ fn write_preamble(facts: &Facts, n_expert: u32, out: &mut dyn Write) -> Result<(
         }
     }
     writeln!(out)?;
-    for (layer, bytes) in &facts.expert_bytes {
+    for (layer, bytes) in &model_info.expert_bytes {
         writeln!(out, "# layer={layer} expert_bytes={bytes}")?;
     }
     writeln!(
@@ -117,11 +124,11 @@ impl Found {
 
 fn write_row(
     row: &RoutingRow,
-    facts: &Facts,
+    model_info: &ModelInfo,
     found: &mut Found,
     out: &mut dyn Write,
 ) -> Result<(), SinkError> {
-    let size = facts
+    let size = model_info
         .expert_bytes
         .get(&row.layer_id)
         .copied()
@@ -141,7 +148,7 @@ fn write_row(
     found.tokens_without_sequence |= row.sequence_id.is_none();
     found.tokens_with_sequence |= row.sequence_id.is_some();
     if found.tokens_without_sequence && found.tokens_with_sequence {
-        return Err(SinkError::Refused(UnfitError::MixedSequences.into()));
+        return Err(SinkError::Refused(UnsupportedTrace::MixedSequences.into()));
     }
     found.unknown_weights |= row.weight.is_none();
     let phase = match row.phase {

@@ -24,8 +24,9 @@ impl Exporter for ColiUsage {
     }
 
     fn export(&self, export: &Export<'_>, out: &mut dyn Write) -> Result<Vec<String>, ExportError> {
-        let facts = export.facts();
-        if let (Some(n_layer), Some(n_expert)) = (facts.n_hidden_layer(), facts.n_expert) {
+        let model_info = export.model_info();
+        if let (Some(n_layer), Some(n_expert)) = (model_info.n_hidden_layer(), model_info.n_expert)
+        {
             writeln!(out, "-1 {n_layer} {n_expert}")?;
         }
         let mut losses = losses_of_counts(export);

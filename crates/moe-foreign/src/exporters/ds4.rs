@@ -45,11 +45,11 @@ impl Exporter for Ds4 {
         let has_masses = ranked.iter().all(|(_, _, tally)| tally.mass.is_some());
 
         writeln!(out, "# ds4 expert hotlist v1")?;
-        let facts = export.facts();
-        if let Some(model) = &facts.model {
+        let model_info = export.model_info();
+        if let Some(model) = &model_info.model {
             writeln!(out, "# model {}", one_line(model))?;
         }
-        if let Some(n_layer) = facts.n_hidden_layer() {
+        if let Some(n_layer) = model_info.n_hidden_layer() {
             writeln!(out, "# layers {n_layer}")?;
         }
         writeln!(out, "# experts {}", export.n_expert())?;

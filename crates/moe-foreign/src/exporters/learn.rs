@@ -36,7 +36,7 @@ impl Exporter for Learn {
             .iter()
             .filter(|(_, _, counts)| counts.total() > 0)
         {
-            let used = export.facts().n_expert_used_in(layer).unwrap_or(0);
+            let used = export.model_info().n_expert_used_in(layer).unwrap_or(0);
             let tokens = counts
                 .n_tokens
                 .filter(|&n_tokens| n_tokens > 0)

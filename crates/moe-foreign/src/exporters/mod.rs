@@ -40,7 +40,7 @@ fn losses_of_counts(export: &Export<'_>) -> Vec<String> {
 /// A note that the number of experts per layer is an assumption, if neither the trace nor the model records it.
 fn note_n_expert(export: &Export<'_>) -> Option<String> {
     let n_expert = export
-        .facts()
+        .model_info()
         .n_expert
         .is_none()
         .then(|| export.n_expert())?;
@@ -56,7 +56,7 @@ fn counts_without_mtp(
 ) -> (BTreeMap<LayerId, LayerCounts>, Option<String>) {
     let mut layers = export.counts.layers();
     let n_seen = layers.len();
-    if let Some(n_hidden) = export.facts().n_hidden_layer() {
+    if let Some(n_hidden) = export.model_info().n_hidden_layer() {
         layers.retain(|layer, _| u32::from(layer.0) < n_hidden.saturating_add(n_more));
     }
     let n_skipped = n_seen - layers.len();
@@ -72,7 +72,7 @@ fn counts_without_mtp(
 fn rows_for_servers(export: &Export<'_>) -> (usize, Vec<String>) {
     let last = export.counts.iter().map(|(layer, _, _)| layer).max();
     let n_used = last.map_or(0, |last| last.index() + 1);
-    let Some(n_hidden) = export.facts().n_hidden_layer() else {
+    let Some(n_hidden) = export.model_info().n_hidden_layer() else {
         let note =
             "the number of layers is unknown: the last row is that of the last layer in the trace";
         return (n_used, vec![note.into()]);

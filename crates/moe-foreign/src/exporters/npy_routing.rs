@@ -11,7 +11,7 @@ use moe_trace::{RoutingRow, SinkError};
 
 use crate::binary::array::ElementType;
 use crate::binary::npy;
-use crate::{Export, ExportError, Exporter, UnfitError};
+use crate::{Export, ExportError, Exporter, UnsupportedTrace};
 
 use super::rows_for_servers;
 use super::tokens::for_each_token;
@@ -42,10 +42,12 @@ impl Exporter for NpyRouting {
         for_each_token(export, self.name(), |rows| extent.include(rows))?;
         let n_expert_used = export.n_expert_used().unwrap_or(0);
         extent.top_k = extent.top_k.max(n_expert_used as usize);
-        let n_numbers = extent.n_numbers().map_err(|error| ExportError::Unfit {
-            format: self.name(),
-            source: error.into(),
-        })?;
+        let n_numbers = extent
+            .n_numbers()
+            .map_err(|error| ExportError::Unsupported {
+                format: self.name(),
+                source: error.into(),
+            })?;
         let mut array = Array {
             n_layer,
             top_k: extent.top_k,
@@ -84,7 +86,9 @@ impl Extent {
         {
             if *self.sequence.get_or_insert(row.sequence_id) != row.sequence_id {
                 let hint = "convert it to jsonl, or record one prompt";
-                return Err(SinkError::Refused(UnfitError::Sequences { hint }.into()));
+                return Err(SinkError::Refused(
+                    UnsupportedTrace::Sequences { hint }.into(),
+                ));
             }
             self.n_tokens = self.n_tokens.max(row.token_id.index() + 1);
             self.top_k = self.top_k.max(usize::from(row.slot) + 1);
@@ -92,13 +96,13 @@ impl Extent {
         Ok(())
     }
 
-    fn n_numbers(&self) -> Result<usize, UnfitError> {
+    fn n_numbers(&self) -> Result<usize, UnsupportedTrace> {
         let n_numbers = self
             .n_tokens
             .saturating_mul(self.n_layer)
             .saturating_mul(self.top_k);
         if n_numbers > MAX_NUMBERS {
-            return Err(UnfitError::TooLarge {
+            return Err(UnsupportedTrace::TooLarge {
                 n_tokens: self.n_tokens,
                 n_layer: self.n_layer,
                 top_k: self.top_k,
@@ -125,10 +129,10 @@ impl Array {
             let token = row.token_id.index() * self.n_layer + layer;
             let place = token * self.top_k + usize::from(row.slot);
             let Some(place) = self.numbers.get_mut(place) else {
-                return Err(SinkError::Refused(UnfitError::Changed.into()));
+                return Err(SinkError::Refused(UnsupportedTrace::Changed.into()));
             };
             if *place != EMPTY {
-                let error = UnfitError::RepeatedToken {
+                let error = UnsupportedTrace::RepeatedToken {
                     token_id: row.token_id,
                     layer_id: row.layer_id,
                 };

@@ -15,7 +15,7 @@ use moe_trace::{LayerId, Phase, Run};
 use serde::{Serialize, Serializer};
 
 use super::is_numbered;
-use crate::{Export, ExportError, FilesExporter, UnfitError};
+use crate::{Export, ExportError, FilesExporter, UnsupportedTrace};
 
 /// Start of every file, before the token number.
 const HEAD: &str = "{\"token_id\": ";
@@ -50,7 +50,7 @@ impl FilesExporter for Thesis {
             what: "the operations of a run",
             hint: "use a run directory or a trace.bin",
         })?;
-        let tokens = count(run).map_err(unfit)?;
+        let tokens = count(run).map_err(unsupported)?;
         write_files(run, &tokens, create)?;
         Ok(vec![
             "each batch keeps only the experts of its first token, at most 16".into(),
@@ -59,8 +59,8 @@ impl FilesExporter for Thesis {
     }
 }
 
-fn unfit(error: UnfitError) -> ExportError {
-    ExportError::Unfit {
+fn unsupported(error: UnsupportedTrace) -> ExportError {
+    ExportError::Unsupported {
         format: Thesis.name(),
         source: error.into(),
     }
@@ -96,7 +96,7 @@ impl Tokens {
 }
 
 /// Counts the entries of each file.
-fn count(run: &Run) -> Result<Tokens, UnfitError> {
+fn count(run: &Run) -> Result<Tokens, UnsupportedTrace> {
     let mut tokens = Tokens {
         first_generated: None,
         files: BTreeMap::new(),
@@ -107,7 +107,7 @@ fn count(run: &Run) -> Result<Tokens, UnfitError> {
         // In a plain v4 record, without our extension, the bytes of `sequence_id` are undefined.
         let of_record = head.has_extension().then(|| head.sequence_id.get());
         if *sequence.get_or_insert(of_record) != of_record {
-            return Err(UnfitError::Sequences {
+            return Err(UnsupportedTrace::Sequences {
                 hint: "record one prompt",
             });
         }
@@ -152,7 +152,8 @@ fn write_files(
         write!(out, ", \"entries\": [")?;
         for entry_id in 0..metadata.total_entries {
             let next = operations.next_if(|head| tokens.number(head) == number);
-            let head = next.ok_or_else(|| unfit(UnfitError::NotConsecutive { number }))?;
+            let head =
+                next.ok_or_else(|| unsupported(UnsupportedTrace::NotConsecutive { number }))?;
             out.write_all(if entry_id == 0 { b"\n" } else { b",\n" })?;
             let entry = Entry::new(entry_id, number, metadata, head, run.ops());
             serde_json::to_writer(&mut out, &entry).map_err(io::Error::from)?;

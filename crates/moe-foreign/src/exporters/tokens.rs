@@ -18,7 +18,7 @@ pub(super) fn for_each_token(
     };
     export.rows(format, &mut tokens)?;
     tokens.finish().map_err(|error| match error {
-        SinkError::Refused(source) => ExportError::Unfit { format, source },
+        SinkError::Refused(source) => ExportError::Unsupported { format, source },
         SinkError::NeedsOrder => ExportError::NoOrder {
             format,
             from: export.summary.format,

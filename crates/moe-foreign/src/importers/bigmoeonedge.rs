@@ -33,10 +33,10 @@ use std::path::Path;
 
 use moe_gguf::text::counted;
 use moe_trace::record::lane;
-use moe_trace::{Facts, Phase, RoutingRow, TokenId};
+use moe_trace::{ModelInfo, Phase, RoutingRow, TokenId};
 
 use crate::source::{Lines, sample_lines};
-use crate::{At, ForeignError, ImportOptions, Importer, Output, Source, check_model};
+use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source, check_model};
 
 use super::text::{
     Columns, LineError, has_columns, number, optional_number, required_number, shown,
@@ -126,17 +126,17 @@ fn import_file(
     output: &mut Output<'_>,
 ) -> Result<(), ForeignError> {
     let mut lines = Lines::open(source)?;
-    let mut facts = Facts::default();
+    let mut model_info = ModelInfo::default();
     let mut table: Option<Columns<10>> = None;
     let mut turns = Turns::default();
     while let Some((line, text)) = lines.next_line()? {
         if let Some(version) = text.strip_prefix(MAGIC)
             && version != VERSION
         {
-            return Err(output.version(At::Line(line), shown(version), VERSION));
+            return Err(output.version(Location::Line(line), shown(version), VERSION));
         }
         if let Some(comment) = text.strip_prefix('#') {
-            if let Err(error) = read_comment(comment, &mut facts) {
+            if let Err(error) = read_comment(comment, &mut model_info) {
                 lines.skip_truncated(lines.invalid(error), output)?;
             }
             continue;
@@ -146,7 +146,7 @@ fn import_file(
             Some(Ok(Row::Routed { row, is_dropped })) => {
                 special.n_dropped += u64::from(is_dropped);
                 let sequence_id = turns.sequence(row.sequence_id);
-                output.routing(|| At::Line(line), &RoutingRow { sequence_id, ..row })?;
+                output.routing(|| Location::Line(line), &RoutingRow { sequence_id, ..row })?;
             }
             Some(Ok(Row::WithoutPosition)) => special.n_without_position += 1,
             Some(Err(error)) if !has_columns(text, &REQUIRED) => {
@@ -157,9 +157,9 @@ fn import_file(
                 let columns = columns.map_err(|error| lines.invalid(error))?;
                 turns.next_run(columns.has("turn"));
                 table = Some(columns);
-                check_model(output.known(), &facts, source)?;
-                output.facts(&facts)?;
-                facts = Facts::default();
+                check_model(output.known_model_info(), &model_info, source)?;
+                output.model_info(&model_info)?;
+                model_info = ModelInfo::default();
             }
         }
     }
@@ -195,22 +195,22 @@ impl Turns {
     }
 }
 
-fn read_comment(comment: &str, facts: &mut Facts) -> Result<(), LineError> {
+fn read_comment(comment: &str, model_info: &mut ModelInfo) -> Result<(), LineError> {
     let mut layer = None;
     for (key, value) in comment
         .split_whitespace()
         .filter_map(|word| word.split_once('='))
     {
         match key {
-            "model" => facts.model = Some(value.to_owned()),
-            "arch" => facts.arch = Some(value.to_owned()),
-            "n_layer" => facts.n_layer = Some(number("n_layer", value)?),
-            "n_expert" => facts.n_expert = Some(number("n_expert", value)?),
-            "n_expert_used" => facts.n_expert_used = Some(number("n_expert_used", value)?),
+            "model" => model_info.model = Some(value.to_owned()),
+            "arch" => model_info.arch = Some(value.to_owned()),
+            "n_layer" => model_info.n_layer = Some(number("n_layer", value)?),
+            "n_expert" => model_info.n_expert = Some(number("n_expert", value)?),
+            "n_expert_used" => model_info.n_expert_used = Some(number("n_expert_used", value)?),
             "layer" => layer = Some(number("layer", value)?),
             "expert_bytes" => {
                 let layer = layer.ok_or(LineError::Format("expert_bytes has no layer"))?;
-                facts
+                model_info
                     .expert_bytes
                     .insert(layer, number("expert_bytes", value)?);
             }
@@ -252,7 +252,7 @@ fn read_row(columns: &mut Columns<10>, text: &str) -> Result<Row, LineError> {
         phase: match phase {
             None => None,
             Some(phase) => Some(
-                Phase::of(phase)
+                Phase::from_number(phase)
                     .ok_or(LineError::Format("phase is not 0 (prompt) or 1 (decode)"))?,
             ),
         },

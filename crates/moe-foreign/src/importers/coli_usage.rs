@@ -14,10 +14,10 @@
 //! Definition: `c/route_trace.h` in that repository.
 
 use moe_gguf::text::counted;
-use moe_trace::{CountRow, ExpertId, Facts};
+use moe_trace::{CountRow, ExpertId, ModelInfo};
 
 use crate::source::{Lines, sample_lines};
-use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
+use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source};
 
 use super::text::{LineError, are_integers, number};
 
@@ -56,7 +56,7 @@ impl Importer for ColiUsage {
         let model = options.model.as_ref();
         let mut n_layer = model
             .filter(|model| model.n_nextn_layer > 0)
-            .and_then(Facts::n_hidden_layer);
+            .and_then(ModelInfo::n_hidden_layer);
         let n_nextn = model.map_or(0, |model| model.n_nextn_layer).max(1);
         let mut n_skipped = 0u64;
         for file in source.files() {
@@ -64,7 +64,7 @@ impl Importer for ColiUsage {
             let mut lines = Lines::open(file)?;
             let mut has_header = false;
             while let Some((line, text)) = lines.next_line()? {
-                let at = || At::Line(line);
+                let at = || Location::Line(line);
                 has_header |= is_header(text);
                 let [layer, second, third] = match parse(text) {
                     Ok((numbers, false)) => numbers,
@@ -87,10 +87,10 @@ impl Importer for ColiUsage {
                 match layer {
                     -1 => {
                         n_layer = Some(to_u32("number of layers", second, output)?);
-                        output.facts(&Facts {
+                        output.model_info(&ModelInfo {
                             n_layer,
                             n_expert: Some(to_u32("number of experts", third, output)?),
-                            ..Facts::default()
+                            ..ModelInfo::default()
                         })?;
                     }
                     -2 if second > VERSION => {

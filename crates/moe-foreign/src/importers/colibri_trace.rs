@@ -14,7 +14,7 @@ use moe_trace::{LayerId, RoutingRow};
 
 use crate::passes::Passes;
 use crate::source::{Lines, sample_lines};
-use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
+use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source};
 
 use super::text::{LineError, are_integers, number};
 
@@ -55,7 +55,7 @@ impl Importer for ColibriTrace {
             let mut last_call = None;
             let mut lines = Lines::open(file)?;
             while let Some((line, text)) = lines.next_line()? {
-                let at = || At::Line(line);
+                let at = || Location::Line(line);
                 let parsed = match parse(text) {
                     Ok(parsed) => parsed,
                     Err(error) => {

@@ -14,10 +14,10 @@
 //!
 //! Definition: `ds4_expert_profile_write_hotlist_file` in `ds4.c` of that repository.
 
-use moe_trace::{CountRow, Facts};
+use moe_trace::{CountRow, ModelInfo};
 
 use crate::source::Lines;
-use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
+use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source};
 
 use super::text::{LineError, number, shown};
 
@@ -59,18 +59,18 @@ impl Importer for Ds4Hotlist {
 }
 
 fn import_file(mut lines: Lines, output: &mut Output<'_>) -> Result<(), ForeignError> {
-    let mut facts = Facts::default();
+    let mut model_info = ModelInfo::default();
     while let Some((line, text)) = lines.next_line()? {
-        let at = || At::Line(line);
+        let at = || Location::Line(line);
         if let Some(version) = text.strip_prefix(MAGIC)
             && version != VERSION
         {
             return Err(output.version(at(), shown(version), VERSION));
         }
         if let Some(comment) = text.strip_prefix('#') {
-            let is_fact = read_comment(comment.trim(), &mut facts);
-            if is_fact.map_err(|error| output.invalid(at(), error))? {
-                output.facts(&facts)?;
+            let is_model_info = read_comment(comment.trim(), &mut model_info);
+            if is_model_info.map_err(|error| output.invalid(at(), error))? {
+                output.model_info(&model_info)?;
             }
         } else {
             match read_row(text) {
@@ -88,11 +88,11 @@ fn import_file(mut lines: Lines, output: &mut Output<'_>) -> Result<(), ForeignE
 }
 
 /// Adds the fact about the model in a comment; returns whether there is one.
-fn read_comment(comment: &str, facts: &mut Facts) -> Result<bool, LineError> {
+fn read_comment(comment: &str, model_info: &mut ModelInfo) -> Result<bool, LineError> {
     match comment.split_once(' ') {
-        Some(("model", name)) => facts.model = Some(name.to_owned()),
-        Some(("layers", n)) => facts.n_layer = Some(number("layers", n)?),
-        Some(("experts", n)) => facts.n_expert = Some(number("experts", n)?),
+        Some(("model", name)) => model_info.model = Some(name.to_owned()),
+        Some(("layers", n)) => model_info.n_layer = Some(number("layers", n)?),
+        Some(("experts", n)) => model_info.n_expert = Some(number("experts", n)?),
         _ => return Ok(false),
     }
     Ok(true)

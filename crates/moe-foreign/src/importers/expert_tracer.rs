@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use moe_trace::{CountRow, ExpertId, LayerId};
 use serde::Deserialize;
 
-use crate::{At, ForeignError, ImportOptions, Importer, Output, Source, json};
+use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source, json};
 
 /// Importer of both JSON formats.
 pub struct ExpertTracer;
@@ -108,7 +108,10 @@ fn import_layers(layers: &[TracerLayer], output: &mut Output<'_>) -> Result<(), 
                 count: expert.activations,
                 mass: None,
             };
-            output.count(|| At::Element(format!("layers[{i}].experts[{k}]")), &row)?;
+            output.count(
+                || Location::Element(format!("layers[{i}].experts[{k}]")),
+                &row,
+            )?;
         }
         let counts = layer.experts.iter().map(|expert| expert.activations);
         let sum = counts.fold(0u64, u64::saturating_add);
@@ -128,7 +131,7 @@ fn import_per_layer(
 ) -> Result<(), ForeignError> {
     for (layer, experts) in layers {
         for (expert, &count) in experts {
-            let at = || At::Element(format!("per_layer[{layer:?}][{expert:?}]"));
+            let at = || Location::Element(format!("per_layer[{layer:?}][{expert:?}]"));
             let (Ok(layer_id), Ok(expert_id)) = (layer.parse(), expert.parse()) else {
                 let reason = "the layer or expert is not a number; the file is damaged";
                 return Err(output.invalid(at(), reason));

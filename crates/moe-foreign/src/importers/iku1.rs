@@ -14,7 +14,7 @@
 use crate::arrays::{CountSums, element};
 use crate::binary::array::{Array, ElementType};
 use crate::binary::mapped::Mapped;
-use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
+use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source};
 
 const MAGIC: &[u8] = b"IKU1";
 /// Size of the header in bytes.
@@ -51,7 +51,7 @@ impl Importer for Iku1 {
             let bytes = Mapped::open(file)?;
             let Some((header, counts)) = bytes.split_first_chunk::<HEADER>() else {
                 let reason = "the header of 12 bytes is truncated; copy the file again";
-                return Err(output.invalid(At::Byte(4), reason));
+                return Err(output.invalid(Location::Byte(4), reason));
             };
             let size = |at: usize| {
                 header[at..]
@@ -61,7 +61,7 @@ impl Importer for Iku1 {
             let shape = vec![size(4), size(8)];
             let counts = Array::contiguous(counts, ElementType::U32, false, shape, false)
                 .map_err(|error| format!("{error}; the file is damaged or truncated"))
-                .map_err(|reason| output.invalid(At::Byte(4), reason))?;
+                .map_err(|reason| output.invalid(Location::Byte(4), reason))?;
             let mut sums = CountSums::default();
             sums.add(&counts, None)
                 .map_err(|(index, error)| output.invalid(element(&index), error))?;

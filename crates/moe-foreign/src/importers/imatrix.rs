@@ -12,9 +12,9 @@
 use std::collections::BTreeMap;
 
 use moe_gguf::{GgmlType, Gguf, Tensor};
-use moe_trace::{CountRow, Facts};
+use moe_trace::{CountRow, ModelInfo};
 
-use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
+use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source};
 
 /// Bytes of the key-value pair `general.type` = `imatrix`: key, type (string), length, value; little-endian and big-endian.
 const TYPES: [&[u8]; 2] = [
@@ -69,16 +69,16 @@ fn import_counts(gguf: &Gguf, output: &mut Output<'_>) -> Result<(), ForeignErro
             continue;
         };
         check_shape(gguf, tensor)
-            .map_err(|error| output.invalid(At::Element(tensor.name.clone()), error))?;
+            .map_err(|error| output.invalid(Location::Element(tensor.name.clone()), error))?;
         let best = layers.entry(layer).or_insert((rank, tensor));
         if rank < best.0 {
             *best = (rank, tensor);
         }
     }
     let n_expert = layers.values().map(|(_, tensor)| tensor.ne[1]).max();
-    output.facts(&Facts {
+    output.model_info(&ModelInfo {
         n_expert: n_expert.and_then(|n| u32::try_from(n).ok()),
-        ..Facts::default()
+        ..ModelInfo::default()
     })?;
     for (layer, (_, tensor)) in layers {
         import_layer(gguf, layer, tensor, output)?;
@@ -136,10 +136,10 @@ fn import_layer(
     tensor: &Tensor,
     output: &mut Output<'_>,
 ) -> Result<(), ForeignError> {
-    let layer_id = output.layer_id(|| At::Element(tensor.name.clone()), layer)?;
+    let layer_id = output.layer_id(|| Location::Element(tensor.name.clone()), layer)?;
     let (counts, _) = gguf.data(tensor)?.as_chunks::<4>();
     for (expert, &count) in counts.iter().enumerate() {
-        let at = || At::Element(format!("{}[{expert}]", tensor.name));
+        let at = || Location::Element(format!("{}[{expert}]", tensor.name));
         let count = f32::from_le_bytes(count);
         if !(count >= 0.0 && count.fract() == 0.0) {
             return Err(

@@ -12,7 +12,7 @@
 use moe_trace::{LayerId, RoutingRow, TokenId};
 use serde::Deserialize;
 
-use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
+use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source};
 
 use super::jsonl::{TokenOrder, first_line_has, for_each_line, zip_weights};
 
@@ -48,7 +48,7 @@ impl Importer for Lattice {
     ) -> Result<(), ForeignError> {
         let mut order = TokenOrder::default();
         for_each_line(source, output, |line: &Line, number, output| {
-            let at = || At::Line(number);
+            let at = || Location::Line(number);
             let row = RoutingRow {
                 token_id: line.token_idx,
                 ..RoutingRow::at_layer(line.layer_idx)

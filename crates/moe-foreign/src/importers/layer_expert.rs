@@ -18,7 +18,7 @@ use moe_trace::{CountRow, ExpertId, LayerId, RoutingRow, TokenId};
 
 use crate::passes::Passes;
 use crate::source::{Lines, sample_lines};
-use crate::{At, ForeignError, ImportOptions, Importer, Missing, Output, Source};
+use crate::{ForeignError, ImportOptions, Importer, Location, Missing, Output, Source};
 
 use super::text::{Columns, LineError, are_integers, has_columns, required_number};
 
@@ -62,7 +62,7 @@ impl Importer for LayerExpert {
         match top_k {
             Some(k) => output.note(format!(
                 "lines are grouped into tokens of {}{}, and into passes by the order of layers; phases and router weights are not recorded",
-                if options.has_one_top_k() { "" } else { "up to " },
+                if options.has_uniform_top_k() { "" } else { "up to " },
                 counted(k, "expert")
             )),
             None => {
@@ -140,7 +140,7 @@ fn count(
                 count: 1,
                 mass: None,
             };
-            output.count(|| At::Line(line), &row)
+            output.count(|| Location::Line(line), &row)
         },
     )
 }
@@ -208,7 +208,7 @@ impl<'a> Tokens<'a> {
                 counted(self.experts.len(), "consecutive line"),
                 self.top_k
             );
-            return Err(output.invalid(At::Line(self.first_line), reason));
+            return Err(output.invalid(Location::Line(self.first_line), reason));
         }
         if rest > 0 {
             output.note(format!(
@@ -230,7 +230,7 @@ impl<'a> Tokens<'a> {
             };
             let line = self.first_line;
             let experts = experts.iter().map(|&expert| (expert.0.into(), None));
-            output.token(|| At::Line(line), &row, experts)?;
+            output.token(|| Location::Line(line), &row, experts)?;
         }
         self.experts.clear();
         Ok(())

@@ -12,10 +12,10 @@
 //! Definition: `src/moe-hot-cache/` in that repository.
 
 use moe_placement::learn::{OLD_SCHEMA, SCHEMA, parse_observations};
-use moe_trace::{CountRow, Facts, LayerRow, bounded};
+use moe_trace::{CountRow, LayerRow, ModelInfo, bounded};
 use serde::Deserialize;
 
-use crate::{At, Contents, ForeignError, ImportOptions, Importer, Output, Source};
+use crate::{Contents, ForeignError, ImportOptions, Importer, Location, Output, Source};
 
 /// Importer of learn files.
 pub struct Learn;
@@ -76,18 +76,18 @@ impl Importer for Learn {
 }
 
 fn import_text(text: &str, output: &mut Output<'_>) -> Result<(), ForeignError> {
-    let root = || At::Element("/".into());
+    let root = || Location::Element("/".into());
     let observations = parse_observations(text).map_err(|error| output.invalid(root(), error))?;
     let totals: Totals = serde_json::from_str(text)
-        .map_err(|error| output.invalid(At::Line(error.line() as u64), error))?;
+        .map_err(|error| output.invalid(Location::Line(error.line() as u64), error))?;
     let number = |number: u32| Some(number).filter(|&number| number > 0);
-    output.facts(&Facts {
+    output.model_info(&ModelInfo {
         n_expert: number(totals.n_expert),
         n_expert_used: number(totals.n_expert_used),
-        ..Facts::default()
+        ..ModelInfo::default()
     })?;
     for layer in &observations {
-        let at = || At::Element(format!("layer {}", layer.layer));
+        let at = || Location::Element(format!("layer {}", layer.layer));
         let layer_id = output.layer_id(at, layer.layer.0.into())?;
         for expert in &layer.experts {
             let row = CountRow {
@@ -101,7 +101,7 @@ fn import_text(text: &str, output: &mut Output<'_>) -> Result<(), ForeignError> 
         }
     }
     for (i, layer) in totals.layers.iter().enumerate() {
-        let at = || At::Element(format!("layers[{i}]"));
+        let at = || Location::Element(format!("layers[{i}]"));
         let row = LayerRow {
             layer_id: output.layer_id(at, layer.layer)?,
             phase: None,

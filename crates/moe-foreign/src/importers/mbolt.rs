@@ -11,11 +11,11 @@
 //!
 //! Definition: `mbolt/src/mbolt/trace.py` in that repository.
 
-use moe_trace::{Facts, MAX_ID, RoutingRow, TokenId};
+use moe_trace::{MAX_ID, ModelInfo, RoutingRow, TokenId};
 
 use crate::binary::mapped::Mapped;
 use crate::passes::Passes;
-use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
+use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source};
 
 const MAGIC: u32 = 0x544C_424D;
 /// Size of the header in bytes.
@@ -69,19 +69,19 @@ impl Importer for Mbolt {
 
 fn import_file(bytes: &[u8], output: &mut Output<'_>) -> Result<(), ForeignError> {
     match (number(bytes, 4), number(bytes, 8)) {
-        (Some(1), Some(n_expert)) => output.facts(&Facts {
+        (Some(1), Some(n_expert)) => output.model_info(&ModelInfo {
             n_expert: Some(n_expert).filter(|&n| n > 0),
-            ..Facts::default()
+            ..ModelInfo::default()
         })?,
         (Some(version), Some(_)) => {
-            return Err(output.version(At::Byte(4), version, "1"));
+            return Err(output.version(Location::Byte(4), version, "1"));
         }
-        _ => return Err(output.invalid(At::Byte(4), MboltError::Header)),
+        _ => return Err(output.invalid(Location::Byte(4), MboltError::Header)),
     }
     let mut passes = Passes::default();
     let (mut offset, mut record) = (HEADER, 0);
     while offset < bytes.len() {
-        let at = || At::Record {
+        let at = || Location::Record {
             record,
             offset: offset as u64,
         };

@@ -22,7 +22,7 @@ use serde::Deserialize;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::layers::{LayerError, Layouts};
-use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
+use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source};
 
 use super::jsonl::{Nested, first_line_has, for_each_line};
 
@@ -173,7 +173,7 @@ fn check_stages(
         ),
         n_moe if n_layers > 0 && n_layers < n_moe => {
             let source = LayerError::Stages { n_layers, n_moe };
-            return Err(output.layers(At::Element("layer".into()), source));
+            return Err(output.layers(Location::Element("layer".into()), source));
         }
         _ => {}
     }
@@ -187,7 +187,7 @@ fn import_line(
     ranks: &mut BTreeMap<Option<u32>, Rank>,
     output: &mut Output<'_>,
 ) -> Result<bool, ForeignError> {
-    let at = || At::Line(number);
+    let at = || Location::Line(number);
     if let Some(rank) = line.rank.filter(|&rank| rank > MAX_RANK) {
         let reason = format!("rank {rank} is out of range (0..={MAX_RANK}); the line is damaged");
         return Err(output.invalid(at(), reason));

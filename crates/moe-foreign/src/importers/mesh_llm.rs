@@ -20,7 +20,7 @@ use std::path::Path;
 use moe_trace::CountRow;
 
 use crate::source::{Lines, sample_lines};
-use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
+use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source};
 
 use super::text::{Columns, LineError, has_columns, number, required_number};
 
@@ -70,7 +70,7 @@ fn import_file(file: &Path, output: &mut Output<'_>) -> Result<(), ForeignError>
     let (mut layer, mut has_masses) = (None, true);
     let mut columns: Option<Columns<4>> = None;
     while let Some((line, text)) = lines.next_line()? {
-        let at = || At::Line(line);
+        let at = || Location::Line(line);
         if let Some(comment) = text.strip_prefix('#') {
             match comment.trim().split_once('=') {
                 Some(("layer", number)) => layer = Some(number.to_owned()),

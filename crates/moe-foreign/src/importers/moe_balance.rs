@@ -17,7 +17,7 @@ use moe_gguf::text::counted;
 use moe_trace::{LayerId, RoutingRow, TokenId};
 use serde::Deserialize;
 
-use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
+use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source};
 
 use super::jsonl::{Nested, first_line_has, for_each_line, zip_weights};
 
@@ -105,7 +105,7 @@ fn import_line(
     batches: &mut Batches,
     output: &mut Output<'_>,
 ) -> Result<(), ForeignError> {
-    let at = || At::Line(number);
+    let at = || Location::Line(number);
     if let Some(weights) = &line.topk_weights
         && weights.len() != line.topk_experts.len()
     {

@@ -12,7 +12,7 @@
 use crate::arrays::{CountSums, Tokens, element, import_tokens, warn_if_routing};
 use crate::binary::mapped::Mapped;
 use crate::binary::npy;
-use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
+use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source};
 
 /// Importer of `.npy` files.
 pub struct Npy;
@@ -44,7 +44,7 @@ impl Importer for Npy {
             output.begin_file(file);
             let bytes = Mapped::open(file)?;
             let array = npy::read(&bytes)
-                .map_err(|error| output.invalid(At::Byte(error.offset), error.reason))?;
+                .map_err(|error| output.invalid(Location::Byte(error.offset), error.reason))?;
             if array.shape().len() == 3 && !array.element_type().is_float() {
                 import_tokens(&array, Tokens::default(), element, options, output)?;
                 output.note("phases and router weights are not recorded");

@@ -22,7 +22,7 @@ use std::path::Path;
 
 use crate::arrays::{Tokens, element_of, import_tokens};
 use crate::source::{is_partial, read_text};
-use crate::{At, ForeignError, ImportOptions, Importer, Output, Source, json};
+use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source, json};
 
 use super::routed_experts::{RoutedExperts, has_keys, is_event_stream};
 use array::Counts;
@@ -105,7 +105,7 @@ fn import(
                         .add(response, is_chunk)
                         .map_err(|source| ForeignError::Response {
                             path: file.to_owned(),
-                            at: At::Element("choices".into()),
+                            at: Location::Element("choices".into()),
                             source,
                         })?
                 }

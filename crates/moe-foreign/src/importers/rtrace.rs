@@ -12,10 +12,10 @@
 //!
 //! Definition: `fitz_tec/tools/_trace_format.py` in that repository.
 
-use moe_trace::{Facts, MAX_ID, RoutingRow, TokenId};
+use moe_trace::{MAX_ID, ModelInfo, RoutingRow, TokenId};
 
 use crate::binary::mapped::Mapped;
-use crate::{At, ForeignError, ImportOptions, Importer, Missing, Output, Source};
+use crate::{ForeignError, ImportOptions, Importer, Location, Missing, Output, Source};
 
 const MAGIC: &[u8] = b"RTRACE01";
 /// Size of the header in bytes.
@@ -86,22 +86,22 @@ fn import_file(
     let n_expert = match header {
         Some((n_expert @ 1..=MAX_ID, 0)) => n_expert,
         Some((n_expert, 0)) => {
-            return Err(output.invalid(At::Byte(8), RtraceError::Experts { n_expert }));
+            return Err(output.invalid(Location::Byte(8), RtraceError::Experts { n_expert }));
         }
         Some((_, version)) => {
-            return Err(output.version(At::Byte(12), version, "0"));
+            return Err(output.version(Location::Byte(12), version, "0"));
         }
-        None => return Err(output.invalid(At::Byte(8), RtraceError::Header)),
+        None => return Err(output.invalid(Location::Byte(8), RtraceError::Header)),
     };
     let Some(top_k) = options.max_expert_used() else {
-        return Err(output.not_recorded(At::Byte(8), Missing::TopK));
+        return Err(output.not_recorded(Location::Byte(8), Missing::TopK));
     };
     if top_k > n_expert {
-        return Err(output.invalid(At::Byte(8), RtraceError::TopK { top_k, n_expert }));
+        return Err(output.invalid(Location::Byte(8), RtraceError::TopK { top_k, n_expert }));
     }
-    output.facts(&Facts {
+    output.model_info(&ModelInfo {
         n_expert: Some(n_expert),
-        ..Facts::default()
+        ..ModelInfo::default()
     })?;
 
     let record_size = 8 + 4 * n_expert as usize;
@@ -109,7 +109,7 @@ fn import_file(
     let n_truncated = records.remainder().len();
     let mut ranked = Vec::new();
     for (record, bytes) in records.enumerate() {
-        let at = || At::Record {
+        let at = || Location::Record {
             record: record as u64,
             offset: (HEADER + record * record_size) as u64,
         };

@@ -16,7 +16,7 @@ use serde::Deserialize;
 use crate::arrays::{CountError, CountSums, PhysicalMap, element, element_of};
 use crate::binary::array::Array;
 use crate::binary::nested::Nested;
-use crate::{At, ForeignError, ImportOptions, Importer, Output, Source, json};
+use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source, json};
 
 /// Importer of `logical_count` JSON.
 pub struct SglangJson;
@@ -64,7 +64,7 @@ fn array<'a>(
     output: &Output<'_>,
 ) -> Result<Array<'a>, ForeignError> {
     let array = numbers.array();
-    array.map_err(|error| output.invalid(At::Element(key.to_owned()), error))
+    array.map_err(|error| output.invalid(Location::Element(key.to_owned()), error))
 }
 
 fn import_document(
@@ -92,7 +92,7 @@ fn import_document(
             ("global_physical_count", counts, Some(map))
         }
         _ => {
-            let at = At::Element("physical_to_logical_map".into());
+            let at = Location::Element("physical_to_logical_map".into());
             return Err(output.invalid(at, CountError::NoCounts));
         }
     };

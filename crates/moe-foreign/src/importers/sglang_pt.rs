@@ -31,7 +31,7 @@ use crate::binary::mapped::Mapped;
 use crate::binary::pickle::Value;
 use crate::binary::torch::{self, TorchFile};
 use crate::layers::RowUse;
-use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
+use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source};
 
 use super::sglang_json::note_steps;
 use records::{Content, Ranks, Record};
@@ -79,7 +79,7 @@ impl Importer for SglangPt {
 }
 
 fn invalid(error: BinaryError, output: &Output<'_>) -> ForeignError {
-    output.invalid(At::Byte(error.offset), error.reason)
+    output.invalid(Location::Byte(error.offset), error.reason)
 }
 
 fn import_dump(
@@ -128,7 +128,7 @@ fn import_records<'d>(
     let records = records.map(|(i, &record)| Record::read(dump, i, record, output));
     let records = records.collect::<Result<Vec<_>, _>>()?;
     let ranks = records::ranks(&records)
-        .map_err(|(i, error)| output.invalid(At::Element(format!("records[{i}]")), error))?;
+        .map_err(|(i, error)| output.invalid(Location::Element(format!("records[{i}]")), error))?;
     let counted_rank = records.first().map(|record| record.rank);
     let mut sums = CountSums::default();
     let mut n_counted = 0;
@@ -265,7 +265,7 @@ impl<'p> ForwardPass<'p> {
                 "its shape {:?} is not [layers, tokens, slots]",
                 experts.shape()
             );
-            let at = At::Element(format!("records[{record}].topk_ids_of_layer"));
+            let at = Location::Element(format!("records[{record}].topk_ids_of_layer"));
             return Err(output.invalid(at, reason));
         };
         let row_use = |layer: usize| {
@@ -277,7 +277,7 @@ impl<'p> ForwardPass<'p> {
         if n_tokens == 0 {
             return Ok(()); // ranks without requests also record the pass
         }
-        let at = || At::Element(format!("records[{record}].topk_ids_of_layer"));
+        let at = || Location::Element(format!("records[{record}].topk_ids_of_layer"));
         output.check_slots(n_used_slots(experts), at)?;
         let blocks = row_blocks(options, n_layer, row_use, at, output)?;
         let positions = self.positions(n_tokens, sequences, output)?;
@@ -296,7 +296,7 @@ impl<'p> ForwardPass<'p> {
             {
                 let at = || {
                     let index = [layer, token];
-                    At::Element(format!("records[{record}].topk_ids_of_layer{index:?}"))
+                    Location::Element(format!("records[{record}].topk_ids_of_layer{index:?}"))
                 };
                 let row = RoutingRow {
                     token_id: TokenId(token_id),
@@ -340,7 +340,7 @@ impl<'p> ForwardPass<'p> {
             position(token).ok_or_else(|| {
                 let at = format!("records[{}].positions[{token}]", self.record);
                 let reason = "the token has no valid position; the file is damaged";
-                output.invalid(At::Element(at), reason)
+                output.invalid(Location::Element(at), reason)
             })
         });
         positions.collect()

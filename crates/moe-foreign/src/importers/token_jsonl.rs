@@ -15,7 +15,7 @@
 use moe_trace::{LayerId, Phase, RoutingRow, TokenId};
 use serde::Deserialize;
 
-use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
+use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source};
 
 use super::jsonl::{TokenOrder, first_line_has, for_each_line, zip_weights};
 use super::text::shown;
@@ -54,7 +54,7 @@ impl Importer for TokenJsonl {
     ) -> Result<(), ForeignError> {
         let mut order = TokenOrder::default();
         for_each_line(source, output, |line: &Line, number, output| {
-            let at = || At::Line(number);
+            let at = || Location::Line(number);
             let row = RoutingRow {
                 token_id: line.t,
                 sequence_id: line.seq,

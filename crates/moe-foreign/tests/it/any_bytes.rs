@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use moe_foreign::{ForeignError, IMPORTERS, ImportOptions, Importer, Source};
-use moe_trace::{CountRow, Facts, RoutingRow, Sink, SinkError};
+use moe_trace::{CountRow, ModelInfo, RoutingRow, Sink, SinkError};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::{Config, TestRunner};
@@ -92,11 +92,11 @@ fn options() -> [ImportOptions; 3] {
         ..ImportOptions::default()
     };
     let model = ImportOptions {
-        model: Some(Facts {
+        model: Some(ModelInfo {
             n_layer: Some(2),
             n_expert: Some(8),
             n_expert_used: Some(2),
-            ..Facts::default()
+            ..ModelInfo::default()
         }),
         ..ImportOptions::default()
     };

@@ -56,7 +56,11 @@ fn fixtures_are_sound_and_sizes_add_up() {
         let sum = report.header_bytes + report.padding_bytes + report.tensor_bytes;
         assert_eq!(sum, gguf.files()[0].size_bytes, "{name}");
         assert_eq!(
-            report.shares.iter().map(|s| s.size_bytes).sum::<u64>(),
+            report
+                .category_sizes
+                .iter()
+                .map(|s| s.size_bytes)
+                .sum::<u64>(),
             report.tensor_bytes
         );
     }

@@ -2,7 +2,7 @@
 
 use moe_gguf::layers::layer_order;
 use moe_gguf::map::OffsetMap;
-use moe_gguf::thesis::{memory_map, write_gguf_dump_csv};
+use moe_gguf::tensor_tracer::{memory_map, write_gguf_dump_csv};
 use moe_gguf::{ExpertId, Gguf, LayerId};
 use moe_testkit::gguf::{F32, Raw};
 

@@ -51,7 +51,7 @@ fn fixtures_have_only_finite_values() {
         assert!(
             verified
                 .iter()
-                .all(|v| v.values_checked && v.impossible.is_none()),
+                .all(|v| v.values_checked && v.non_finite.is_none()),
             "{name}"
         );
     }
@@ -214,7 +214,7 @@ fn finds_scales_that_are_not_finite() {
         let (gguf, first_offset) = with_bytes(ty, offset, bytes);
         let verified = verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap();
         assert_eq!(
-            verified[0].impossible,
+            verified[0].non_finite,
             Some(NonFinite {
                 count: 1,
                 first_offset
@@ -230,7 +230,7 @@ fn finds_mxfp4_scales_that_make_elements_infinite() {
     let count = |block: &[u8]| {
         let (gguf, _) = with_bytes(GgmlType::MXFP4, 0, block);
         let verified = verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap();
-        verified[0].impossible.map(|found| found.count)
+        verified[0].non_finite.map(|found| found.count)
     };
     // Codes 0 to 7 are 0, 0.5, 1, 1.5, 2, 3, 4, 6; 8 is the sign.
     for (scale, finite, infinite) in [(254, 0xB3, 0x0C), (253, 0x5D, 0x60)] {
@@ -246,7 +246,7 @@ fn assembles_the_scale_of_iq1_m() {
     let (gguf, _) = with_bytes(GgmlType::IQ1_M, 48, &[0, 0, 0, 0, 0, 0xE0, 0, 0x70]);
     assert_eq!(
         verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap()[0]
-            .impossible
+            .non_finite
             .unwrap()
             .count,
         1
@@ -257,7 +257,7 @@ fn assembles_the_scale_of_iq1_m() {
         &[0xFF, 0x0F, 0xFF, 0x0F, 0xFF, 0x0F, 0xFF, 0x0F],
     );
     assert_eq!(
-        verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap()[0].impossible,
+        verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap()[0].non_finite,
         None
     );
 }
@@ -268,7 +268,7 @@ fn checks_values_of_all_types_of_ggml() {
         let (gguf, _) = with_bytes(ty, 0, &[]);
         let verified = verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap();
         assert!(
-            verified[0].values_checked && verified[0].impossible.is_none(),
+            verified[0].values_checked && verified[0].non_finite.is_none(),
             "{ty}"
         );
     }

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use moe_engine::{Decode, Logits, Mode, Observer, Routed};
+use moe_engine::{Decode, Logits, Mode, Observer, RouterOutput};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
 use moe_gguf::Gguf;
@@ -38,7 +38,7 @@ type Rows = Rc<RefCell<BTreeMap<(usize, u32), Row>>>;
 
 fn collector(rows: &Rows) -> Observer<'static> {
     let rows = rows.clone();
-    Box::new(move |routed: &Routed| {
+    Box::new(move |routed: &RouterOutput| {
         let k = routed.n_expert_used;
         let n_expert = routed.logits.len() / routed.positions.len();
         for (row, &position) in routed.positions.iter().enumerate() {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::contents::Contents;
 use super::demand::EvictionOrder;
 use super::future::{Future, NEVER};
-use super::ranked::Ranked;
+use super::rank_queue::RankQueue;
 use super::{Experts, Key};
 
 /// Evicts the expert with the furthest next look-up.
@@ -20,7 +20,7 @@ pub struct Belady {
     future: Arc<Future>,
     /// Number of look-ups so far.
     now: u32,
-    ranked: Ranked,
+    queue: RankQueue,
 }
 
 impl Belady {
@@ -29,7 +29,7 @@ impl Belady {
         Belady {
             future,
             now: 0,
-            ranked: Ranked::new(n_keys),
+            queue: RankQueue::new(n_keys),
         }
     }
 
@@ -40,7 +40,7 @@ impl Belady {
             next => u64::MAX - u64::from(next),
         };
         self.now = self.now.saturating_add(1);
-        self.ranked.set(key, rank);
+        self.queue.set(key, rank);
     }
 }
 
@@ -56,7 +56,7 @@ impl EvictionOrder for Belady {
     fn touch(&mut self, _key: Key, _contents: &Contents) {}
 
     fn evict(&mut self, contents: &Contents) -> Option<Key> {
-        self.ranked.pop(contents).map(|(key, _)| key)
+        self.queue.pop(contents).map(|(key, _)| key)
     }
 }
 

@@ -7,7 +7,7 @@
 use super::Key;
 use super::contents::Contents;
 use super::demand::EvictionOrder;
-use super::ranked::Ranked;
+use super::rank_queue::RankQueue;
 
 /// Low bits of the heap's rank that hold the clock of the last use. The clock wraps around.
 const CLOCK_BITS: u32 = 32;
@@ -18,7 +18,7 @@ pub struct LfuDa {
     counts: Vec<u64>,
     age: u64,
     clock: u64,
-    ranked: Ranked,
+    queue: RankQueue,
 }
 
 impl LfuDa {
@@ -28,7 +28,7 @@ impl LfuDa {
             counts: vec![0; n_keys],
             age: 0,
             clock: 0,
-            ranked: Ranked::new(n_keys),
+            queue: RankQueue::new(n_keys),
         }
     }
 
@@ -36,7 +36,7 @@ impl LfuDa {
         self.clock = (self.clock + 1) & ((1 << CLOCK_BITS) - 1);
         let count = self.counts[key as usize].saturating_add(self.age);
         let rank = count.min((1 << CLOCK_BITS) - 1) << CLOCK_BITS | self.clock;
-        self.ranked.set(key, rank);
+        self.queue.set(key, rank);
     }
 }
 
@@ -56,7 +56,7 @@ impl EvictionOrder for LfuDa {
     }
 
     fn evict(&mut self, contents: &Contents) -> Option<Key> {
-        let (key, rank) = self.ranked.pop(contents)?;
+        let (key, rank) = self.queue.pop(contents)?;
         self.age = rank >> CLOCK_BITS;
         Some(key)
     }

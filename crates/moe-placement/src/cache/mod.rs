@@ -10,17 +10,17 @@
 //!   the batch in addition to its budget. A batch that exceeds the budget stays resident until the end of the next batch.
 //!
 //! A [`Policy`] receives look-ups and reports what to load and evict. It can replay a trace or drive real slots. Build one
-//! with [`Setting::policy`].
+//! with [`PolicyInputs::policy`].
 //!
 //! | [`PolicyName`] | name | needs |
 //! |---|---|---|
-//! | `Shared(Online)` | `lru`, `lfu`, `lfuda`, `lfru`, `slru`, `s3fifo`, `arc`, `clock`, `random` | nothing |
-//! | `Layered(Online)` | `layer`, `layerlfu`, … : one cache per layer | nothing |
-//! | `Belady`, `BeladySize` | `belady`, `beladysize` | [`Setting::future`] |
-//! | `Static` | `static` | [`Setting::first_look_ups`] |
-//! | `StaticOracle` | `staticoracle` | [`Setting::counts`] |
-//! | `StaticLearn` | `staticlearn` | [`Setting::learn`] |
-//! | `HotCache` | `hotcache` | [`Setting::learn`], [`Setting::update_rate`] |
+//! | `Shared(OnlinePolicy)` | `lru`, `lfu`, `lfuda`, `lfru`, `slru`, `s3fifo`, `arc`, `clock`, `random` | nothing |
+//! | `Layered(OnlinePolicy)` | `layer`, `layerlfu`, … : one cache per layer | nothing |
+//! | `Belady`, `BeladySize` | `belady`, `beladysize` | [`PolicyInputs::future`] |
+//! | `Static` | `static` | [`PolicyInputs::train_look_ups`] |
+//! | `StaticOracle` | `staticoracle` | [`PolicyInputs::counts`] |
+//! | `StaticLearn` | `staticlearn` | [`PolicyInputs::learn`] |
+//! | `HotCache` | `hotcache` | [`PolicyInputs::learn`], [`PolicyInputs::update_rate`] |
 
 mod arc;
 mod belady;
@@ -38,18 +38,18 @@ mod lfu;
 mod lfu_da;
 mod list;
 mod lru;
+mod policy_inputs;
 mod policy_name;
 mod random;
-mod ranked;
+mod rank_queue;
 mod s3_fifo;
-mod setting;
 mod slru;
 
 pub use experts::{Experts, Key};
 pub use fixed::hottest_that_fit;
 pub use future::Future;
-pub use policy_name::{Online, PolicyName};
-pub use setting::{BuildError, Input, Setting};
+pub use policy_inputs::{BuildError, MissingInput, PolicyInputs};
+pub use policy_name::{OnlinePolicy, PolicyName};
 
 /// Result of a look-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,11 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::setting::BuildError;
+use super::policy_inputs::BuildError;
 
 /// A policy that loads every missing expert and uses only past look-ups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Online {
+pub enum OnlinePolicy {
     /// Least recently used.
     Lru,
     /// Least frequently used, counted over the entire trace.
@@ -28,32 +28,32 @@ pub enum Online {
     Random,
 }
 
-impl Online {
+impl OnlinePolicy {
     /// All online policies.
-    pub const ALL: [Online; 9] = [
-        Online::Lru,
-        Online::Lfu,
-        Online::LfuDa,
-        Online::Lfru,
-        Online::Slru,
-        Online::S3Fifo,
-        Online::Arc,
-        Online::Clock,
-        Online::Random,
+    pub const ALL: [OnlinePolicy; 9] = [
+        OnlinePolicy::Lru,
+        OnlinePolicy::Lfu,
+        OnlinePolicy::LfuDa,
+        OnlinePolicy::Lfru,
+        OnlinePolicy::Slru,
+        OnlinePolicy::S3Fifo,
+        OnlinePolicy::Arc,
+        OnlinePolicy::Clock,
+        OnlinePolicy::Random,
     ];
 
     /// The name, for example `lru`.
     pub fn name(self) -> &'static str {
         match self {
-            Online::Lru => "lru",
-            Online::Lfu => "lfu",
-            Online::LfuDa => "lfuda",
-            Online::Lfru => "lfru",
-            Online::Slru => "slru",
-            Online::S3Fifo => "s3fifo",
-            Online::Arc => "arc",
-            Online::Clock => "clock",
-            Online::Random => "random",
+            OnlinePolicy::Lru => "lru",
+            OnlinePolicy::Lfu => "lfu",
+            OnlinePolicy::LfuDa => "lfuda",
+            OnlinePolicy::Lfru => "lfru",
+            OnlinePolicy::Slru => "slru",
+            OnlinePolicy::S3Fifo => "s3fifo",
+            OnlinePolicy::Arc => "arc",
+            OnlinePolicy::Clock => "clock",
+            OnlinePolicy::Random => "random",
         }
     }
 }
@@ -66,9 +66,9 @@ pub enum PolicyName {
     /// Belady's algorithm weighted by size: evicts by (look-ups until the next one) × bytes.
     BeladySize,
     /// One cache shared by all layers.
-    Shared(Online),
+    Shared(OnlinePolicy),
     /// One cache per layer.
-    Layered(Online),
+    Layered(OnlinePolicy),
     /// Fixed contents: the hottest experts of the first part of the trace.
     Static,
     /// Fixed contents: the hottest experts of the entire trace.
@@ -83,10 +83,10 @@ impl PolicyName {
     /// The policies in the order in which results list them. Contains only two of the layered policies, those of LRU and LFU.
     pub fn all() -> Vec<PolicyName> {
         let mut all = vec![PolicyName::Belady, PolicyName::BeladySize];
-        all.extend(Online::ALL.map(PolicyName::Shared));
+        all.extend(OnlinePolicy::ALL.map(PolicyName::Shared));
         all.extend([
-            PolicyName::Layered(Online::Lru),
-            PolicyName::Layered(Online::Lfu),
+            PolicyName::Layered(OnlinePolicy::Lru),
+            PolicyName::Layered(OnlinePolicy::Lfu),
             PolicyName::Static,
             PolicyName::StaticOracle,
             PolicyName::StaticLearn,
@@ -107,7 +107,7 @@ impl fmt::Display for PolicyName {
             PolicyName::Belady => f.pad("belady"),
             PolicyName::BeladySize => f.pad("beladysize"),
             PolicyName::Shared(online) => f.pad(online.name()),
-            PolicyName::Layered(Online::Lru) => f.pad("layer"),
+            PolicyName::Layered(OnlinePolicy::Lru) => f.pad("layer"),
             PolicyName::Layered(online) => f.pad(&format!("layer{}", online.name())),
             PolicyName::Static => f.pad("static"),
             PolicyName::StaticOracle => f.pad("staticoracle"),
@@ -121,11 +121,11 @@ impl FromStr for PolicyName {
     type Err = BuildError;
 
     fn from_str(name: &str) -> Result<PolicyName, BuildError> {
-        let layered = Online::ALL.map(PolicyName::Layered);
+        let layered = OnlinePolicy::ALL.map(PolicyName::Layered);
         let mut known = PolicyName::all().into_iter().chain(layered);
         known
             .find(|policy| policy.to_string() == name)
-            .or_else(|| (name == "layerlru").then_some(PolicyName::Layered(Online::Lru)))
+            .or_else(|| (name == "layerlru").then_some(PolicyName::Layered(OnlinePolicy::Lru)))
             .ok_or_else(|| BuildError::Name { name: name.into() })
     }
 }

@@ -16,22 +16,22 @@ pub struct Explanation {
     /// Expert id within its layer.
     pub expert: ExpertId,
     /// Rank and score; `None` if the learn file does not count the expert.
-    pub ranked: Option<Ranked>,
+    pub rank: Option<ExpertRank>,
     /// Verdict of the plan; `None` if the plan did not consider the expert, because the learn file does not count it.
     pub verdict: Option<PlanVerdict>,
 }
 
 /// Rank and score of an expert in a ranking.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Ranked {
+pub struct ExpertRank {
     /// Number of selections of the expert.
     pub hits: u64,
     /// Score of the expert; [`rank`](super::rank) contains the formulas.
     pub score: u64,
     /// Rank of the expert in the ranking: 1 for the highest score.
-    pub place: usize,
+    pub rank: usize,
     /// Number of experts in the ranking.
-    pub of: usize,
+    pub n_ranked: usize,
 }
 
 impl Explanation {
@@ -44,7 +44,7 @@ impl Explanation {
         expert: ExpertId,
     ) -> Explanation {
         let is_it = |entry: &Entry| (entry.layer, entry.expert) == (layer, expert);
-        let place = ranking.iter().position(is_it);
+        let index = ranking.iter().position(is_it);
         let decision = plan
             .decisions
             .iter()
@@ -52,11 +52,11 @@ impl Explanation {
         Explanation {
             layer,
             expert,
-            ranked: place.map(|place| Ranked {
-                hits: ranking[place].hits,
-                score: ranking[place].score,
-                place: place + 1,
-                of: ranking.len(),
+            rank: index.map(|index| ExpertRank {
+                hits: ranking[index].hits,
+                score: ranking[index].score,
+                rank: index + 1,
+                n_ranked: ranking.len(),
             }),
             verdict: match (decision, sizes.get(layer, expert)) {
                 (Some(decision), _) => Some(decision.verdict),
@@ -80,25 +80,25 @@ impl fmt::Display for Explanation {
             "expert {} of layer {} {side} in the cache: ",
             self.expert, self.layer
         )?;
-        match self.ranked {
+        match self.rank {
             None => write!(f, "it does not appear in the learn file")?,
             Some(ranked) => {
-                let Ranked {
+                let ExpertRank {
                     hits,
                     score,
-                    place,
-                    of,
+                    rank,
+                    n_ranked,
                 } = ranked;
                 write!(
                     f,
-                    "rank {place} of {of} (score {score}, {hits} activations)"
+                    "rank {rank} of {n_ranked} (score {score}, {hits} activations)"
                 )?;
             }
         }
         match self.verdict {
             None => Ok(()),
             Some(PlanVerdict::Taken { lane, bytes, cost }) => {
-                let filled = if self.ranked.is_none() {
+                let filled = if self.rank.is_none() {
                     ", but it fills free memory"
                 } else {
                     ""

@@ -17,7 +17,7 @@ mod sizes;
 mod weighting;
 
 pub use budget::{MIB, auto_budget_bytes, mib_to_bytes};
-pub use explain::{Explanation, Ranked};
+pub use explain::{ExpertRank, Explanation};
 pub use lane::{Lane, Selected};
 pub use lanes::{Decision, MAX_LANES, Plan, PlanVerdict, Strategy};
 pub use layers::{LayerExperts, OffloadedLayers};

@@ -120,16 +120,16 @@ struct Columns {
 impl Columns {
     fn of(header: &str, reader: &mut LineReader) -> Result<Columns, SizesFault> {
         let names = reader.fields(header)?;
-        let place = |column| {
+        let index = |column| {
             let missing = || SizesFault::Header {
                 line: header.to_owned(),
             };
-            names.place_of(column)?.ok_or_else(missing)
+            names.column_index(column)?.ok_or_else(missing)
         };
         Ok(Columns {
-            layer: place("layer")?,
-            expert: place("expert")?,
-            bytes: place("bytes")?,
+            layer: index("layer")?,
+            expert: index("expert")?,
+            bytes: index("bytes")?,
             n: names.len(),
         })
     }
@@ -147,7 +147,7 @@ impl Columns {
                 columns: self.n,
             });
         }
-        let number = |place| -> Option<u64> { fields.get(place)?.parse().ok() };
+        let number = |index| -> Option<u64> { fields.get(index)?.parse().ok() };
         let layer = number(self.layer).and_then(|n| LayerId::try_from(n).ok());
         let expert = number(self.expert).and_then(|n| ExpertId::try_from(n).ok());
         match (layer, expert, number(self.bytes)) {

@@ -23,7 +23,7 @@ impl Hottest {
 }
 
 impl Predictor for Hottest {
-    fn prompt(&mut self, layer: usize, selected: &[Key]) {
+    fn observe_prompt(&mut self, layer: usize, selected: &[Key]) {
         self.observe(layer, selected);
     }
 

@@ -4,7 +4,7 @@
 //! does not show the benefit of a predictor. The benefit also depends on the time left for the transfer and on the cache
 //! contents, which a replay takes into account.
 
-mod given;
+mod external;
 mod hottest;
 mod pairs;
 mod previous;
@@ -13,7 +13,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-pub use given::Given;
+pub use external::ExternalPredictions;
 
 use crate::cache::{Experts, Key};
 use hottest::Hottest;
@@ -23,7 +23,7 @@ use previous::Previous;
 /// Predicts which experts a layer selects. `layer` is the [`Experts::layer_index`] in all methods.
 pub trait Predictor: Send {
     /// Reports that a layer routed a batch of prompt tokens. `selected` has one entry per token and expert. Ignored by default.
-    fn prompt(&mut self, layer: usize, selected: &[Key]) {
+    fn observe_prompt(&mut self, layer: usize, selected: &[Key]) {
         let _ = (layer, selected);
     }
 

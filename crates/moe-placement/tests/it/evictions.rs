@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use moe_placement::cache::{Changes, Experts, Future, Key, PolicyName, Setting};
+use moe_placement::cache::{Changes, Experts, Future, Key, PolicyInputs, PolicyName};
 use moe_placement::{ExpertId, LayerId};
 use proptest::prelude::*;
 
@@ -119,12 +119,12 @@ fn by_policy(
     name: &str,
 ) -> Vec<Vec<Key>> {
     let look_ups = batches.iter().flat_map(|batch| distinct(batch));
-    let setting = Setting {
+    let inputs = PolicyInputs {
         future: Future::new(experts.len(), look_ups).map(Arc::new),
-        ..Setting::default()
+        ..PolicyInputs::default()
     };
     let name: PolicyName = name.parse().unwrap();
-    let mut policy = setting.policy(name, experts, budget).unwrap();
+    let mut policy = inputs.policy(name, experts, budget).unwrap();
     let batches = batches.iter().map(|batch| {
         for (at, key) in batch.iter().enumerate() {
             if batch[..at].contains(key) {

@@ -175,7 +175,7 @@ fn weights_of_all_types_are_finite() {
         assert_eq!(up.ty.name(), ty);
         for verified in verify(&gguf, Algorithm::Xxh3, |_| {}).unwrap() {
             let tensor = &gguf.tensors()[verified.tensor as usize];
-            assert_eq!(verified.impossible, None, "{ty}: {}", tensor.name);
+            assert_eq!(verified.non_finite, None, "{ty}: {}", tensor.name);
             let data = gguf.data(tensor).unwrap();
             assert!(data.iter().any(|&byte| byte != 0) || tensor.name.ends_with("gate_inp.bias"));
         }

@@ -3,7 +3,7 @@
 use moe_gguf::check::{Refusal, check};
 use moe_gguf::layers::layer_order;
 use moe_gguf::map::OffsetMap;
-use moe_gguf::thesis::{memory_map, write_gguf_dump_csv};
+use moe_gguf::tensor_tracer::{memory_map, write_gguf_dump_csv};
 use moe_gguf::{Array, Error, GgmlType, Gguf, Value, ValueType};
 use moe_synth::write::{Header, Writer};
 use moe_testkit::gguf::Raw;

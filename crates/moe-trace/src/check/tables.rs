@@ -12,7 +12,7 @@ use crate::tables::{RUN_ID_KEY, TABLES, TableMetadata};
 ///
 /// # Errors
 /// The metadata of the map cannot be read.
-pub fn foreign_map(run: &Run) -> Result<Option<Error>, Error> {
+pub fn mismatched_map(run: &Run) -> Result<Option<Error>, Error> {
     let (Some(manifest), Some(_)) = (&run.manifest, &run.map) else {
         return Ok(None);
     };
@@ -37,8 +37,9 @@ pub fn foreign_map(run: &Run) -> Result<Option<Error>, Error> {
     Ok(is_foreign.then(|| Error::table(&path)(TableFault::OtherModel)))
 }
 
-/// Warnings about tables in the run directory that belong to another run (for example a replaced one) or cannot be read.
-pub fn stale_tables(run: &Run) -> Vec<String> {
+/// Tables in the run directory that belong to another run, for example to a replaced one ([`TableFault::OtherRun`]), or that
+/// cannot be read. Each is an error about the file of the table; the run itself can be used.
+pub fn stale_tables(run: &Run) -> Vec<Error> {
     let id = run.id();
     let directories = [run.path.clone(), run.path.join("tables")];
     let files = directories
@@ -49,12 +50,10 @@ pub fn stale_tables(run: &Run) -> Vec<String> {
         .filter_map(|file| match TableMetadata::read(&file) {
             Ok(metadata) => {
                 let other = metadata.value(RUN_ID_KEY).filter(|&other| other != id)?;
-                Some(format!(
-                    "{} belongs to run {other}, not to this one; write it again with `moe-analyze parquet`",
-                    file.display()
-                ))
+                let run_id = other.to_owned();
+                Some(Error::table(&file)(TableFault::OtherRun { run_id }))
             }
-            Err(error) => Some(error.to_string()),
+            Err(error) => Some(error),
         })
         .collect()
 }

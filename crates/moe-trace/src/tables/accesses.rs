@@ -17,7 +17,7 @@ use crate::accesses::Access;
 use crate::error::Error;
 use crate::fault::{RecordFault, SourceFault};
 use crate::operations::Operation;
-use crate::parquet_file::{dictionary, name_type, optional, required};
+use crate::parquet_columns::{dictionary, name_type, optional, required};
 
 static ACCESSES: LazyLock<SchemaRef> = LazyLock::new(|| {
     Arc::new(Schema::new(vec![

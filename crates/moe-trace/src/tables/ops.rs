@@ -14,7 +14,7 @@ use super::rows::{Context, PHASE_NAMES, Rows};
 use crate::error::Error;
 use crate::operations::Operation;
 use crate::ops::OpTable;
-use crate::parquet_file::{dictionary, name_type, optional, required};
+use crate::parquet_columns::{dictionary, name_type, optional, required};
 use crate::record::{FLAG_CPU_FALLBACK, FLAG_SOURCES_OMITTED};
 
 static OPS: LazyLock<SchemaRef> = LazyLock::new(|| {

@@ -12,7 +12,8 @@ use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReader
 use super::dataset::dataset_parts;
 use super::routing::{COUNTING, READ_ROUTING};
 use crate::error::Error;
-use crate::parquet_file::{self, coded_names, numbers};
+use crate::parquet_columns::{coded_names, numbers};
+use crate::parquet_file;
 use crate::phase::Phase;
 use crate::record::lane;
 use crate::table_fault::TableFault;
@@ -129,7 +130,7 @@ pub struct CountingBatch {
 impl CountingBatch {
     /// `batch` must have the columns of [`COUNTING`].
     fn new(file: &Arc<Path>, batch: RecordBatch) -> Result<Self, Error> {
-        let phase = |name: &str| Phase::of_name(name).map(Some);
+        let phase = |name: &str| Phase::from_name(name).map(Some);
         Ok(Self {
             phase: coded_names(&batch, "phase", phase, None).map_err(Error::table(file))?,
             timestamp_ns: times(numbers(&batch, "timestamp_ns")),

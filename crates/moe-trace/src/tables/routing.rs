@@ -13,7 +13,7 @@ use super::rows::{Context, PHASE_NAMES, Rows, strings};
 use crate::error::Error;
 use crate::fault::RecordFault;
 use crate::operations::Operation;
-use crate::parquet_file::{dictionary, may_be_absent, name_type, optional, required};
+use crate::parquet_columns::{dictionary, may_be_absent, name_type, optional, required};
 use crate::record::lane;
 use crate::routing::FirstOfLayer;
 

@@ -12,8 +12,8 @@ use super::pending::PendingTables;
 use super::routing::{Columns, READ_ROUTING};
 use super::{EXPERT_BYTES_KEY, FORMAT_KEY, MODEL_KEY, RUN_ID_KEY};
 use crate::error::Error;
-use crate::facts::Facts;
 use crate::manifest::Model;
+use crate::model_info::ModelInfo;
 use crate::parquet_file::{SCHEMA_KEY, key_value, properties};
 use crate::sink::{CountRow, RoutingRow, Sink, SinkError};
 
@@ -63,25 +63,29 @@ impl RoutingTable {
         })
     }
 
-    /// Completes the table and returns it with its number of rows. `format` is the name of the original format, `facts` are the
+    /// Completes the table and returns it with its number of rows. `format` is the name of the original format, `model_info` are the
     /// known parameters of the model.
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn complete(mut self, format: &str, facts: &Facts) -> Result<(PendingTables, u64), Error> {
+    pub fn complete(
+        mut self,
+        format: &str,
+        model_info: &ModelInfo,
+    ) -> Result<(PendingTables, u64), Error> {
         let path = self.file.path().to_owned();
         self.write_batch().map_err(Error::writing_table(&path))?;
         let json = |value: serde_json::Result<String>| value.map_err(Error::json("table", &path));
         let model = Model {
-            path: facts.model.clone().unwrap_or_default(),
-            arch: facts.arch.clone().unwrap_or_default(),
-            n_layer: facts.n_layer.unwrap_or(0),
-            n_nextn_layer: facts.n_nextn_layer,
-            n_expert: facts.n_expert.unwrap_or(0),
-            n_expert_used: facts.n_expert_used.unwrap_or(0),
+            path: model_info.model.clone().unwrap_or_default(),
+            arch: model_info.arch.clone().unwrap_or_default(),
+            n_layer: model_info.n_layer.unwrap_or(0),
+            n_nextn_layer: model_info.n_nextn_layer,
+            n_expert: model_info.n_expert.unwrap_or(0),
+            n_expert_used: model_info.n_expert_used.unwrap_or(0),
             ..Model::default()
         };
-        let bytes: BTreeMap<String, u64> = facts
+        let bytes: BTreeMap<String, u64> = model_info
             .expert_bytes
             .iter()
             .map(|(layer, &bytes)| (layer.to_string(), bytes))

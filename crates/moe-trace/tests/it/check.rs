@@ -1,7 +1,7 @@
 //! Rules that records violate, and warnings about incomplete or misleading runs.
 
 use moe_gguf::map::OffsetMap;
-use moe_trace::check::{check, foreign_map, survey};
+use moe_trace::check::{check, mismatched_map, report, stale_tables};
 use moe_trace::ops::{MUL_MAT, MUL_MAT_ID};
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 use moe_trace::tables::{TableOptions, write_tables};
@@ -65,7 +65,7 @@ fn lists_missing_keys_of_a_manifest() {
 fn refuses_map_of_another_model() {
     let tmp = tempfile::tempdir().unwrap();
     let run = run_of(&tmp.path().join("run"), &good());
-    assert!(foreign_map(&run).unwrap().is_none());
+    assert!(mismatched_map(&run).unwrap().is_none());
     assert_eq!(run.warnings().unwrap(), [""; 0]);
     let other = OffsetMap::new(&model("tiny-qwen3moe-Q4_K_M.gguf"));
     let files = [moe_trace::manifest::ModelFile {
@@ -117,21 +117,30 @@ fn warns_about_incomplete_runs_and_foreign_tables() {
     let dir = tmp.path().join("killed");
     drop(RunWriter::create(&dir, manifest(), &map, RunOptions::default()).unwrap());
     write_tables(&run, &dir.join("tables"), TableOptions::default()).unwrap();
-    let warnings = Run::open(&dir).unwrap().warnings().unwrap();
+    let killed = Run::open(&dir).unwrap();
+    let warnings = killed.warnings().unwrap();
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
     assert!(warnings[0].contains("killed"), "{warnings:?}");
-    assert_eq!(
-        warnings.len(),
-        4,
-        "three tables belong to the other run: {warnings:?}"
-    );
+    let stale = stale_tables(&killed);
+    assert_eq!(stale.len(), 3, "{stale:?}");
+    for error in &stale {
+        assert!(
+            matches!(error, Error::Table { fault: TableFault::OtherRun { run_id }, .. } if *run_id == run.id()),
+            "{error:?}"
+        );
+    }
+    assert_eq!(stale_tables(&run).len(), 0);
 }
 
 #[test]
-fn survey_finds_violations_traps_and_counts() {
+fn report_contains_violations_warnings_and_counts() {
     let tmp = tempfile::tempdir().unwrap();
     let run = run_of(&tmp.path().join("good"), &good());
-    let found = survey(&run);
-    assert_eq!((found.faults.len(), found.misleading_counts.len()), (0, 0));
+    let found = report(&run);
+    assert_eq!(
+        (found.violations.len(), found.misleading_counts.len()),
+        (0, 0)
+    );
     assert_eq!((found.n_records, found.n_extended), (7, 7));
     assert_eq!(run.trace.records().len(), 7);
 
@@ -147,11 +156,11 @@ fn survey_finds_violations_traps_and_counts() {
     records.push(record(5, MUL_MAT, "c"));
     std::fs::write(&path, zerocopy::IntoBytes::as_bytes(&*records)).unwrap();
     let run = Run::open(&path).unwrap();
-    let found = survey(&run);
+    let found = report(&run);
     assert_eq!((found.n_records, found.n_extended), (3, 1));
     assert_eq!(found.misleading_counts.len(), 1, "{found:?}");
-    assert_eq!(found.faults.len(), 1, "{found:?}");
-    assert_eq!(found.faults[0].field, "timestamp_ns");
+    assert_eq!(found.violations.len(), 1, "{found:?}");
+    assert_eq!(found.violations[0].field, "timestamp_ns");
     assert_eq!(run.trace.records().len(), 3);
 }
 
@@ -177,7 +186,7 @@ fn warns_about_misleading_records_without_extension() {
     let path = tmp.path().join("trace.bin");
     let misleading_counts = |records: &[TensorAccessLog]| {
         std::fs::write(&path, zerocopy::IntoBytes::as_bytes(records)).unwrap();
-        survey(&Run::open(&path).unwrap()).misleading_counts
+        report(&Run::open(&path).unwrap()).misleading_counts
     };
     let one_token = [v4(1, PHASE_PROMPT, 4, 4), v4(2, PHASE_GENERATE, 4, 4)];
     assert_eq!(misleading_counts(&one_token), [""; 0]);

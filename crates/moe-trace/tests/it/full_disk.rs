@@ -5,7 +5,7 @@ use std::process::Command;
 use moe_gguf::map::OffsetMap;
 use moe_trace::ops::MUL_MAT;
 use moe_trace::tables::{RoutingTable, TableOptions, write_tables};
-use moe_trace::{Error, Facts, Run, RunOptions, RunWriter, map_table};
+use moe_trace::{Error, ModelInfo, Run, RunOptions, RunWriter, map_table};
 
 use super::common::{gpt_oss, manifest, record, run_of};
 
@@ -130,7 +130,7 @@ fn write_tables_until_full() {
     let errors = [
         map_table::write(&dir.join("map.parquet"), &map, &[], false).unwrap_err(),
         RoutingTable::create(&dir.join("routing.parquet"), "id", false)
-            .and_then(|table| table.complete("format", &Facts::default()))
+            .and_then(|table| table.complete("format", &ModelInfo::default()))
             .unwrap_err(),
         write_tables(
             &Run::open(dir.join("run")).unwrap(),

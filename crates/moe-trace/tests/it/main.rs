@@ -8,12 +8,12 @@ mod check;
 mod common;
 mod correlation;
 mod examples;
-mod facts;
 #[cfg(unix)]
 mod full_disk;
 mod graph;
 mod layout;
 mod manifest;
+mod model_info;
 mod read_tables;
 mod replace_run;
 mod rewritten_tables;

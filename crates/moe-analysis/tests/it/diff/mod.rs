@@ -10,7 +10,8 @@ use std::path::Path;
 
 use common::{expert_layer, gpt_oss, manifest, read_buffer, read_tensor, record, run_of};
 use moe_analysis::diff::{
-    DiffOptions, DiffReport, Fact, LayerBytes, LayerRouting, RangeKind, RowKind, SourceAspect, diff,
+    DiffOptions, DiffReport, LayerBytes, LayerRouting, ManifestDifference, RangeDifferenceKind,
+    RoutingDifferenceKind, SourceAspect, diff,
 };
 use moe_gguf::Gguf;
 use moe_trace::ops::{GET_ROWS, MUL_MAT};
@@ -114,8 +115,8 @@ fn run_equals_itself() {
     assert_eq!(report.manifest, []);
     let routing = report.routing.unwrap();
     // Layer 0 routes three prompt and two generated tokens, layer 1 one and two. Each token has four experts.
-    assert_eq!(routing.layers[&LayerId(0)].rows, [5, 5]);
-    assert_eq!(routing.layers[&LayerId(1)].rows, [3, 3]);
+    assert_eq!(routing.layers[&LayerId(0)].tokens, [5, 5]);
+    assert_eq!(routing.layers[&LayerId(1)].tokens, [3, 3]);
     assert_eq!(routing.total().weight_differences, (0.0, 32));
     assert_eq!(routing.total().share_same_experts(), Some(1.0));
     // Each of three passes: embeddings, gate, up and down of two layers, output.

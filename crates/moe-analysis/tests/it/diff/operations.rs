@@ -29,7 +29,10 @@ fn reports_missing_and_renamed_operations() {
         ]
     );
     assert_eq!(kinds(1), [("MUL_MAT_ID", "ffn_up-N", 3)]);
-    assert_eq!((operations.n_other_sources, operations.other_order), (0, 0));
+    assert_eq!(
+        (operations.n_different_sources, operations.different_order),
+        (0, 0)
+    );
     // Routing is derived from the gate operation.
     assert!(report.routing.unwrap().is_equal());
 }
@@ -74,7 +77,7 @@ fn reports_operations_in_different_order() {
     });
     let operations = report.operations.unwrap();
     assert_eq!((operations.only[0].n, operations.only[1].n), (0, 0));
-    assert_eq!(operations.other_order, 1);
+    assert_eq!(operations.different_order, 1);
     assert!(!operations.is_equal());
 }
 
@@ -91,14 +94,14 @@ fn reports_different_sources_of_matched_operations() {
         }
     });
     let operations = report.operations.unwrap();
-    assert_eq!(operations.n_other_sources, 6);
+    assert_eq!(operations.n_different_sources, 6);
     let found: Vec<_> = operations
         .sources
         .iter()
         .map(|(s, n)| {
             (
                 s.dst_name.as_str(),
-                s.what,
+                s.aspect,
                 s.a.as_deref(),
                 s.b.as_deref(),
                 *n,
@@ -155,12 +158,12 @@ fn reports_different_offsets_and_sizes() {
     assert_eq!(
         bytes.layers[&Some(LayerId(0))],
         LayerBytes {
-            other_place: 12,
+            different_offset: 12,
             ..clean(&bytes.layers[&Some(LayerId(0))])
         }
     );
     let output = bytes.layers[&None];
-    assert_eq!((output.only, output.other_reads), ([0, 1], 1));
+    assert_eq!((output.only, output.different_reads), ([0, 1], 1));
     assert_eq!(output.read[1], output.read[0] - 2);
     assert!(report.routing.unwrap().is_equal());
     let report = changed(&DiffOptions::default(), |records| {
@@ -169,7 +172,7 @@ fn reports_different_offsets_and_sizes() {
         }
     });
     let bytes = report.bytes.unwrap();
-    assert_eq!(bytes.layers[&None].other_size, 1);
+    assert_eq!(bytes.layers[&None].different_size, 1);
     let sizes = bytes.first[0].reads.map(|reads| reads.unwrap().size_bytes);
     let (gguf, _) = gpt_oss();
     assert_eq!(

@@ -14,21 +14,25 @@ fn reports_same_experts_in_different_order() {
     let routing = report.routing.unwrap();
     let layer = &routing.layers[&LayerId(0)];
     assert_eq!(
-        (layer.other_order, layer.other_experts, layer.other_weights),
+        (
+            layer.different_order,
+            layer.different_experts,
+            layer.different_weights
+        ),
         (1, 0, 0)
     );
     // The weights 1 and 1/2 stay in their slots while the ids 4 and 5 are swapped: two of 20 weights differ by 1/2.
     assert_eq!(layer.max_weight_difference, 0.5);
     assert_eq!(layer.mean_weight_difference(), Some(0.05));
     assert!(routing.layers[&LayerId(1)].is_equal());
-    let row = &routing.first[..];
-    assert_eq!(row.len(), 1);
+    let first = &routing.first[..];
+    assert_eq!(first.len(), 1);
     assert_eq!(
-        (row[0].kind, row[0].token_id, row[0].layer),
-        (RowKind::Order, TokenId(1), LayerId(0))
+        (first[0].kind, first[0].token_id, first[0].layer),
+        (RoutingDifferenceKind::Order, TokenId(1), LayerId(0))
     );
     let ids = |side: usize| {
-        row[0].experts[side]
+        first[0].experts[side]
             .iter()
             .map(|e| e.expert_id)
             .collect::<Vec<_>>()
@@ -63,7 +67,7 @@ fn unknown_sequence_matches_only_sequence_of_other_run() {
     };
     let routing = compare(1).unwrap().routing.unwrap();
     assert!(routing.is_equal(), "{routing:?}");
-    assert_eq!(routing.total().rows, [8, 8]);
+    assert_eq!(routing.total().tokens, [8, 8]);
     let error = compare(2).unwrap_err();
     assert!(
         matches!(&error, moe_analysis::diff::Error::UnknownSequences { path, n_sequences: 2, .. } if path.ends_with("a")),
@@ -79,22 +83,22 @@ fn reports_different_expert_in_routing_and_bytes() {
         }
     });
     let routing = report.routing.unwrap();
-    assert_eq!(routing.layers[&LayerId(1)].other_experts, 1);
+    assert_eq!(routing.layers[&LayerId(1)].different_experts, 1);
     assert_eq!(
         routing.layers[&LayerId(1)].share_same_experts(),
         Some(2.0 / 3.0)
     );
     assert_eq!(routing.total().share_same_experts(), Some(7.0 / 8.0));
-    assert_eq!(routing.first[0].kind, RowKind::Experts);
+    assert_eq!(routing.first[0].kind, RoutingDifferenceKind::Experts);
     assert_eq!(routing.first[0].phase, Some(Phase::Generate));
     let bytes = report.bytes.unwrap();
     let layer = bytes.layers[&Some(LayerId(1))];
     // In three tensors: only B read expert 9; A read expert 3 twice and B once.
-    assert_eq!((layer.only, layer.other_reads), ([0, 3], 3));
+    assert_eq!((layer.only, layer.different_reads), ([0, 3], 3));
     let found = bytes
         .first
         .iter()
-        .find(|r| r.kind == RangeKind::OnlyB)
+        .find(|r| r.kind == RangeDifferenceKind::OnlyB)
         .unwrap();
     assert_eq!(
         (found.expert_id, found.layer),
@@ -111,7 +115,7 @@ fn reports_different_expert_in_routing_and_bytes() {
     let other = bytes
         .first
         .iter()
-        .find(|r| r.kind == RangeKind::Reads)
+        .find(|r| r.kind == RangeDifferenceKind::Reads)
         .unwrap();
     assert_eq!(other.expert_id, Some(ExpertId(3)));
     assert_eq!(other.reads.map(|reads| reads.unwrap().n), [2, 1]);
@@ -125,8 +129,8 @@ fn compares_weights_with_tolerance() {
         }
     };
     let routing = changed(&DiffOptions::default(), change).routing.unwrap();
-    assert_eq!(routing.layers[&LayerId(0)].other_weights, 1);
-    assert_eq!(routing.first[0].kind, RowKind::Weights);
+    assert_eq!(routing.layers[&LayerId(0)].different_weights, 1);
+    assert_eq!(routing.first[0].kind, RoutingDifferenceKind::Weights);
     assert!((routing.layers[&LayerId(0)].max_weight_difference - 0.25).abs() < 1e-6);
     let options = DiffOptions {
         weight_tolerance: 0.26,

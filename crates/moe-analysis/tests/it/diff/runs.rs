@@ -3,14 +3,14 @@
 use super::*;
 
 #[test]
-fn reports_rows_of_one_run() {
+fn reports_tokens_of_one_run() {
     let report = changed(&DiffOptions::default(), |records| {
         records.retain(|r| r.token_id.get() < 4);
     });
     let routing = report.routing.unwrap();
     let total = routing.total();
     assert_eq!(
-        (total.rows, total.only, total.in_both()),
+        (total.tokens, total.only, total.in_both()),
         ([8, 6], [2, 0], 6)
     );
     assert_eq!(total.share_same_experts(), Some(1.0));
@@ -19,7 +19,7 @@ fn reports_rows_of_one_run() {
         routing
             .first
             .iter()
-            .all(|row| row.kind == RowKind::OnlyA && row.experts[1].is_empty())
+            .all(|token| token.kind == RoutingDifferenceKind::OnlyA && token.experts[1].is_empty())
     );
     assert_eq!(report.operations.unwrap().only[0].n, 8);
 }
@@ -40,10 +40,10 @@ fn routing_is_independent_of_batches_and_interleaving() {
     let report = diff(&a, &b, &DiffOptions::default()).unwrap();
     let routing = report.routing.unwrap();
     assert!(routing.is_equal());
-    assert_eq!(routing.total().rows, [6, 6]);
+    assert_eq!(routing.total().tokens, [6, 6]);
     // The second pass of B has no match.
     let operations = report.operations.unwrap();
-    assert_eq!((operations.only[1].n, operations.other_order), (8, 0));
+    assert_eq!((operations.only[1].n, operations.different_order), (8, 0));
 
     let other = |sequence: u32, records: &[TensorAccessLog]| {
         let mut records = records.to_vec();
@@ -81,12 +81,12 @@ fn operations_match_despite_different_numbers() {
     let b = moved_numbers(&dir.path().join("b"), &records);
     let report = diff(&a, &b, &DiffOptions::default()).unwrap();
     assert!(report.is_equal(), "{report:?}");
-    let fact = Fact {
+    let difference = ManifestDifference {
         name: "engine",
         a: Some("moe-analyze 0.1.0".into()),
         b: Some("other 7".into()),
     };
-    assert_eq!(report.manifest, [fact]);
+    assert_eq!(report.manifest, [difference]);
 }
 
 /// The records with the operation numbers of another engine.
@@ -122,7 +122,7 @@ fn bare_traces_compare_entire_tensors() {
         report
             .manifest
             .iter()
-            .all(|fact| fact.a.is_some() && fact.b.is_none())
+            .all(|difference| difference.a.is_some() && difference.b.is_none())
     );
     let bytes = report.bytes.unwrap();
     assert!(!bytes.split_experts);
@@ -144,6 +144,9 @@ fn respects_parts_and_limit() {
     });
     assert_eq!((report.operations, report.bytes), (None, None));
     let routing = report.routing.unwrap();
-    assert_eq!((routing.total().other_experts, routing.first.len()), (8, 2));
+    assert_eq!(
+        (routing.total().different_experts, routing.first.len()),
+        (8, 2)
+    );
     assert_eq!(LayerRouting::default().share_same_experts(), None);
 }

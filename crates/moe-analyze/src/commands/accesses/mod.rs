@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use moe_analysis::accesses::report;
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
-use moe_trace::{Facts, Run};
+use moe_trace::{ModelInfo, Run};
 
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
@@ -92,7 +92,7 @@ fn open(args: &Args, ctx: &Context) -> anyhow::Result<Run> {
     args.ops.check(&[&run])?;
     if let Some(model) = &args.model {
         let gguf = Gguf::open(model)?;
-        let named = Facts::of_model(&model.to_string_lossy(), &gguf)?;
+        let named = ModelInfo::from_gguf(&model.to_string_lossy(), &gguf)?;
         traces::check_model(&run.path, run.manifest.as_ref(), &named)?;
         run.map = Some(OffsetMap::new(&gguf));
     }

@@ -144,13 +144,13 @@ fn layers(report: &AccessReport) -> Table<'_, impl Iterator + Clone> {
             })
         })
         .column("span_mean_ns", "first to last access, mean (ns)", |layer| {
-            layer.span.and_then(|span| span.spread.mean_ns())
+            layer.span.and_then(|span| span.stats.mean_ns())
         })
         .column("span_min_ns", "first to last access, min (ns)", |layer| {
-            layer.span.map(|span| span.spread.min_ns)
+            layer.span.map(|span| span.stats.min_ns)
         })
         .column("span_max_ns", "first to last access, max (ns)", |layer| {
-            layer.span.map(|span| span.spread.max_ns)
+            layer.span.map(|span| span.stats.max_ns)
         })
 }
 

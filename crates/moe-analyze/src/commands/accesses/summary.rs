@@ -126,7 +126,7 @@ fn print_layers(out: &mut dyn Write, report: &AccessReport) -> io::Result<()> {
             let mut spans = report.spans.iter();
             let span =
                 spans.find(|span| Some(span.layer) == layer.layer && span.phase == Phase::Generate);
-            let mean_ns = span.and_then(|span| span.spread.mean_ns());
+            let mean_ns = span.and_then(|span| span.stats.mean_ns());
             fixed(mean_ns.map(|ns| ns / 1000.0), 1)
         })
         .write(out, Format::Table)

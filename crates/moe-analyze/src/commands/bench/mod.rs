@@ -246,7 +246,7 @@ impl Bench<'_> {
             *selected.entry(routed.layer).or_default() += distinct.len() as u64;
         });
         let session = self.engine.session(Setup {
-            begin: None,
+            create_run: None,
             mode: Mode::All,
             observer: Some(observer),
             n_ctx: self.engine.info().n_ctx_train,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use moe_gguf::Gguf;
 use moe_gguf::experts::{ExpertParts, expert_bytes};
 use moe_gguf::map::{Category, OffsetMap};
-use moe_trace::{Facts, LayerId};
+use moe_trace::{LayerId, ModelInfo};
 
 /// Sizes of the weights that a forward pass reads.
 pub struct Weights {
@@ -19,7 +19,7 @@ impl Weights {
     pub fn of(gguf: &Gguf) -> anyhow::Result<Weights> {
         let map = OffsetMap::new(gguf);
         let parts = ExpertParts::of(&map);
-        let n_hidden = Facts::of_model("", gguf)?.n_hidden_layer();
+        let n_hidden = ModelInfo::from_gguf("", gguf)?.n_hidden_layer();
         let is_read = |layer: Option<LayerId>| {
             layer.is_none_or(|layer| n_hidden.is_none_or(|n| u32::from(layer.0) < n))
         };

@@ -3,8 +3,8 @@
 use std::slice;
 
 use moe_analysis::diff::{
-    BytesDiff, DiffReport, LayerBytes, LayerRouting, OperationsDiff, RangeKind, RoutingDiff,
-    RowKind,
+    BytesDiff, DiffReport, LayerBytes, LayerRouting, OperationsDiff, RangeDifferenceKind,
+    RoutingDiff, RoutingDifferenceKind,
 };
 use moe_trace::LayerId;
 
@@ -80,10 +80,10 @@ pub fn table<'a>(rows: &'a [Row<'a>]) -> Table<'a, slice::Iter<'a, Row<'a>>> {
 /// Returns the rows of a report, with at most `limit` examples of each kind.
 pub fn rows(report: &DiffReport, limit: usize) -> Vec<Row<'_>> {
     let mut rows = Vec::new();
-    for fact in &report.manifest {
+    for difference in &report.manifest {
         rows.push(
-            Row::new("manifest", manifest_key(fact.name))
-                .pair([fact.a.as_deref(), fact.b.as_deref()]),
+            Row::new("manifest", manifest_key(difference.name))
+                .pair([difference.a.as_deref(), difference.b.as_deref()]),
         );
     }
     if let Some(routing) = &report.routing {
@@ -109,7 +109,7 @@ fn push_routing<'a>(rows: &mut Vec<Row<'a>>, routing: &'a RoutingDiff) {
             phase: phase(row.phase).into(),
             token_id: row.token_id.into(),
             layer_id: row.layer.into(),
-            ..Row::new("routing_row", key(row_kind(row.kind)))
+            ..Row::new("routing_row", key(routing_kind(row.kind)))
                 .pair([&row.experts[0], &row.experts[1]].map(|side| experts(side, false)))
         });
     }
@@ -122,11 +122,11 @@ fn push_routing_counts(
     counts: &LayerRouting,
 ) {
     let row = |what| Row::new(part, what).layer(layer);
-    rows.push(row("rows").pair(counts.rows));
+    rows.push(row("rows").pair(counts.tokens));
     rows.push(row("only").pair(counts.only));
-    rows.push(row("other_experts").value(counts.other_experts));
-    rows.push(row("other_order").value(counts.other_order));
-    rows.push(row("other_weights").value(counts.other_weights));
+    rows.push(row("other_experts").value(counts.different_experts));
+    rows.push(row("other_order").value(counts.different_order));
+    rows.push(row("other_weights").value(counts.different_weights));
     if let Some(share) = counts.share_same_experts() {
         rows.push(row("share_same_experts").value(share));
     }
@@ -140,8 +140,8 @@ fn push_operations<'a>(rows: &mut Vec<Row<'a>>, operations: &'a OperationsDiff, 
     let [a, b] = &operations.only;
     rows.push(Row::new("operations", "operations").pair(operations.n));
     rows.push(Row::new("operations", "only").pair([a.n, b.n]));
-    rows.push(Row::new("operations", "other_sources").value(operations.n_other_sources));
-    rows.push(Row::new("operations", "other_order").value(operations.other_order));
+    rows.push(Row::new("operations", "other_sources").value(operations.n_different_sources));
+    rows.push(Row::new("operations", "other_order").value(operations.different_order));
     for (only, what) in [(a, "only_in_A"), (b, "only_in_B")] {
         for ((op, dst_name), n) in only.sorted().into_iter().take(limit) {
             rows.push(Row {
@@ -155,7 +155,7 @@ fn push_operations<'a>(rows: &mut Vec<Row<'a>>, operations: &'a OperationsDiff, 
         rows.push(Row {
             op: source.op.as_str().into(),
             name: source.dst_name.as_str().into(),
-            ..Row::new("operation", key(&source.what.to_string()))
+            ..Row::new("operation", key(&source.aspect.to_string()))
                 .value(n)
                 .pair([source.a.as_deref(), source.b.as_deref()])
         });
@@ -196,9 +196,9 @@ fn push_byte_counts(
     rows.push(row("read").pair(counts.read));
     rows.push(row("ranges").pair(counts.ranges));
     rows.push(row("only").pair(counts.only));
-    rows.push(row("other_size").value(counts.other_size));
-    rows.push(row("other_place").value(counts.other_place));
-    rows.push(row("other_reads").value(counts.other_reads));
+    rows.push(row("other_size").value(counts.different_size));
+    rows.push(row("other_place").value(counts.different_offset));
+    rows.push(row("other_reads").value(counts.different_reads));
 }
 
 /// Returns a text as a machine-readable key.
@@ -215,31 +215,31 @@ fn manifest_key(name: &str) -> String {
 }
 
 /// Returns the machine-readable name of how a byte range differs.
-fn range_key(kind: RangeKind) -> String {
+fn range_key(kind: RangeDifferenceKind) -> String {
     match kind {
-        RangeKind::Place => "other_place".to_owned(),
+        RangeDifferenceKind::Offset => "other_place".to_owned(),
         _ => key(range_kind(kind)),
     }
 }
 
 /// Describes how a routed token differs.
-pub fn row_kind(kind: RowKind) -> &'static str {
+pub fn routing_kind(kind: RoutingDifferenceKind) -> &'static str {
     match kind {
-        RowKind::Experts => "other experts",
-        RowKind::OnlyA => "only in A",
-        RowKind::OnlyB => "only in B",
-        RowKind::Order => "other order",
-        RowKind::Weights => "other weights",
+        RoutingDifferenceKind::Experts => "other experts",
+        RoutingDifferenceKind::OnlyA => "only in A",
+        RoutingDifferenceKind::OnlyB => "only in B",
+        RoutingDifferenceKind::Order => "other order",
+        RoutingDifferenceKind::Weights => "other weights",
     }
 }
 
 /// Describes how a byte range differs.
-pub fn range_kind(kind: RangeKind) -> &'static str {
+pub fn range_kind(kind: RangeDifferenceKind) -> &'static str {
     match kind {
-        RangeKind::OnlyA => "only in A",
-        RangeKind::OnlyB => "only in B",
-        RangeKind::Size => "other size",
-        RangeKind::Place => "other offset",
-        RangeKind::Reads => "other reads",
+        RangeDifferenceKind::OnlyA => "only in A",
+        RangeDifferenceKind::OnlyB => "only in B",
+        RangeDifferenceKind::Size => "other size",
+        RangeDifferenceKind::Offset => "other offset",
+        RangeDifferenceKind::Reads => "other reads",
     }
 }

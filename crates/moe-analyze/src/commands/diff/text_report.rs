@@ -5,13 +5,13 @@ use std::path::Path;
 
 use moe_analysis::diff::{
     BytesDiff, DiffReport, LayerBytes, LayerRouting, OperationsDiff, RangeDifference, RoutingDiff,
-    RowDifference, RowKind,
+    RoutingDifference, RoutingDifferenceKind,
 };
 use moe_gguf::text::counted;
 use moe_trace::Expert;
 use moe_trace::Phase;
 
-use super::rows::{range_kind, row_kind};
+use super::rows::{range_kind, routing_kind};
 use crate::output::{Format, Table, fixed, human_bytes};
 
 /// Returns the result in one sentence.
@@ -29,8 +29,8 @@ pub fn verdict(report: &DiffReport) -> String {
         let total = routing.total();
         add(
             routing.is_equal(),
-            format!("routing ({})", counted(total.rows[0], "routed token")),
-            format!("routing ({})", differing_rows(&total)),
+            format!("routing ({})", counted(total.tokens[0], "routed token")),
+            format!("routing ({})", differing_tokens(&total)),
         );
     }
     if let Some(operations) = &report.operations {
@@ -70,11 +70,11 @@ fn list<const N: usize>(counts: [(u64, &str); N]) -> String {
     texts.join(", ")
 }
 
-fn differing_rows(total: &LayerRouting) -> String {
+fn differing_tokens(total: &LayerRouting) -> String {
     let in_both = list([
-        (total.other_experts, "with different experts"),
-        (total.other_order, "in a different order"),
-        (total.other_weights, "with different weights"),
+        (total.different_experts, "with different experts"),
+        (total.different_order, "in a different order"),
+        (total.different_weights, "with different weights"),
     ]);
     let in_one = list([(total.only[0], "only in A"), (total.only[1], "only in B")]);
     let tokens = counted(total.in_both(), "routed token");
@@ -87,8 +87,8 @@ fn differing_operations(operations: &OperationsDiff) -> String {
     list([
         (operations.only[0].n, "only in A"),
         (operations.only[1].n, "only in B"),
-        (operations.n_other_sources, "with different sources"),
-        (operations.other_order, "in a different order"),
+        (operations.n_different_sources, "with different sources"),
+        (operations.different_order, "in a different order"),
     ])
 }
 
@@ -96,9 +96,9 @@ fn differing_ranges(total: &LayerBytes) -> String {
     let differing = list([
         (total.only[0], "only in A"),
         (total.only[1], "only in B"),
-        (total.other_size, "of a different size"),
-        (total.other_place, "at a different offset"),
-        (total.other_reads, "read a different number of times"),
+        (total.different_size, "of a different size"),
+        (total.different_offset, "at a different offset"),
+        (total.different_reads, "read a different number of times"),
     ]);
     format!("ranges: {differing}")
 }
@@ -120,9 +120,9 @@ pub fn report(
     if !report.manifest.is_empty() {
         writeln!(out)?;
         Table::of(&report.manifest)
-            .shown("manifest", |fact| fact.name)
-            .shown("A", |fact| fact.a.as_deref())
-            .shown("B", |fact| fact.b.as_deref())
+            .shown("manifest", |difference| difference.name)
+            .shown("A", |difference| difference.a.as_deref())
+            .shown("B", |difference| difference.b.as_deref())
             .write(out, Format::Table)?;
     }
     if let Some(routing) = &report.routing {
@@ -144,12 +144,12 @@ fn write_routing(out: &mut dyn Write, routing: &RoutingDiff) -> io::Result<()> {
     writeln!(out)?;
     Table::of(layers.chain([("all".to_owned(), &total)]))
         .shown("routing of layer", |(layer, _)| layer.clone())
-        .shown("tokens A", |(_, counts)| counts.rows[0])
-        .shown("tokens B", |(_, counts)| counts.rows[1])
+        .shown("tokens A", |(_, counts)| counts.tokens[0])
+        .shown("tokens B", |(_, counts)| counts.tokens[1])
         .shown("only in A", |(_, counts)| counts.only[0])
         .shown("only in B", |(_, counts)| counts.only[1])
-        .shown("different experts", |(_, counts)| counts.other_experts)
-        .shown("different order", |(_, counts)| counts.other_order)
+        .shown("different experts", |(_, counts)| counts.different_experts)
+        .shown("different order", |(_, counts)| counts.different_order)
         .shown("same experts (%)", |(_, counts)| {
             fixed(counts.share_same_experts().map(|share| 100.0 * share), 2)
         })
@@ -165,13 +165,15 @@ fn write_routing(out: &mut dyn Write, routing: &RoutingDiff) -> io::Result<()> {
     if routing.first.is_empty() {
         return Ok(());
     }
-    let side = |row: &&RowDifference, side: usize| {
-        let rounded = row.kind != RowKind::Weights;
+    let side = |row: &&RoutingDifference, side: usize| {
+        let rounded = row.kind != RoutingDifferenceKind::Weights;
         experts(&row.experts[side], rounded)
     };
     writeln!(out)?;
     Table::of(&routing.first)
-        .shown("routing difference", |row| described(row_kind(row.kind)))
+        .shown("routing difference", |row| {
+            described(routing_kind(row.kind))
+        })
         .shown("sequence", |row| row.sequence_id)
         .shown("phase", |row| phase(row.phase))
         .shown("token", |row| row.token_id)
@@ -186,7 +188,7 @@ fn write_operations(
     operations: &OperationsDiff,
     limit: usize,
 ) -> io::Result<()> {
-    for (only, place) in operations.only.iter().zip(["only in A", "only in B"]) {
+    for (only, header) in operations.only.iter().zip(["only in A", "only in B"]) {
         if only.n == 0 {
             continue;
         }
@@ -194,7 +196,7 @@ fn write_operations(
         Table::of(only.sorted().into_iter().take(limit))
             .shown("operation", |((op, _), _)| op.as_str())
             .shown("result", |((_, dst_name), _)| dst_name.as_str())
-            .shown(place, |&(_, n)| n)
+            .shown(header, |&(_, n)| n)
             .write(out, Format::Table)?;
     }
     if operations.sources.is_empty() {
@@ -204,7 +206,7 @@ fn write_operations(
     Table::of(operations.sorted_sources().into_iter().take(limit))
         .shown("operation", |(source, _)| source.op.as_str())
         .shown("result", |(source, _)| source.dst_name.as_str())
-        .shown("differs in", |(source, _)| source.what.to_string())
+        .shown("differs in", |(source, _)| source.aspect.to_string())
         .shown("A", |(source, _)| source.a.as_deref())
         .shown("B", |(source, _)| source.b.as_deref())
         .shown("operations", |&(_, n)| n)
@@ -225,10 +227,10 @@ fn write_bytes(out: &mut dyn Write, bytes: &BytesDiff) -> io::Result<()> {
         .shown("ranges B", |(_, counts)| counts.ranges[1])
         .shown("only in A", |(_, counts)| counts.only[0])
         .shown("only in B", |(_, counts)| counts.only[1])
-        .shown("different size", |(_, counts)| counts.other_size)
-        .shown("different offset", |(_, counts)| counts.other_place)
+        .shown("different size", |(_, counts)| counts.different_size)
+        .shown("different offset", |(_, counts)| counts.different_offset)
         .shown("different number of reads", |(_, counts)| {
-            counts.other_reads
+            counts.different_reads
         })
         .write(out, Format::Table)?;
     if !bytes.split_experts {

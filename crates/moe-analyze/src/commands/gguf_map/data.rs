@@ -8,7 +8,7 @@ use anyhow::{Context as _, bail};
 use moe_files::AtomicFile;
 use moe_gguf::Gguf;
 use moe_gguf::text::counted;
-use moe_gguf::verify::{self, Algorithm, Difference, ManifestEntry, Verified};
+use moe_gguf::verify::{self, Algorithm, Difference, ManifestEntry, VerifiedTensor};
 use serde::Serialize;
 
 use crate::context::Context;
@@ -19,7 +19,7 @@ use crate::progress::Progress;
 #[derive(Debug, Serialize)]
 pub struct Data {
     pub hash: Algorithm,
-    pub tensors: Vec<Verified>,
+    pub tensors: Vec<VerifiedTensor>,
     /// Differences from the manifest; `None` without a manifest.
     pub differences: Option<Vec<Difference>>,
 }
@@ -40,7 +40,7 @@ impl Data {
     pub fn n_impossible(&self) -> usize {
         self.tensors
             .iter()
-            .filter(|tensor| tensor.impossible.is_some())
+            .filter(|tensor| tensor.non_finite.is_some())
             .count()
     }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::bail;
 use clap::ValueEnum as _;
 use moe_gguf::map::OffsetMap;
-use moe_gguf::thesis;
+use moe_gguf::tensor_tracer;
 
 use super::report::Survey;
 use super::rows;
@@ -112,8 +112,8 @@ impl MapFormat {
         match self {
             MapFormat::Rows => rows::write(out, format, map),
             MapFormat::Report => write_json(out, survey),
-            MapFormat::MemoryMap => write_json(out, &thesis::memory_map(survey.gguf, map)),
-            MapFormat::GgufDump => thesis::write_gguf_dump_csv(out, survey.gguf, map),
+            MapFormat::MemoryMap => write_json(out, &tensor_tracer::memory_map(survey.gguf, map)),
+            MapFormat::GgufDump => tensor_tracer::write_gguf_dump_csv(out, survey.gguf, map),
         }
     }
 }

@@ -91,7 +91,7 @@ pub fn summary(survey: &Survey, map: &OffsetMap) -> String {
 fn shares(check: &LayoutReport) -> String {
     let total = check.tensor_bytes.max(1) as f64;
     let mut text = Vec::new();
-    Table::of(&check.shares)
+    Table::of(&check.category_sizes)
         .shown("category", |share| share.category.as_str())
         .shown("tensors", |share| share.n_tensors)
         .shown("size (bytes)", |share| share.size_bytes)
@@ -142,7 +142,7 @@ pub fn write_findings(out: &mut dyn Write, survey: &Survey, verify: bool) -> io:
 fn write_data_findings(out: &mut dyn Write, gguf: &Gguf, data: &Data) -> io::Result<()> {
     for verified in &data.tensors {
         let tensor = gguf.tensors().get(verified.tensor as usize);
-        if let (Some(tensor), Some(found)) = (tensor, verified.impossible) {
+        if let (Some(tensor), Some(found)) = (tensor, verified.non_finite) {
             let file = gguf.files().get(usize::from(tensor.file));
             writeln!(
                 out,

@@ -62,8 +62,8 @@ pub fn check_value(args: &Args, counted: &Counted) -> anyhow::Result<()> {
 pub fn matrix<'a>(args: &Args, counted: &'a Counted) -> Matrix<'a> {
     let (hotness, bytes) = (&counted.hotness, &counted.bytes);
     match args.group_by() {
-        None => Matrix::whole(hotness, args.phases(), bytes),
-        Some(by) => Matrix::split(
+        None => Matrix::ungrouped(hotness, args.phases(), bytes),
+        Some(by) => Matrix::by_group(
             hotness,
             args.phases(),
             by.name(),

@@ -90,8 +90,11 @@ fn entropy(args: &Args, counted: &Counted) -> Figure {
         x: Axis::integers("layer", first, last),
         y: Axis::numbers("normalized entropy, Gini coefficient", 0.0, 1.0),
         lines: vec![
-            Line::strong("entropy (1 = uniform)", line(|l| l.spread.entropy)),
-            Line::new("Gini coefficient (0 = uniform)", line(|l| l.spread.gini)),
+            Line::strong("entropy (1 = uniform)", line(|l| l.load_balance.entropy)),
+            Line::new(
+                "Gini coefficient (0 = uniform)",
+                line(|l| l.load_balance.gini),
+            ),
         ],
     }
     .figure()

@@ -43,8 +43,8 @@ fn print_layers(out: &mut dyn Write, args: &Args, hotness: &Hotness) -> std::io:
     let percent = |share: f64| fixed(100.0 * share, 1);
     Table::of(&hotness.summary(args.phases(), N_TOP))
         .shown("layer", |layer| layer.layer)
-        .shown("tokens", |layer| (layer.rows > 0).then_some(layer.rows))
-        .shown("active experts", |layer| layer.spread.n_active)
+        .shown("tokens", |layer| (layer.tokens > 0).then_some(layer.tokens))
+        .shown("active experts", |layer| layer.load_balance.n_active)
         .shown("hottest experts (% of activations)", move |layer| {
             let top = layer.top.iter();
             let top =
@@ -52,14 +52,16 @@ fn print_layers(out: &mut dyn Write, args: &Args, hotness: &Hotness) -> std::io:
             top.collect::<Vec<_>>().join("  ")
         })
         .shown("coverage of top 10 % (%)", move |layer| {
-            percent(layer.spread.share_top[2])
+            percent(layer.load_balance.share_top[2])
         })
         .shown("coverage of top 25 % (%)", move |layer| {
-            percent(layer.spread.share_top[3])
+            percent(layer.load_balance.share_top[3])
         })
-        .shown("entropy (0..1)", |layer| fixed(layer.spread.entropy, 3))
+        .shown("entropy (0..1)", |layer| {
+            fixed(layer.load_balance.entropy, 3)
+        })
         .shown("max/mean (×)", |layer| {
-            fixed(layer.spread.max_over_mean, 2)
+            fixed(layer.load_balance.max_over_mean, 2)
         })
         .write(out, Format::Table)
 }

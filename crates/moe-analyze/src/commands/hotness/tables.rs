@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use moe_analysis::measures::{Spread, distinct_if_independent, distinct_if_uniform};
+use moe_analysis::measures::{LoadBalance, distinct_if_independent, distinct_if_uniform};
 use moe_analysis::survey::{Survey, TokenPairs};
 use moe_trace::LayerId;
 
@@ -30,7 +30,7 @@ struct Layer {
     /// `None`: all layers.
     layer: Option<LayerId>,
     rows: u64,
-    spread: Spread,
+    load_balance: LoadBalance,
     /// `None` if only counts are known.
     order: Option<TokenPairs>,
 }
@@ -40,35 +40,37 @@ type Measure = (&'static str, &'static str, fn(&Layer) -> Option<f64>);
 
 const MEASURES: [Measure; 14] = [
     ("active", "active experts", |layer| {
-        Some(layer.spread.n_active as f64)
+        Some(layer.load_balance.n_active as f64)
     }),
     ("active_fraction", "active experts (fraction)", |layer| {
-        Some(layer.spread.active_fraction())
+        Some(layer.load_balance.active_fraction())
     }),
     ("top_1", "coverage of top 1 %", |layer| {
-        Some(layer.spread.share_top[0])
+        Some(layer.load_balance.share_top[0])
     }),
     ("top_5", "coverage of top 5 %", |layer| {
-        Some(layer.spread.share_top[1])
+        Some(layer.load_balance.share_top[1])
     }),
     ("top_10", "coverage of top 10 %", |layer| {
-        Some(layer.spread.share_top[2])
+        Some(layer.load_balance.share_top[2])
     }),
     ("top_25", "coverage of top 25 %", |layer| {
-        Some(layer.spread.share_top[3])
+        Some(layer.load_balance.share_top[3])
     }),
     ("top_50", "coverage of top 50 %", |layer| {
-        Some(layer.spread.share_top[4])
+        Some(layer.load_balance.share_top[4])
     }),
-    ("gini", "Gini coefficient", |layer| Some(layer.spread.gini)),
+    ("gini", "Gini coefficient", |layer| {
+        Some(layer.load_balance.gini)
+    }),
     ("entropy", "entropy (0..1)", |layer| {
-        Some(layer.spread.entropy)
+        Some(layer.load_balance.entropy)
     }),
     ("max_over_mean", "max/mean (×)", |layer| {
-        Some(layer.spread.max_over_mean)
+        Some(layer.load_balance.max_over_mean)
     }),
     ("effective", "effective experts", |layer| {
-        Some(layer.spread.effective)
+        Some(layer.load_balance.effective)
     }),
     ("overlap", "overlap of consecutive tokens", |layer| {
         layer.order.as_ref()?.overlap()
@@ -87,14 +89,14 @@ fn measured(args: &Args, counted: &Counted) -> (Vec<Layer>, Layer) {
     let layers = hotness.summary(args.phases(), 0).into_iter();
     let layers = layers.map(|layer| Layer {
         layer: Some(layer.layer),
-        rows: layer.rows,
-        spread: layer.spread,
+        rows: layer.tokens,
+        load_balance: layer.load_balance,
         order: survey.order(layer.layer).cloned(),
     });
     let all = Layer {
         layer: None,
         rows: hotness.tokens(args.phases()),
-        spread: hotness.overall(args.phases()),
+        load_balance: hotness.overall(args.phases()),
         order: Some(order_of_all(survey)),
     };
     (layers.collect(), all)
@@ -116,8 +118,10 @@ fn measures(out: &mut dyn Write, format: Format, args: &Args, counted: &Counted)
     let mut table = Table::of(layers.iter().chain([&all]))
         .column("layer_id", "layer", move |row| or_all(row.layer, format))
         .column("rows", "tokens", |row| (row.rows > 0).then_some(row.rows))
-        .column("choices", "activations", |row| row.spread.choices)
-        .column("active", "active experts", |row| row.spread.n_active);
+        .column("choices", "activations", |row| {
+            row.load_balance.n_selections
+        })
+        .column("active", "active experts", |row| row.load_balance.n_active);
     // The number of active experts is printed as an integer, above.
     for (name, header, value) in MEASURES.into_iter().skip(1) {
         table = table.column(name, header, move |row| value(row));
@@ -193,7 +197,8 @@ fn batches(out: &mut dyn Write, format: Format, args: &Args, counted: &Counted) 
         let counts = hotness.counts(layer, args.phases());
         let means = survey.distinct(layer).into_iter().flat_map(|d| d.means());
         rows.extend(means.map(|(n_tokens, measured)| {
-            let independent = distinct_if_independent(&counts, survey.rows(layer), n_tokens);
+            let independent =
+                distinct_if_independent(&counts, survey.routed_tokens(layer), n_tokens);
             let uniform =
                 distinct_if_uniform(hotness.n_expert(), hotness.n_expert_used(), n_tokens);
             Batch {

@@ -27,11 +27,11 @@ pub(super) fn describe(
     let summary = imported?;
     findings.fact("kind", trace.importer.description());
     findings.fact("format", summary.format);
-    let facts = &summary.facts;
-    if let Some(model) = &facts.model {
+    let model_info = &summary.model_info;
+    if let Some(model) = &model_info.model {
         findings.fact("model", model.clone());
     }
-    if let Some(arch) = &facts.arch {
+    if let Some(arch) = &model_info.arch {
         findings.fact("architecture", arch.clone());
     }
     if summary.is_ordered() {
@@ -41,7 +41,9 @@ pub(super) fn describe(
     }
     let layers = counts.layers();
     findings.fact("layers", layers.len() as u64);
-    let n_expert = facts.n_expert.unwrap_or_else(|| counts.n_expert_seen());
+    let n_expert = model_info
+        .n_expert
+        .unwrap_or_else(|| counts.n_expert_seen());
     findings.fact("experts", n_expert);
     let activations = layers.values().map(|layer| layer.total());
     findings.fact("activations", activations.fold(0u64, u64::saturating_add));

@@ -4,12 +4,13 @@ use std::path::Path;
 
 use moe_gguf::text::counted;
 use moe_trace::check::{
-    Survey, foreign_map, stale_tables, survey, truncated_files, unfinished_state,
+    CheckReport, mismatched_map, report, stale_tables, truncated_files, unfinished_state,
 };
 use moe_trace::manifest::{self, Tokens};
-use moe_trace::{Facts, Manifest, Run};
+use moe_trace::{Manifest, ModelInfo, Run};
 
 use super::Findings;
+use crate::advice;
 use crate::context::Context;
 use crate::progress::Progress;
 
@@ -46,10 +47,10 @@ pub fn describe(path: &Path, findings: &mut Findings, ctx: &Context) -> anyhow::
         findings.fault("gguf-map.parquet is missing: byte ranges of experts are unknown; write the file with `moe-analyze gguf-map`");
     }
 
-    let survey = survey(&run);
-    let n_records = survey.n_records;
+    let report = report(&run);
+    let n_records = report.n_records;
     findings.fact("records", n_records);
-    findings.fact("record format", record_format(&survey));
+    findings.fact("record format", record_format(&report));
     findings.size("trace size", run.trace.size_bytes());
     let cut = run.trace.truncated_bytes();
     if cut > 0 {
@@ -73,31 +74,30 @@ pub fn describe(path: &Path, findings: &mut Findings, ctx: &Context) -> anyhow::
         Some(None) => findings.fact("state", unfinished_state(&run)),
         _ => {}
     }
-    if let Some(error) = foreign_map(&run)? {
-        findings.fault(error.to_string());
+    if let Some(error) = mismatched_map(&run)? {
+        findings.fault(advice::with_advice(&error));
     }
-    for fault in &survey.faults {
+    for fault in &report.violations {
         findings.fault(fault.to_string());
     }
     for fault in truncated_files(&run) {
         findings.fault(fault);
     }
-    for warning in survey
-        .misleading_counts
-        .into_iter()
-        .chain(stale_tables(&run))
-    {
+    for warning in report.misleading_counts {
         findings.note(warning);
+    }
+    for error in stale_tables(&run) {
+        findings.note(advice::with_advice(&error));
     }
     Ok(())
 }
 
 /// Describes the layout that the records declare.
-fn record_format(survey: &Survey) -> &'static str {
-    match survey.n_extended {
-        0 if survey.n_records == 0 => "no records",
+fn record_format(report: &CheckReport) -> &'static str {
+    match report.n_extended {
+        0 if report.n_records == 0 => "no records",
         0 => "plain v4: no durations, sequences, router weights or lanes",
-        n if n == survey.n_records => "v4 with extension 1",
+        n if n == report.n_records => "v4 with extension 1",
         _ => "v4, some records with extension 1",
     }
 }
@@ -116,7 +116,7 @@ fn describe_manifest(manifest: &Manifest, findings: &mut Findings) {
     }
     findings.fact("experts per layer", model.n_expert);
     findings.fact("experts per token", model.n_expert_used);
-    if let Some(reason) = Facts::of_manifest(model).impossible() {
+    if let Some(reason) = ModelInfo::from_manifest(model).invalid() {
         findings.fault(format!("manifest.json: {reason}"));
     }
     findings.fact("policy", manifest.policy.clone());

@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use anyhow::bail;
-use moe_analysis::overlap::{Reads, gate_up_bytes};
+use moe_analysis::overlap::{MemoryTraffic, gate_up_bytes};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_trace::manifest::{Gpu, Manifest};
 use moe_trace::transfers::{self, Transfer};
-use moe_trace::{Facts, map_table};
+use moe_trace::{ModelInfo, map_table};
 
 use crate::context::Context;
 use crate::progress::Progress;
@@ -22,7 +22,7 @@ pub struct Input {
     /// Transfers of all passes, in order; not empty.
     pub transfers: Vec<Transfer>,
     /// Bytes that gate and up read, and the memory bandwidth.
-    pub reads: Reads,
+    pub memory: MemoryTraffic,
     /// The GPUs, if the run has a manifest that describes them.
     pub gpus: Vec<Gpu>,
 }
@@ -68,18 +68,18 @@ impl Input {
         let map = match (model, file_of_run(map_table::FILE_NAME)) {
             (Some(model), _) => {
                 let gguf = Gguf::open(model)?;
-                let named = Facts::of_model(&model.to_string_lossy(), &gguf)?;
+                let named = ModelInfo::from_gguf(&model.to_string_lossy(), &gguf)?;
                 traces::check_model(run, manifest.as_ref(), &named)?;
                 Some(OffsetMap::new(&gguf))
             }
             (None, Some(map)) => Some(map_table::read(&map)?),
             (None, None) => None,
         };
-        let reads = Reads {
+        let memory = MemoryTraffic {
             gate_up_bytes: map.as_ref().map(gate_up_bytes).unwrap_or_default(),
             memory_bytes_per_s: memory_gb_s.map(|gb_s| gb_s * 1e9),
         };
-        let is_known = |run: &Transfer| reads.gate_up_bytes.contains_key(&run.layer_id);
+        let is_known = |run: &Transfer| memory.gate_up_bytes.contains_key(&run.layer_id);
         if memory_gb_s.is_some() && !transfers.iter().all(is_known) {
             ctx.note(
                 "warning: expert sizes are unknown for some layers, so their use of memory bandwidth is unknown; pass --model FILE.gguf",
@@ -87,7 +87,7 @@ impl Input {
         }
         Ok(Input {
             transfers,
-            reads,
+            memory,
             gpus: manifest.map_or(Vec::new(), |manifest| manifest.gpus().to_vec()),
         })
     }

@@ -96,7 +96,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let reports: Vec<(Phase, OverlapReport)> = Phase::ALL
         .into_iter()
         .filter_map(|phase| {
-            let report = overlap::report(&input.transfers, phase, &input.reads);
+            let report = overlap::report(&input.transfers, phase, &input.memory);
             report.map(|report| (phase, report))
         })
         .collect();
@@ -112,31 +112,31 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     Ok(ExitStatus::Done)
 }
 
-/// Returns the plot of the pass of `--pass`, or of a typical pass, with the figures of its phase.
+/// Returns the plot of the pass of `--pass`, or of a pass of median length, with the statistics of its phase.
 fn figure(
     args: &Args,
     transfers: &[Transfer],
     reports: &[(Phase, OverlapReport)],
 ) -> anyhow::Result<Figure> {
     let passes = overlap::passes(transfers);
-    let place = match args.pass {
-        Some(place) if place >= passes.len() => bail!(
-            "--pass {place} is out of range (0..={}) for {}",
+    let index = match args.pass {
+        Some(index) if index >= passes.len() => bail!(
+            "--pass {index} is out of range (0..={}) for {}",
             passes.len() - 1,
             args.run.display()
         ),
-        Some(place) => place,
-        None => typical(&passes).context("no pass to plot")?,
+        Some(index) => index,
+        None => median_pass(&passes).context("no pass to plot")?,
     };
-    let pass = passes[place];
+    let pass = passes[index];
     let report = reports
         .iter()
         .find(|(phase, _)| pass.first().is_some_and(|run| run.phase == *phase))
         .map(|(_, report)| report)
-        .context("no figures of the pass to plot")?;
+        .context("no statistics of the pass to plot")?;
     let run = args.run.file_name().unwrap_or(args.run.as_os_str());
     let name = format!(
-        "{}, pass {place} of {}",
+        "{}, pass {index} of {}",
         run.to_string_lossy(),
         passes.len()
     );
@@ -144,15 +144,15 @@ fn figure(
 }
 
 /// Returns the index of a decode pass of median length, or without decode passes, of any pass of median length.
-fn typical(passes: &[&[Transfer]]) -> Option<usize> {
-    let is_generated = |&place: &usize| {
-        let first = passes[place].first();
+fn median_pass(passes: &[&[Transfer]]) -> Option<usize> {
+    let is_generated = |&index: &usize| {
+        let first = passes[index].first();
         first.is_some_and(|run| run.phase == Phase::Generate)
     };
-    let mut places: Vec<usize> = (0..passes.len()).filter(is_generated).collect();
-    if places.is_empty() {
-        places = (0..passes.len()).collect();
+    let mut indices: Vec<usize> = (0..passes.len()).filter(is_generated).collect();
+    if indices.is_empty() {
+        indices = (0..passes.len()).collect();
     }
-    let candidates: Vec<&[Transfer]> = places.iter().map(|&place| passes[place]).collect();
-    overlap::typical(&candidates).map(|place| places[place])
+    let candidates: Vec<&[Transfer]> = indices.iter().map(|&index| passes[index]).collect();
+    overlap::median_pass(&candidates).map(|index| indices[index])
 }

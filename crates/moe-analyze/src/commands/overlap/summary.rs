@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use moe_analysis::overlap::{OverlapReport, Times};
+use moe_analysis::overlap::{DurationStats, OverlapReport};
 use moe_gguf::text::counted;
 use moe_trace::Phase;
 use moe_trace::manifest::Gpu;
@@ -64,7 +64,7 @@ fn print_phase(out: &mut dyn Write, phase: &str, report: &OverlapReport) -> io::
 }
 
 fn print_layers(out: &mut dyn Write, report: &OverlapReport) -> io::Result<()> {
-    let mean_us = |times: &Times| fixed(times.mean_ns().map(us), 1);
+    let mean_us = |times: &DurationStats| fixed(times.mean_ns().map(us), 1);
     let percent = |share: Option<f64>| fixed(share.map(|share| 100.0 * share), 1);
     let gb_s = |rate: Option<f64>| fixed(rate.map(|rate| rate * 1e-9), 1);
     Table::of(&report.layers)
@@ -87,7 +87,7 @@ fn print_layers(out: &mut dyn Write, report: &OverlapReport) -> io::Result<()> {
         .shown("PCIe (GB/s)", move |(_, layer)| {
             gb_s(layer.link_bytes_per_s())
         })
-        .shown("verdict", |(_, layer)| layer.verdict().word())
+        .shown("verdict", |(_, layer)| layer.verdict().name())
         .write(out, Format::Table)
 }
 
@@ -122,7 +122,7 @@ fn us(ns: f64) -> f64 {
 }
 
 /// Formats the mean and the 95th percentile.
-fn time(times: &Times) -> String {
+fn time(times: &DurationStats) -> String {
     match times.mean_ns() {
         Some(mean) => format!("{:.1} µs (p95 {:.1} µs)", us(mean), us(times.p95_ns)),
         None => "-".into(),

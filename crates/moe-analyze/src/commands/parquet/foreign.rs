@@ -46,7 +46,7 @@ pub(super) fn write_routing(
             place,
         };
         let summary = import(trace.importer, &trace.source, options, &mut sink)?;
-        let (table, rows) = sink.table.complete(summary.format, &summary.facts)?;
+        let (table, rows) = sink.table.complete(summary.format, &summary.model_info)?;
         pending.append(table);
         n_rows = rows;
         if i == 0 {

@@ -13,7 +13,7 @@ use moe_placement::learn::{LearnFile, is_usable};
 use moe_placement::plan::{
     Entry, Explanation, LayerCurve, Plan, PlanVerdict, Strategy, Weighting, rank,
 };
-use moe_trace::{ExpertId, Facts, LayerId};
+use moe_trace::{ExpertId, LayerId, ModelInfo};
 
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
@@ -190,7 +190,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     learn_files::check_import_args(&args.import, &args.paths)?;
     let experts = Experts::read(args.model.as_deref(), args.sizes.as_deref(), ctx)?;
     let weighing = Weighing::new(&args, experts.as_ref(), ctx);
-    let model = experts.as_ref().and_then(|experts| experts.facts.clone());
+    let model = experts
+        .as_ref()
+        .and_then(|experts| experts.model_info.clone());
     let options = args.import.options(model)?;
     let learn = learn_files::read_learn_files(&args.paths, args.half_life, &options, ctx)?;
     let mut ranking = weighing.rank(&learn)?;
@@ -231,8 +233,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 }
 
 /// Removes experts of an MTP head, which the fork does not cache.
-fn remove_mtp_head(ranking: &mut Vec<Entry>, model: Option<&Facts>, ctx: &Context) {
-    let Some(mtp_head) = model.and_then(Facts::mtp_head) else {
+fn remove_mtp_head(ranking: &mut Vec<Entry>, model: Option<&ModelInfo>, ctx: &Context) {
+    let Some(mtp_head) = model.and_then(ModelInfo::mtp_head) else {
         return;
     };
     let n = ranking.len();

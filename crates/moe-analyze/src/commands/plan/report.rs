@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use moe_gguf::text::counted;
-use moe_placement::plan::{Explanation, PlanVerdict, Ranked, Selected};
+use moe_placement::plan::{ExpertRank, Explanation, PlanVerdict, Selected};
 use moe_placement::{ExpertId, LayerId};
 use serde_json::{Value, json};
 
@@ -65,7 +65,7 @@ fn write_explanations(
     format: Format,
     explanations: &[Explanation],
 ) -> io::Result<()> {
-    let ranked = |explanation: &&Explanation| explanation.ranked;
+    let ranked = |explanation: &&Explanation| explanation.rank;
     Table::of(explanations)
         .column("layer", "layer", |explanation| explanation.layer)
         .column("expert", "expert", |explanation| explanation.expert)
@@ -79,7 +79,7 @@ fn write_explanations(
             Some(ranked(explanation)?.score)
         })
         .column("place", "rank", move |explanation| {
-            Some(ranked(explanation)?.place)
+            Some(ranked(explanation)?.rank)
         })
         .column("why", "reason", |explanation| explanation.to_string())
         .write(out, format)
@@ -224,17 +224,17 @@ fn explanation(explanation: &Explanation) -> Value {
         "cached": explanation.is_in(),
         "why": explanation.to_string(),
     });
-    if let Some(Ranked {
+    if let Some(ExpertRank {
         hits,
         score,
-        place,
-        of,
-    }) = explanation.ranked
+        rank,
+        n_ranked,
+    }) = explanation.rank
     {
         object["hits"] = json!(hits);
         object["score"] = json!(score);
-        object["place"] = json!(place);
-        object["of"] = json!(of);
+        object["place"] = json!(rank);
+        object["of"] = json!(n_ranked);
     }
     match explanation.verdict {
         Some(PlanVerdict::Taken { lane, bytes, cost }) => {

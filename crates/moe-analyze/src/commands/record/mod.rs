@@ -13,7 +13,9 @@ use std::time::Instant;
 use anyhow::{Context as _, bail};
 use echo::Echo;
 use indicatif::{ProgressBar, ProgressStyle};
-use moe_engine::{Begin, Limits, Mode, Sampler, SamplerParams, Setup, Stop, generate, max_records};
+use moe_engine::{
+    CreateRun, Limits, Mode, Sampler, SamplerParams, Setup, Stop, generate, max_records,
+};
 use moe_executor::cpu::threads::n_cores;
 use moe_gguf::map::OffsetMap;
 use moe_gguf::text::counted;
@@ -185,7 +187,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         .sum();
 
     let usage = Usage::new(&args.usage, info.n_layer, info.n_expert, args.force)?;
-    let begin = |gpus| -> anyhow::Result<RunWriter> {
+    let create_run = |gpus| -> anyhow::Result<RunWriter> {
         let map = OffsetMap::new(&gguf);
         let mut manifest = manifest::manifest(&args, &gguf, &map, info, &prompts, n_threads)?;
         recording::set_gpus(&mut manifest, gpus);
@@ -202,10 +204,11 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         announce(ctx, &args, records, writer.dir());
         Ok(writer)
     };
-    let begin: Option<Begin> = match args.trace {
+    let create_run: Option<CreateRun> = match args.trace {
         TraceMode::Off => None,
         TraceMode::Experts | TraceMode::All => Some(Box::new(|gpus| {
-            begin(gpus).map_err(anyhow::Error::reallocate_into_boxed_dyn_error_without_backtrace)
+            create_run(gpus)
+                .map_err(anyhow::Error::reallocate_into_boxed_dyn_error_without_backtrace)
         })),
     };
 
@@ -216,7 +219,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         .map(|(tokens, limits)| tokens.len() + limits.n_predict)
         .max();
     let mut session = engine.session(Setup {
-        begin,
+        create_run,
         mode,
         observer: usage.as_ref().map(Usage::observer),
         n_ctx,

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use anyhow::bail;
-use moe_engine::{Observer, Routed};
+use moe_engine::{Observer, RouterOutput};
 use moe_trace::LayerId;
 
 use crate::expert_usage::{self, LayerUsage, report};
@@ -92,7 +92,7 @@ impl Usage {
     /// Returns an observer that counts, and prints names if enabled.
     pub fn observer(&self) -> Observer<'static> {
         let (counts, names) = (self.counts.clone(), self.names);
-        Box::new(move |routed: &Routed| {
+        Box::new(move |routed: &RouterOutput| {
             let mut counts = counts.borrow_mut();
             for &expert in routed.ids {
                 let layer = counts.get_mut(routed.layer.index());

@@ -10,8 +10,8 @@ use moe_gguf::map::OffsetMap;
 use moe_gguf::text::counted;
 use moe_placement::learn::LayerObservation;
 use moe_placement::plan::ExpertSizes;
-use moe_placement::predict::Given;
-use moe_trace::{Facts, LayerId};
+use moe_placement::predict::ExternalPredictions;
+use moe_trace::{LayerId, ModelInfo};
 
 use crate::context::Context;
 use crate::experts::{self, Experts};
@@ -23,7 +23,7 @@ pub struct Inputs {
     /// The trace.
     pub batches: Batches,
     /// Predictions of `--predictions`.
-    pub predictions: Option<Given>,
+    pub predictions: Option<ExternalPredictions>,
     /// Size of the model's tensors without the MTP head in bytes, if the map is known.
     pub model_bytes: Option<u64>,
     /// Observations in the learn file of `--learn`.
@@ -45,15 +45,15 @@ impl Inputs {
         let input = traces::open(path, &options)?;
         let mut collector = Collector::new();
         let summary = traces::read(path, &input, &options, &mut collector, ctx)?;
-        let n_layer = summary.facts.n_hidden_layer();
-        if collector.n_of_mtp_head() > 0 {
+        let n_layer = summary.model_info.n_hidden_layer();
+        if collector.n_mtp_selections() > 0 {
             ctx.note(format_args!(
                 "omitted {} of experts of the MTP head",
-                counted(collector.n_of_mtp_head(), "activation")
+                counted(collector.n_mtp_selections(), "activation")
             ));
         }
         // The other inputs must be of the trace's model.
-        options.model = Some(summary.facts);
+        options.model = Some(summary.model_info);
         let named = Experts::read(args.model(), sizes, ctx)?;
         let sizes = match (named, &input) {
             (Some(experts), _) => experts.sizes,
@@ -61,7 +61,7 @@ impl Inputs {
                 let sizes = run.map.as_ref().map(|map| experts::sizes_of(map, n_layer));
                 sizes.unwrap_or_default()
             }
-            (None, _) => collector.stated_sizes(),
+            (None, _) => collector.recorded_sizes(),
         };
         let map = match (args.gguf()?, &input) {
             (Some((_, gguf)), _) => Some(OffsetMap::new(&gguf)),
@@ -76,7 +76,7 @@ impl Inputs {
             traces::read(path, &input, &options, &mut collector, ctx)?;
             let batches = collector.finish(&sizes);
             let batches = batches.with_context(|| path.display().to_string())?;
-            anyhow::Ok(batches.as_predictions())
+            anyhow::Ok(batches.to_predictions())
         });
         let batches = collector
             .finish(&sizes)
@@ -111,7 +111,7 @@ fn read_learn_file(
 ) -> anyhow::Result<Arc<[LayerObservation]>> {
     let mut observations = learn_files::read_learn_file(path, options, ctx)?.observations()?;
     let model = options.model.as_ref();
-    if let Some(mtp_head) = model.and_then(Facts::mtp_head) {
+    if let Some(mtp_head) = model.and_then(ModelInfo::mtp_head) {
         observations.retain(|layer| !mtp_head.contains(&layer.layer.0.into()));
     }
     for layer in &observations {

@@ -11,8 +11,8 @@ mod sample;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use moe_analysis::simulate::{self, Offload, Row, SimulateOptions};
-use moe_placement::cache::{BuildError, Online, PolicyName};
+use moe_analysis::simulate::{self, Offload, PolicyResult, SimulateOptions};
+use moe_placement::cache::{BuildError, OnlinePolicy, PolicyName};
 use moe_placement::plan::MIB;
 
 use crate::context::Context;
@@ -127,7 +127,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         files::check_output(plot, args.force)?;
     }
     let policies = policies(&args, ctx)?;
-    let lru = PolicyName::Shared(Online::Lru);
+    let lru = PolicyName::Shared(OnlinePolicy::Lru);
     if args.sample.is_some() && policies != [lru] {
         bail!("--sample supports only the policy lru; pass --policy lru");
     }
@@ -165,7 +165,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 
     let options = SimulateOptions {
         learn: inputs.learn,
-        first: args.train_fraction,
+        train_fraction: args.train_fraction,
         update_rate: args.update_rate,
         seed: args.seed,
     };
@@ -175,13 +175,13 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             batches,
             budgets: &budgets,
             policies: &policies,
-            setting: &simulate::setting(batches, &policies, &options)?,
+            policy_inputs: &simulate::policy_inputs(batches, &policies, &options)?,
         };
         let rows = args
             .prefetch
             .rows(&plan, &how, inputs.predictions.as_ref(), ctx)?;
         output::to_stdout(args.output, |stdout| {
-            prefetch::print(stdout, args.output, &rows, batches.needs().tokens)
+            prefetch::print(stdout, args.output, &rows, batches.workload().tokens)
         })?;
         return Ok(ExitStatus::Done);
     }
@@ -189,7 +189,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     if let Some(rate) = args.sample {
         let estimates = simulate::sampled_lru(batches, &budgets, rate, args.seed)?;
         if let Some(plot) = &args.plot {
-            let rows = estimates.iter().map(|estimate| Row {
+            let rows = estimates.iter().map(|estimate| PolicyResult {
                 budget: estimate.budget,
                 policy: lru,
                 outcome: estimate.outcome,
@@ -216,7 +216,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         draw(&args, plot, &policies, wanted.copied(), ctx)?;
     }
     let results = report::Results {
-        needs: batches.needs(),
+        workload: batches.workload(),
         rows: &rows,
         policies: &policies,
         machine,
@@ -252,7 +252,7 @@ fn draw(
     args: &Args,
     plot: &Path,
     policies: &[PolicyName],
-    rows: impl Iterator<Item = Row>,
+    rows: impl Iterator<Item = PolicyResult>,
     ctx: &Context,
 ) -> anyhow::Result<()> {
     let source = args.path.file_name().unwrap_or(args.path.as_os_str());
@@ -263,8 +263,12 @@ fn draw(
 }
 
 /// Returns the plot of decode hit rates, or of all hit rates if the trace does not contain phases.
-fn curves(source: &str, policies: &[PolicyName], rows: impl Iterator<Item = Row>) -> Figure {
-    let rows: Vec<Row> = rows.collect();
+fn curves(
+    source: &str,
+    policies: &[PolicyName],
+    rows: impl Iterator<Item = PolicyResult>,
+) -> Figure {
+    let rows: Vec<PolicyResult> = rows.collect();
     let is_decode = rows
         .iter()
         .all(|row| row.outcome.hit_pct_decode().is_some());
@@ -300,6 +304,8 @@ fn curves(source: &str, policies: &[PolicyName], rows: impl Iterator<Item = Row>
 fn evicts_by_recency(policy: PolicyName) -> bool {
     matches!(
         policy,
-        PolicyName::Shared(Online::Lru | Online::Clock | Online::Slru | Online::S3Fifo)
+        PolicyName::Shared(
+            OnlinePolicy::Lru | OnlinePolicy::Clock | OnlinePolicy::Slru | OnlinePolicy::S3Fifo
+        )
     )
 }

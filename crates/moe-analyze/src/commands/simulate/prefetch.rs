@@ -4,11 +4,11 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use moe_analysis::simulate::{Batches, Machine, Prefetch, Prefetched, prefetch};
+use moe_analysis::simulate::{Batches, Machine, PrefetchOptions, PrefetchOutcome, prefetch};
 use moe_gguf::text::counted;
-use moe_placement::cache::{PolicyName, Setting};
+use moe_placement::cache::{PolicyInputs, PolicyName};
 use moe_placement::plan::MIB;
-use moe_placement::predict::{Given, Predictor, PredictorName};
+use moe_placement::predict::{ExternalPredictions, Predictor, PredictorName};
 
 use crate::context::Context;
 use crate::option_values::not_negative;
@@ -59,7 +59,7 @@ pub struct Plan<'a> {
     /// Cache policies.
     pub policies: &'a [PolicyName],
     /// Inputs of the policies.
-    pub setting: &'a Setting,
+    pub policy_inputs: &'a PolicyInputs,
 }
 
 impl PrefetchArgs {
@@ -82,7 +82,7 @@ impl PrefetchArgs {
         machine: &Machine,
         batches: &Batches,
         ctx: &Context,
-    ) -> anyhow::Result<Prefetch> {
+    ) -> anyhow::Result<PrefetchOptions> {
         let n_layer = batches.experts().n_layer();
         if self.depth == 0 || self.depth >= n_layer {
             bail!(
@@ -112,7 +112,7 @@ impl PrefetchArgs {
                 )
             }
         };
-        Ok(Prefetch {
+        Ok(PrefetchOptions {
             link_bytes_per_s: machine.link_bytes_per_s,
             link_latency_s: machine.link_latency_s,
             windows_s,
@@ -125,31 +125,31 @@ impl PrefetchArgs {
     pub fn rows(
         &self,
         plan: &Plan,
-        how: &Prefetch,
-        given: Option<&Given>,
+        options: &PrefetchOptions,
+        predictions: Option<&ExternalPredictions>,
         ctx: &Context,
     ) -> anyhow::Result<Vec<Row>> {
         let experts = plan.batches.experts();
         let n_layer = experts.n_layer();
         let mut rows = Vec::new();
-        let n_predictors = 1 + self.predictor.len() + usize::from(given.is_some());
+        let n_predictors = 1 + self.predictor.len() + usize::from(predictions.is_some());
         let n_rows = plan.budgets.len() * plan.policies.len() * n_predictors;
         let progress = Progress::items(ctx, "caches", n_rows as u64);
         for &budget in plan.budgets {
             for &policy in plan.policies {
                 let mut predictors: Vec<(String, Box<dyn Predictor>)> =
-                    vec![("none".into(), Box::new(Given::new(n_layer)))];
+                    vec![("none".into(), Box::new(ExternalPredictions::new(n_layer)))];
                 predictors.extend(
                     self.predictor
                         .iter()
-                        .map(|name| (name.to_string(), name.predictor(experts, how.depth))),
+                        .map(|name| (name.to_string(), name.predictor(experts, options.depth))),
                 );
-                if let Some(given) = given {
-                    predictors.push(("predictions".into(), Box::new(given.clone())));
+                if let Some(predictions) = predictions {
+                    predictors.push(("predictions".into(), Box::new(predictions.clone())));
                 }
                 for (predictor, mut predicts) in predictors {
-                    let mut cache = plan.setting.policy(policy, experts, budget)?;
-                    let result = prefetch(plan.batches, cache.as_mut(), predicts.as_mut(), how);
+                    let mut cache = plan.inputs.policy(policy, experts, budget)?;
+                    let result = prefetch(plan.batches, cache.as_mut(), predicts.as_mut(), options);
                     rows.push(Row {
                         budget,
                         policy,
@@ -169,7 +169,7 @@ pub struct Row {
     budget: u64,
     policy: PolicyName,
     predictor: String,
-    result: Prefetched,
+    result: PrefetchOutcome,
 }
 
 /// Prints the rows. `tokens` is the number of generated tokens.
@@ -197,7 +197,7 @@ pub fn print(out: &mut dyn Write, format: Format, rows: &[Row], tokens: u64) -> 
             (tokens > 0.0).then(|| rounded(1e3 * row.result.stall_s / tokens, 3))
         })
         .column("tokens_s", "tokens/s", move |row| {
-            let speed = tokens / (row.result.stall_s + row.result.work_s);
+            let speed = tokens / (row.result.stall_s + row.result.compute_s);
             speed.is_finite().then(|| rounded(speed, 3))
         })
         .write(out, format)

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use moe_analysis::simulate::{Machine, Needs, Row};
+use moe_analysis::simulate::{Machine, PolicyResult, Workload};
 use moe_gguf::text::counted;
 use moe_placement::cache::PolicyName;
 use moe_placement::plan::MIB;
@@ -14,9 +14,9 @@ use crate::output::{Cell, Format, Table, round, rounded};
 /// Results for each cache size and policy.
 pub struct Results<'a> {
     /// Tokens and bytes of the trace.
-    pub needs: Needs,
+    pub workload: Workload,
     /// Results, which include Belady's policy for each cache size.
-    pub rows: &'a [Row],
+    pub rows: &'a [PolicyResult],
     /// Policies to print.
     pub policies: &'a [PolicyName],
     /// Machine of the speed bounds.
@@ -55,13 +55,13 @@ impl Results<'_> {
 
     /// Adds bounds of tokens/s; the percentage of memory bandwidth used, if the bandwidth is known; and, if the CPU's times are known,
     /// the speedup over no cache, without any overlap in both cases and with full overlap in both cases.
-    fn with_speed<'a, I: Iterator<Item = &'a Row> + Clone>(
+    fn with_speed<'a, I: Iterator<Item = &'a PolicyResult> + Clone>(
         &'a self,
         machine: &'a Machine,
         table: Table<'a, I>,
     ) -> Table<'a, I> {
-        let of = move |row: &Row| machine.speed(&self.needs, row);
-        let without = machine.speed_without_cache(&self.needs);
+        let of = move |row: &PolicyResult| machine.speed(&self.workload, row);
+        let without = machine.speed_without_cache(&self.workload);
         let mut table = table
             .column("tokens_s_min", "tokens/s, min", move |row| {
                 of(row).map(|speed| rounded(speed.tokens_s_min, 3))
@@ -93,14 +93,14 @@ impl Results<'_> {
     }
 
     /// Returns the MiB copied in excess of Belady's policy.
-    fn regret_mib(&self, row: &Row) -> Option<Cell<'static>> {
+    fn regret_mib(&self, row: &PolicyResult) -> Option<Cell<'static>> {
         let mut same = self.rows.iter().filter(|other| other.budget == row.budget);
         let best = same.find(|other| other.policy == PolicyName::Belady)?;
         let [copied, least] = [row, best].map(|row| mib(row.outcome.moved_bytes()));
         Some(rounded(copied - least, 1))
     }
 
-    fn wanted(&self) -> impl Iterator<Item = &Row> + Clone {
+    fn wanted(&self) -> impl Iterator<Item = &PolicyResult> + Clone {
         let rows = self.rows.iter();
         rows.filter(|row| self.policies.contains(&row.policy))
     }
@@ -112,7 +112,7 @@ impl Results<'_> {
             generated > 0 && row.outcome.hits[1] == 0
         });
         let machine = self.machine;
-        let without = machine.and_then(|machine| machine.speed_without_cache(&self.needs));
+        let without = machine.and_then(|machine| machine.speed_without_cache(&self.workload));
         let (Some(machine), Some(without)) = (machine, without) else {
             return;
         };
@@ -126,14 +126,14 @@ impl Results<'_> {
             "without a cache, all experts on the CPU: {speed} tokens/s"
         ));
         self.note_caches("not faster than without a cache", ctx, |row| {
-            let speed = machine.speed(&self.needs, row);
+            let speed = machine.speed(&self.workload, row);
             speed.is_some_and(|speed| speed.is_no_better_than(&without))
         });
     }
 
     /// Prints the caches that satisfy `is_meant`.
-    fn note_caches(&self, what: &str, ctx: &Context, is_meant: impl Fn(&Row) -> bool) {
-        let rows: Vec<&Row> = self.wanted().filter(|row| is_meant(row)).collect();
+    fn note_caches(&self, what: &str, ctx: &Context, is_meant: impl Fn(&PolicyResult) -> bool) {
+        let rows: Vec<&PolicyResult> = self.wanted().filter(|row| is_meant(row)).collect();
         if rows.len() > 1 && rows.len() == self.wanted().count() {
             ctx.note(format_args!("{what}: all of these caches"));
             return;

@@ -146,8 +146,8 @@ impl QueryInput {
         if let (Source::Run(run), Some(model)) = (&mut input.source, &trace_options.model)
             && run.map.is_none()
         {
-            if let Some(facts) = &options.model {
-                traces::check_model(path, run.manifest.as_ref(), facts)?;
+            if let Some(model_info) = &options.model {
+                traces::check_model(path, run.manifest.as_ref(), model_info)?;
             }
             run.map = Some(OffsetMap::new(model));
         }
@@ -252,7 +252,7 @@ impl QueryInput {
             &self.trace_options.options,
             &mut table,
         )?;
-        let (table, _) = table.complete(summary.format, &summary.facts)?;
+        let (table, _) = table.complete(summary.format, &summary.model_info)?;
         table.commit()?;
         traces::report_import(ctx, &self.path, &summary);
         Ok(path)
@@ -278,14 +278,14 @@ impl QueryInput {
         ctx: &Context,
     ) -> anyhow::Result<Vec<TableFile>> {
         let mut bytes = match &self.trace_options.model {
-            Some(gguf) => ExpertBytes::of_map(&OffsetMap::new(gguf)),
+            Some(gguf) => ExpertBytes::from_map(&OffsetMap::new(gguf)),
             None => ExpertBytes::default(),
         };
         let mut files = Vec::new();
         match &self.source {
             Source::Run(run) => {
                 if let Some(map) = &run.map {
-                    bytes = ExpertBytes::of_map(map);
+                    bytes = ExpertBytes::from_map(map);
                 }
                 let hotness = Hotness::from_run(run, None)?;
                 files.push(self.file("hotness", write_hotness(&hotness, &bytes, temporary)?));
@@ -297,7 +297,7 @@ impl QueryInput {
             }
             Source::Parquet(found) => {
                 if let Some(map) = found.iter().find(|file| file.table == "map") {
-                    bytes = ExpertBytes::of_map(&map_table::read(&map.path)?);
+                    bytes = ExpertBytes::from_map(&map_table::read(&map.path)?);
                 }
                 let routing = found.iter().filter(|file| file.table == "routing");
                 let routing: Vec<&TableFile> = routing.collect();
@@ -341,7 +341,7 @@ fn write_hotness(
 ) -> anyhow::Result<PathBuf> {
     let path = temporary.path("hotness.parquet", 0)?;
     let mut file = BufWriter::new(File::create_new(&path)?);
-    Matrix::whole(hotness, Phases::All, bytes).write_parquet(&mut file)?;
+    Matrix::ungrouped(hotness, Phases::All, bytes).write_parquet(&mut file)?;
     file.into_inner()?;
     Ok(path)
 }

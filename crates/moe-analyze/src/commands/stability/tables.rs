@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use moe_analysis::measures::{Specialisation, mutual_information, specialisation, total_variation};
+use moe_analysis::measures::{Specialization, mutual_information, specialization, total_variation};
 use moe_analysis::stability::{self, Split};
 use moe_placement::learn::LayerCounts;
 use moe_trace::LayerId;
@@ -36,13 +36,13 @@ pub fn split(out: &mut dyn Write, format: Format, splits: &[Split]) -> io::Resul
     });
     Table::of(rows)
         .column("tested", "held-out split", |(split, _)| {
-            split.tested.as_str()
+            split.held_out.as_str()
         })
         .column("rows_learned", "training split (tokens)", |(split, _)| {
-            split.rows_learned
+            split.train_tokens
         })
         .column("rows_tested", "held-out split (tokens)", |(split, _)| {
-            split.rows_tested
+            split.held_out_tokens
         })
         .column("percent", "hottest experts (%)", |(_, coverage)| {
             coverage.percent
@@ -71,7 +71,7 @@ fn drift(out: &mut dyn Write, format: Format, counted: &Counted) -> io::Result<(
         .column("layer_id", "layer", move |row| or_all(row.layer, format))
         .column("from", "from eighth", |row| row.from)
         .column("to", "to eighth", |row| row.to)
-        .column("rows", "tokens", |row| row.rows)
+        .column("rows", "tokens", |row| row.tokens)
         .column("total_variation", "total variation (0..1)", |row| {
             row.total_variation
         })
@@ -88,10 +88,10 @@ fn convergence(out: &mut dyn Write, format: Format, counted: &Counted) -> io::Re
     let rows = stability::convergence(&counted.survey, counted.hotness.n_expert());
     Table::of(&rows)
         .column("layer_id", "layer", |row| row.layer)
-        .column("rows", "tokens", |row| row.rows)
-        .column("settled", "converged after (tokens)", |row| row.settled)
+        .column("rows", "tokens", |row| row.tokens)
+        .column("settled", "converged after (tokens)", |row| row.converged)
         .column("almost_settled", "almost converged after (tokens)", |row| {
-            row.almost_settled
+            row.almost_converged
         })
         .write(out, format)
 }
@@ -117,12 +117,12 @@ fn bootstrap(
 struct Domain<'a> {
     layer: LayerId,
     label: &'a str,
-    rows: u64,
+    tokens: u64,
     /// Mutual information of expert and domain in the layer.
     information_bits: f64,
     /// Distance from all other domains.
     total_variation: Option<f64>,
-    most_used: Option<Specialisation>,
+    most_used: Option<Specialization>,
     /// Fraction of the tokens that select an expert of a uniform router.
     uniform: f64,
 }
@@ -147,17 +147,17 @@ fn domains(out: &mut dyn Write, format: Format, args: &Args, counted: &Counted) 
                     *sum = sum.saturating_add(*count);
                 }
             }
-            let n_rows = match groups.rows(group, layer) {
-                0 => rows_of_counts(&counts[group], hotness.n_expert_used()),
-                rows => rows,
+            let n_tokens = match groups.routed_tokens(group, layer) {
+                0 => tokens_of_counts(&counts[group], hotness.n_expert_used()),
+                n_tokens => n_tokens,
             };
             rows.push(Domain {
                 layer,
                 label,
-                rows: n_rows,
+                tokens: n_tokens,
                 information_bits,
                 total_variation: total_variation(&counts[group], &others),
-                most_used: specialisation(&counts[group], n_rows),
+                most_used: specialization(&counts[group], n_tokens),
                 uniform: f64::from(hotness.n_expert_used()) / f64::from(hotness.n_expert().max(1)),
             });
         }
@@ -165,7 +165,7 @@ fn domains(out: &mut dyn Write, format: Format, args: &Args, counted: &Counted) 
     Table::of(&rows)
         .column("layer_id", "layer", |row| row.layer)
         .column("label", "domain", |row| row.label)
-        .column("rows", "tokens", |row| row.rows)
+        .column("rows", "tokens", |row| row.tokens)
         .column("information_bits", "mutual information (bits)", |row| {
             row.information_bits
         })
@@ -185,7 +185,7 @@ fn domains(out: &mut dyn Write, format: Format, args: &Args, counted: &Counted) 
 }
 
 /// Returns the number of tokens, computed from counts.
-fn rows_of_counts(counts: &[u64], n_expert_used: u32) -> u64 {
+fn tokens_of_counts(counts: &[u64], n_expert_used: u32) -> u64 {
     let activations = counts
         .iter()
         .fold(0u64, |sum, &count| sum.saturating_add(count));

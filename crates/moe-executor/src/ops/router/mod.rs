@@ -2,7 +2,7 @@
 
 mod steps;
 
-use moe_engine::Routed;
+use moe_engine::RouterOutput;
 use moe_trace::LayerId;
 
 use crate::activation::{Activation, NodeName};
@@ -163,7 +163,7 @@ impl Ops<'_> {
         if let Some(mut observer) = self.observer.take() {
             self.fetch(&mut state.scores.values);
             self.routing_to_host(routing);
-            observer(&Routed {
+            observer(&RouterOutput {
                 layer: il,
                 positions: &self.positions,
                 logits: state.scores.data(),

@@ -4,7 +4,7 @@ use crate::arrays::use_of_layer;
 use crate::binary::array::{Array, ElementType};
 use crate::binary::npy;
 use crate::layers::Layouts;
-use crate::{At, ForeignError, ImportOptions, Missing, Output};
+use crate::{ForeignError, ImportOptions, Location, Missing, Output};
 
 use super::super::routed_experts::RoutedExperts;
 use super::document::Extension;
@@ -107,7 +107,7 @@ impl Counts {
     pub(super) fn first_token(
         self,
         n_tokens: usize,
-        at: At,
+        at: Location,
         output: &mut Output<'_>,
     ) -> Result<usize, ForeignError> {
         match (self.start, self.n_evaluated()) {
@@ -143,7 +143,7 @@ pub(super) fn view<'e>(
     experts: &'e RoutedExperts,
     counts: Counts,
     options: &ImportOptions,
-    at: At,
+    at: Location,
     output: &mut Output<'_>,
 ) -> Result<Array<'e>, ForeignError> {
     match experts {
@@ -167,7 +167,7 @@ fn integers<'e>(
     bytes: &'e [u8],
     counts: Counts,
     options: &ImportOptions,
-    at: At,
+    at: Location,
     output: &mut Output<'_>,
 ) -> Result<Array<'e>, ForeignError> {
     let Some(top_k) = options.max_expert_used() else {

@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 use crate::binary::array::Array;
 use crate::binary::pickle::Value;
 use crate::binary::torch::TorchFile;
-use crate::{At, ForeignError, Output};
+use crate::{ForeignError, Location, Output};
 
 use super::tensor;
 
@@ -89,7 +89,9 @@ impl<'d> Record<'d> {
                 Some(counts) => Content::Counts(counts),
                 None => {
                     let reason = "the record has neither topk_ids_of_layer nor global_physical_count; use a dump of SGLang's recorder";
-                    return Err(output.invalid(At::Element(format!("records[{number}]")), reason));
+                    return Err(
+                        output.invalid(Location::Element(format!("records[{number}]")), reason)
+                    );
                 }
             },
         };

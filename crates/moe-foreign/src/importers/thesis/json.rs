@@ -21,7 +21,7 @@ use zerocopy::little_endian::{I32, U16, U32, U64};
 
 use crate::json::invalid_in_stream;
 use crate::source::text_reader;
-use crate::{At, Contents, ForeignError, ImportOptions, Importer, Output, Records, Source};
+use crate::{Contents, ForeignError, ImportOptions, Importer, Location, Output, Records, Source};
 
 use super::super::text::shown;
 use super::import_records;
@@ -91,7 +91,7 @@ impl Importer for ThesisJson {
             .into_inner()
             .map_err(|error| failed(error.into_error()))?;
         file.rewind().map_err(failed)?;
-        let trace = Trace::of_file(source.path(), &file)?;
+        let trace = Trace::from_file(source.path(), &file)?;
         let mut records = Records::new(trace, options)?;
         let excess = [
             (spool.n_excess_sources, "sources after the fourth"),
@@ -159,7 +159,7 @@ fn read_file(path: &Path, ops: &OpTable, spool: &mut Spool) -> Result<(), Foreig
     let remaining = Cell::new(MAX_ENTRY);
     let mut write = |entry: Entry| {
         remaining.set(MAX_ENTRY);
-        let at = At::Element(format!("entries[{n_entries}]"));
+        let at = Location::Element(format!("entries[{n_entries}]"));
         n_entries += 1;
         let result = spool.write(entry, ops);
         result.map_err(|error| {
@@ -253,7 +253,7 @@ fn record_of(entry: &Entry, ops: &OpTable) -> Result<TensorAccessLog, EntryError
         operation_type: number.ok_or_else(|| EntryError::Operation {
             operation: shown(op),
         })?,
-        phase: Phase::of_name(&entry.phase)
+        phase: Phase::from_name(&entry.phase)
             .ok_or_else(|| EntryError::Phase {
                 phase: shown(&entry.phase),
             })?

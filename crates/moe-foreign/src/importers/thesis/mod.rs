@@ -25,7 +25,7 @@ use moe_trace::record::{EXT_NONE, MAX_EXPERTS, NAME_SIZE, RECORD_SIZE, TensorAcc
 use moe_trace::{PassTable, RoutingRow, Run, Trace, is_trace};
 use zerocopy::FromBytes;
 
-use crate::{At, Contents, ForeignError, ImportOptions, Importer, Output, Records, Source};
+use crate::{Contents, ForeignError, ImportOptions, Importer, Location, Output, Records, Source};
 
 pub use json::ThesisJson;
 
@@ -115,7 +115,7 @@ fn import_records(
     let passes = run.passes().unwrap_or(&unknown);
     for operation in run.routing() {
         let record = operation.first_record();
-        let at = || At::Record {
+        let at = || Location::Record {
             record,
             offset: record * RECORD_SIZE as u64,
         };
@@ -146,7 +146,7 @@ fn import_records(
 impl Records {
     /// Records of the thesis's recorder, with a table of their passes.
     fn new(trace: Trace, options: &ImportOptions) -> Result<Self, ForeignError> {
-        let mut run = Run::of_trace(trace);
+        let mut run = Run::from_trace(trace);
         if let Some(ops) = &options.ops {
             run = run.with_ops(ops.clone());
         }

@@ -272,8 +272,8 @@ fn rejects_partial_experts_and_several_gatherers() {
     passes[1].ids = Some((11, 0, "child_a"));
     let error = read_dump(&passes, &options()).unwrap_err();
     assert_eq!(
-        error.at(),
-        Some(&At::Element("records[1]".into())),
+        error.location(),
+        Some(&Location::Element("records[1]".into())),
         "{error}"
     );
 }

@@ -5,8 +5,10 @@ use std::fs;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use moe_foreign::{At, CountError, ForeignError, ImportOptions, LayerError, Missing, Summary};
-use moe_trace::{CountRow, ExpertId, Facts, LayerId, Phase, RoutingRow, Sink, SinkError};
+use moe_foreign::{
+    CountError, ForeignError, ImportOptions, LayerError, Location, Missing, Summary,
+};
+use moe_trace::{CountRow, ExpertId, LayerId, ModelInfo, Phase, RoutingRow, Sink, SinkError};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/foreign")
@@ -163,9 +165,9 @@ fn reports_a_missing_top_k() {
     }
     // The top-k may also be that of the model.
     let options = ImportOptions {
-        model: Some(Facts {
+        model: Some(ModelInfo {
             n_expert_used: Some(2),
-            ..Facts::default()
+            ..ModelInfo::default()
         }),
         ..ImportOptions::default()
     };
@@ -193,12 +195,12 @@ fn read_text_of(text: &str, options: &ImportOptions) -> Result<(Summary, Kept), 
 /// A model of `n_block` blocks, the last `n_nextn` of which are the MTP head, with experts (top-2) in the blocks `moe`.
 fn model(n_block: u32, n_nextn: u32, moe: &[u16]) -> ImportOptions {
     ImportOptions {
-        model: Some(Facts {
+        model: Some(ModelInfo {
             n_layer: Some(n_block),
             n_nextn_layer: n_nextn,
             n_expert_used: Some(2),
             moe_layers: moe.iter().copied().map(LayerId).collect(),
-            ..Facts::default()
+            ..ModelInfo::default()
         }),
         ..ImportOptions::default()
     }
@@ -359,16 +361,20 @@ fn errors_of_counts_have_a_location_and_a_cause() {
     ];
     for (text, element, cause) in cases {
         let error = read_text(text).unwrap_err();
-        assert_eq!(error.at(), Some(&At::Element(element.into())), "{text}");
+        assert_eq!(
+            error.location(),
+            Some(&Location::Element(element.into())),
+            "{text}"
+        );
         assert_eq!(error.cause(), Some(&cause), "{text}");
     }
 }
 
 #[test]
 fn errors_of_responses_have_a_location() {
-    let element = |name: &str| At::Element(name.into());
+    let element = |name: &str| Location::Element(name.into());
     for (text, at) in [
-        (r#"{"logical_count": [[1, 2], [3]]}"#, At::Line(1)),
+        (r#"{"logical_count": [[1, 2], [3]]}"#, Location::Line(1)),
         (
             r#"{"choices": [{"routed_experts": [[[3, 4]], [[5, 9999]]]}]}"#,
             element("choices[0].routed_experts[1, 0]"),
@@ -377,14 +383,17 @@ fn errors_of_responses_have_a_location() {
             r#"{"choices": [{"routed_experts": "TlVNUFk="}]}"#,
             element("choices[0].routed_experts[]"),
         ),
-        (r#"{"choices": [{"routed_experts": "?"}]}"#, At::Line(1)),
+        (
+            r#"{"choices": [{"routed_experts": "?"}]}"#,
+            Location::Line(1),
+        ),
         (
             r#"{"meta_info": {"prompt_tokens": 2, "completion_tokens": 2, "routed_experts": "AAAAAA=="}}"#,
             element("meta_info.routed_experts[]"),
         ),
     ] {
         let error = read_text(text).unwrap_err();
-        assert_eq!(error.at(), Some(&at), "{text}: {error}");
+        assert_eq!(error.location(), Some(&at), "{text}: {error}");
     }
 }
 
@@ -475,8 +484,8 @@ fn rejects_physical_counts_without_a_map() {
     let path = dir.path().join("dump.pt");
     fs::write(&path, bytes).unwrap();
     let error = read(&path, &ImportOptions::default()).unwrap_err();
-    let at = At::Element("records[0].global_physical_count[]".into());
-    assert_eq!(error.at(), Some(&at), "{error}");
+    let at = Location::Element("records[0].global_physical_count[]".into());
+    assert_eq!(error.location(), Some(&at), "{error}");
     assert_eq!(
         error.cause::<CountError>(),
         Some(&CountError::NoMap),

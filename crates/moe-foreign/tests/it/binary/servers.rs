@@ -219,7 +219,7 @@ fn coli_usage_skips_the_mtp_layer() {
         let text = format!("{header}1 5 2\n3 7 1\n4 2 9\n");
         let (summary, kept) = read_text_of(&text, &glm()).unwrap();
         assert_eq!(counts(&kept), [((1, 5), 2), ((3, 7), 1)].into());
-        assert_eq!(summary.facts.n_layer, Some(5));
+        assert_eq!(summary.model_info.n_layer, Some(5));
         assert!(has_note(&summary, "skipped 1 count"), "{summary:?}");
     }
 }

@@ -59,7 +59,7 @@ fn warns_of_lines_with_a_higher_top_k_than_the_model() {
     let text = "{\"t\":0,\"layer\":0,\"experts\":[0,1,2,3]}\n{\"t\":1,\"layer\":0,\"experts\":[4,5,6,7]}\n";
     let (summary, kept) = read_text_of(text, &small()).unwrap();
     assert_eq!(kept.rows.len(), 8);
-    assert_eq!(summary.facts.n_expert_used, Some(4));
+    assert_eq!(summary.model_info.n_expert_used, Some(4));
     assert!(
         has_note(
             &summary,
@@ -77,10 +77,10 @@ fn warns_of_lines_with_a_higher_top_k_than_the_model() {
 #[test]
 fn warns_of_a_layer_with_a_higher_top_k_than_the_model() {
     let of_layers = |n_expert_used_by_block| ImportOptions {
-        model: Some(Facts {
+        model: Some(ModelInfo {
             n_expert: Some(8),
             n_expert_used_by_block,
-            ..Facts::default()
+            ..ModelInfo::default()
         }),
         ..ImportOptions::default()
     };
@@ -97,7 +97,11 @@ fn warns_of_a_layer_with_a_higher_top_k_than_the_model() {
 fn rejects_arrays_with_more_slots_than_expert_ids() {
     let file = |numbers: [i64; 6]| npy("<i8", &[2, 1, 3], numbers.map(i64::to_le_bytes));
     let error = read_bytes(&file([1, 0, 1, 0, 1, 0]), &ImportOptions::default()).unwrap_err();
-    assert_eq!(error.at(), Some(&At::Element("[0, 0]".into())), "{error}");
+    assert_eq!(
+        error.location(),
+        Some(&Location::Element("[0, 0]".into())),
+        "{error}"
+    );
     let cause = RoutingError::Repeated {
         n_used: 3,
         highest: 1,

@@ -21,22 +21,22 @@ fn assert_counts(name: &str) -> Summary {
 #[test]
 fn reads_coli_usage_with_and_without_headers() {
     let summary = assert_counts("coli-usage/small.coli_usage");
-    assert_eq!(summary.facts.n_expert, Some(8));
-    assert_eq!(summary.facts.n_layer, Some(2));
+    assert_eq!(summary.model_info.n_expert, Some(8));
+    assert_eq!(summary.model_info.n_layer, Some(2));
     // With two layers, layer 2 is the MTP head.
     assert_eq!(
         summary.notes[0],
         "skipped 1 count of layers of the MTP head"
     );
     let summary = assert_counts("coli-usage/old.coli_usage");
-    assert_eq!(summary.facts, Facts::default());
+    assert_eq!(summary.model_info, ModelInfo::default());
 
     let options = ImportOptions::default();
     let error = error_of("coli-usage", "-1 2 8\n0 8 1\n", &options);
     let is_expected = matches!(
         error,
         ForeignError::OutOfRange {
-            at: At::Line(2),
+            at: Location::Line(2),
             name: "expert",
             id: 8,
             limit: 8,
@@ -48,7 +48,7 @@ fn reads_coli_usage_with_and_without_headers() {
     let is_expected = matches!(
         error,
         ForeignError::Version {
-            at: At::Line(1),
+            at: Location::Line(1),
             ..
         }
     );
@@ -58,9 +58,9 @@ fn reads_coli_usage_with_and_without_headers() {
 #[test]
 fn reads_ds4_hotlist() {
     let summary = assert_counts("ds4-hotlist/small.hotlist");
-    assert_eq!(summary.facts.model.as_deref(), Some("small"));
+    assert_eq!(summary.model_info.model.as_deref(), Some("small"));
     assert_eq!(
-        (summary.facts.n_layer, summary.facts.n_expert),
+        (summary.model_info.n_layer, summary.model_info.n_expert),
         (Some(2), Some(8))
     );
 }

@@ -21,7 +21,7 @@ fn dropped_rows_have_no_lane() {
     assert_eq!(summary.format, "bigmoeonedge");
     assert_eq!(rows.routing.len(), 24);
     assert_eq!(
-        summary.facts.expert_bytes,
+        summary.model_info.expert_bytes,
         [(LayerId(0), 1000), (LayerId(1), 1200)].into()
     );
     let lanes = |step: u32| -> Vec<Option<u8>> {
@@ -102,7 +102,7 @@ fn rejects_damaged_route_csv() {
     let is_expected = matches!(
         error,
         ForeignError::Version {
-            at: At::Line(1),
+            at: Location::Line(1),
             ..
         }
     );
@@ -279,7 +279,7 @@ fn reports_numbers_that_are_not_json() {
         let detected = moe_foreign::detect(&path).unwrap();
         assert_eq!(detected.expect(line).importer.name(), "jsonl");
         let error = error_of("jsonl", format!("{line}\n"), &options);
-        assert_eq!(error.at(), Some(&At::Line(1)), "{error}");
+        assert_eq!(error.location(), Some(&Location::Line(1)), "{error}");
         assert_eq!(non_finite(&error), Some(value), "{error}");
     }
     // Also in values that the importer ignores.

@@ -14,11 +14,11 @@ mod tokens;
 use std::path::{Path, PathBuf};
 
 use moe_foreign::{
-    At, Collected, Counts, Export, FILES_EXPORTERS, ForeignError, IMPORTERS, ImportOptions,
-    Importer, Input, JsonError, LineError, Missing, Source, Summary,
+    Collected, Counts, Export, FILES_EXPORTERS, ForeignError, IMPORTERS, ImportOptions, Importer,
+    Input, JsonError, LineError, Location, Missing, Source, Summary,
 };
 use moe_trace::record::lane;
-use moe_trace::{Error, ExpertId, Facts, LayerId, Phase, RoutingRow, Sink, TokenId};
+use moe_trace::{Error, ExpertId, LayerId, ModelInfo, Phase, RoutingRow, Sink, TokenId};
 
 /// `[layer][token]`: selected experts, best first.
 const EXPERTS: [[[u32; 2]; 5]; 2] = [
@@ -125,16 +125,16 @@ fn error_of(name: &str, text: impl AsRef<[u8]>, options: &ImportOptions) -> Fore
 /// Asserts that `error` is at a line and has a cause that matches.
 #[track_caller]
 fn assert_line_error(error: &ForeignError, line: u64, is_cause: impl Fn(&LineError) -> bool) {
-    assert_eq!(error.at(), Some(&At::Line(line)), "{error}");
+    assert_eq!(error.location(), Some(&Location::Line(line)), "{error}");
     assert!(error.cause::<LineError>().is_some_and(is_cause), "{error}");
 }
 
 #[test]
 fn rejects_a_trace_that_contradicts_the_model_of_the_user() {
     let options = ImportOptions {
-        model: Some(Facts {
+        model: Some(ModelInfo {
             n_expert: Some(64),
-            ..Facts::default()
+            ..ModelInfo::default()
         }),
         ..ImportOptions::default()
     };
@@ -146,20 +146,20 @@ fn rejects_a_trace_that_contradicts_the_model_of_the_user() {
 }
 
 #[test]
-fn the_model_of_the_user_completes_facts_of_the_trace() {
+fn the_given_model_completes_the_model_info_of_the_trace() {
     let options = ImportOptions {
-        model: Some(Facts {
+        model: Some(ModelInfo {
             n_expert: Some(8),
             n_expert_used: Some(4),
             expert_bytes: [(LayerId(0), 7), (LayerId(9), 9)].into(),
-            ..Facts::default()
+            ..ModelInfo::default()
         }),
         ..ImportOptions::default()
     };
     let (_, summary) = import("bigmoeonedge/small.route.csv", &options);
-    assert_eq!(summary.facts.n_expert_used, Some(2));
+    assert_eq!(summary.model_info.n_expert_used, Some(2));
     assert_eq!(
-        summary.facts.expert_bytes,
+        summary.model_info.expert_bytes,
         [(LayerId(0), 1000), (LayerId(1), 1200), (LayerId(9), 9)].into()
     );
 }

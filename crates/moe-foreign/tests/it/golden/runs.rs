@@ -140,10 +140,10 @@ fn rejects_pipeline_stages_with_fewer_layers_than_the_model() {
     }
     let import = |n_moe: u16| {
         let options = ImportOptions {
-            model: Some(Facts {
+            model: Some(ModelInfo {
                 n_layer: Some(n_moe.into()),
                 moe_layers: (0..n_moe).map(LayerId).collect(),
-                ..Facts::default()
+                ..ModelInfo::default()
             }),
             ..ImportOptions::default()
         };

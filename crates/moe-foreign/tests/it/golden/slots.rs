@@ -19,7 +19,7 @@ pub fn read(path: &Path) -> (Collected, Summary) {
 fn counts_tokens_with_an_empty_slot_0() {
     let path = fixture("foreign/npy/expert-parallel-rank.npy");
     let (rows, summary) = read(&path);
-    assert_eq!(summary.facts.n_expert_used, None);
+    assert_eq!(summary.model_info.n_expert_used, None);
     assert!(
         !summary.notes.iter().any(|note| note.contains("repeated")),
         "{:?}",
@@ -72,7 +72,7 @@ fn padding_does_not_increase_top_k() {
     let dir = tempfile::tempdir().unwrap();
     let path = padded(dir.path());
     let (rows, summary) = read(&path);
-    assert_eq!(summary.facts.n_expert_used, None);
+    assert_eq!(summary.model_info.n_expert_used, None);
     let places: Vec<_> = rows
         .routing
         .iter()
@@ -86,10 +86,10 @@ fn padding_does_not_increase_top_k() {
 fn unused_slots_do_not_decrease_top_k() {
     let dir = tempfile::tempdir().unwrap();
     let path = padded(dir.path());
-    let model = Facts {
+    let model = ModelInfo {
         n_expert: Some(8),
         n_expert_used: Some(4),
-        ..Facts::default()
+        ..ModelInfo::default()
     };
     let of_model = ImportOptions {
         model: Some(model),
@@ -102,7 +102,7 @@ fn unused_slots_do_not_decrease_top_k() {
     for options in [of_model, of_user] {
         let input = Input::Foreign(moe_foreign::detect(&path).unwrap().unwrap());
         let export = Export::new(&input, &options).unwrap();
-        assert_eq!(export.facts().n_expert_used, Some(4));
+        assert_eq!(export.model_info().n_expert_used, Some(4));
         let notes = &export.summary.notes;
         assert!(
             !notes.iter().any(|note| note.contains("top-k")),

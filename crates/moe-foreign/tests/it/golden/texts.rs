@@ -89,21 +89,21 @@ fn locations_of_errors_do_not_count_a_byte_order_mark() {
     let is_at_column_6 = |error: &JsonError| matches!(error, JsonError::Invalid { column: 6, .. });
     let good = "{\"t\":0,\"layer\":0,\"experts\":[1]}\n";
     let first = error_of("jsonl", [MARK, line.as_bytes()].concat(), &options);
-    assert_eq!(first.at(), Some(&At::Line(1)), "{first}");
+    assert_eq!(first.location(), Some(&Location::Line(1)), "{first}");
     assert!(
         first.cause::<JsonError>().is_some_and(is_at_column_6),
         "{first}"
     );
     let text = [MARK, good.as_bytes(), line.as_bytes()].concat();
     let second = error_of("jsonl", text, &options);
-    assert_eq!(second.at(), Some(&At::Line(2)), "{second}");
+    assert_eq!(second.location(), Some(&Location::Line(2)), "{second}");
     assert!(
         second.cause::<JsonError>().is_some_and(is_at_column_6),
         "{second}"
     );
     // Only one mark is removed.
     let twice = error_of("jsonl", [MARK, MARK, good.as_bytes()].concat(), &options);
-    assert_eq!(twice.at(), Some(&At::Line(1)), "{twice}");
+    assert_eq!(twice.location(), Some(&Location::Line(1)), "{twice}");
 }
 
 #[test]
@@ -150,9 +150,9 @@ fn rejects_a_damaged_line_with_a_line_feed() {
         format!("{good}{{\"t\":1,\n{good}"),
     ] {
         let error = error_of("jsonl", text, &options);
-        assert_eq!(error.at(), Some(&At::Line(2)), "{error}");
+        assert_eq!(error.location(), Some(&Location::Line(2)), "{error}");
     }
     // The only line of a file is not skipped.
     let error = error_of("jsonl", "{\"t\":1,", &options);
-    assert_eq!(error.at(), Some(&At::Line(1)), "{error}");
+    assert_eq!(error.location(), Some(&Location::Line(1)), "{error}");
 }

@@ -83,10 +83,17 @@ fn reads_token_json_like_trace_bin() {
         {"timestamp_ns":5,"token_id":0,"phase":"PROMPT","operation_type":"ADD","dst_name":"a"},
         {"timestamp_ns":0,"token_id":0,"phase":"PROMPT","operation_type":"ADD","dst_name":"a"}]}"#;
     let no_timestamp = error_of("thesis-json", text, &options);
-    assert_eq!(no_timestamp.at(), Some(&At::Element("entries[1]".into())));
+    assert_eq!(
+        no_timestamp.location(),
+        Some(&Location::Element("entries[1]".into()))
+    );
     let truncated = text[..text.len() - 3].replace("\"timestamp_ns\":0", "\"timestamp_ns\":6");
     let truncated = error_of("thesis-json", truncated, &options);
-    assert_eq!(truncated.at(), Some(&At::Line(3)), "{truncated}");
+    assert_eq!(
+        truncated.location(),
+        Some(&Location::Line(3)),
+        "{truncated}"
+    );
 }
 
 /// `make/thesis.py` writes the expected files like the thesis's `parse_trace.py`.

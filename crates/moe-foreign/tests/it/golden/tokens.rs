@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn reads_route_csv_with_lanes_and_facts() {
+fn reads_route_csv_with_lanes_and_model_info() {
     let (rows, summary) = import("bigmoeonedge/small.route.csv", &ImportOptions::default());
     let mut expected = expected_rows(|layer, token| RoutingRow {
         sequence_id: Some(0),
@@ -21,15 +21,15 @@ fn reads_route_csv_with_lanes_and_facts() {
     }
     assert_eq!(rows.routing, expected);
     assert_eq!(
-        summary.facts,
-        Facts {
+        summary.model_info,
+        ModelInfo {
             model: Some("/models/small.gguf".into()),
             arch: Some("qwen3moe".into()),
             n_layer: Some(2),
             n_expert: Some(8),
             n_expert_used: Some(2),
             expert_bytes: [(LayerId(0), 1000), (LayerId(1), 1200)].into(),
-            ..Facts::default()
+            ..ModelInfo::default()
         }
     );
 
@@ -46,7 +46,7 @@ fn reads_route_csv_with_lanes_and_facts() {
     let is_expected = matches!(
         error,
         ForeignError::OutOfRange {
-            at: At::Line(2),
+            at: Location::Line(2),
             name: "expert",
             id: 4096,
             ..
@@ -79,12 +79,12 @@ fn reads_published_bigmoeonedge_traces() {
         let of = |f: fn(&&RoutingRow) -> bool| rows.routing.iter().filter(f).count();
         assert_eq!(of(|row| row.phase == Some(Phase::Prompt)), n_prompt);
         assert_eq!(of(|row| row.lane == Some(lane::CACHE_HIT)), n_hits);
-        assert_eq!(summary.facts.n_expert, Some(128));
-        assert_eq!(summary.facts.n_expert_used, Some(n_expert_used));
-        assert_eq!(summary.facts.expert_bytes[&LayerId(0)], bytes);
+        assert_eq!(summary.model_info.n_expert, Some(128));
+        assert_eq!(summary.model_info.n_expert_used, Some(n_expert_used));
+        assert_eq!(summary.model_info.expert_bytes[&LayerId(0)], bytes);
         assert_eq!(
-            summary.facts.expert_bytes.len() as u32,
-            summary.facts.n_layer.unwrap()
+            summary.model_info.expert_bytes.len() as u32,
+            summary.model_info.n_layer.unwrap()
         );
     }
 }
@@ -105,7 +105,7 @@ fn reads_jsonl_with_and_without_weights() {
     let options = ImportOptions::default();
     let text = "{\"t\":0,\"layer\":0,\"experts\":[1]}\n\n{\"t\":1,\"layer\":\n";
     let error = error_of("jsonl", text, &options);
-    assert_eq!(error.at(), Some(&At::Line(3)), "{error}");
+    assert_eq!(error.location(), Some(&Location::Line(3)), "{error}");
     let is_expected = |cause: &JsonError| matches!(cause, JsonError::Invalid { column: 15, .. });
     assert!(
         error.cause::<JsonError>().is_some_and(is_expected),
@@ -206,9 +206,9 @@ fn reads_layer_expert_csv_as_counts_or_as_routing() {
     assert_eq!(rows.routing, expected_rows(plain));
     // The top-k may also be that of the model.
     let model = ImportOptions {
-        model: Some(Facts {
+        model: Some(ModelInfo {
             n_expert_used: Some(2),
-            ..Facts::default()
+            ..ModelInfo::default()
         }),
         ..ImportOptions::default()
     };
@@ -220,7 +220,7 @@ fn reads_layer_expert_csv_as_counts_or_as_routing() {
         ..ImportOptions::default()
     };
     let error = error_of("layer-expert", "layer,expert\n0,1\n0,2\n1,3\n", &four);
-    assert_eq!(error.at(), Some(&At::Line(2)), "{error}");
+    assert_eq!(error.location(), Some(&Location::Line(2)), "{error}");
 }
 
 /// Asserts the counts of the golden file without a top-k.

@@ -9,9 +9,9 @@ use std::path::Path;
 
 use moe_foreign::{
     Counts, EXPORTERS, Export, ExportError, Exporter, FILES_EXPORTERS, ForeignError, IMPORTERS,
-    ImportOptions, Importer, Input, UnfitError,
+    ImportOptions, Importer, Input, UnsupportedTrace,
 };
-use moe_trace::{CountRow, Facts, RoutingRow, Sink, SinkError};
+use moe_trace::{CountRow, ModelInfo, RoutingRow, Sink, SinkError};
 
 /// A trace with all values: two layers, a prompt of two tokens and two generated tokens.
 const FULL: &str = "\
@@ -44,12 +44,12 @@ const COUNTS: &str =
 struct Kept {
     rows: Vec<RoutingRow>,
     counts: Vec<CountRow>,
-    facts: Facts,
+    model_info: ModelInfo,
 }
 
 impl Sink for Kept {
-    fn facts(&mut self, facts: &Facts) -> Result<(), SinkError> {
-        self.facts = facts.clone();
+    fn model_info(&mut self, model_info: &ModelInfo) -> Result<(), SinkError> {
+        self.model_info = model_info.clone();
         Ok(())
     }
 
@@ -189,7 +189,7 @@ fn published_route_csv_is_copied_except_for_dense_bytes() {
         let copy = dir.path().join(file);
         let options = ImportOptions::default();
         export(&detected(&path), exporter("bigmoeonedge"), &options, &copy).unwrap();
-        // The format supports the dense bytes of a layer, but our facts do not.
+        // The format supports the dense bytes of a layer, but `ModelInfo` does not contain them.
         let without_dense = |path: &Path| -> Vec<String> {
             let text = fs::read_to_string(path).unwrap();
             let lines = text.lines();
@@ -354,10 +354,10 @@ fn formats_of_routing_reject_counts() {
     assert!(matches!(error, ExportError::Missing { .. }), "{error}");
 }
 
-/// The cause of [`ExportError::Unfit`].
-fn unfit(error: &ExportError) -> Option<&UnfitError> {
+/// The cause of [`ExportError::Unsupported`].
+fn unsupported(error: &ExportError) -> Option<&UnsupportedTrace> {
     match error {
-        ExportError::Unfit { source, .. } => source.downcast_ref(),
+        ExportError::Unsupported { source, .. } => source.downcast_ref(),
         _ => None,
     }
 }
@@ -402,7 +402,11 @@ fn route_csv_needs_phases_and_sequences() {
         &path,
     )
     .unwrap_err();
-    assert_eq!(unfit(&error), Some(&UnfitError::MixedSequences), "{error}");
+    assert_eq!(
+        unsupported(&error),
+        Some(&UnsupportedTrace::MixedSequences),
+        "{error}"
+    );
 }
 
 #[test]
@@ -417,8 +421,8 @@ fn arrays_reject_several_sequences() {
         let path = dir.path().join("out.npy");
         let error = export(&input, exporter("npy"), &ImportOptions::default(), &path).unwrap_err();
         let is_expected = matches!(
-            unfit(&error),
-            Some(UnfitError::Sequences { .. } | UnfitError::RepeatedToken { .. })
+            unsupported(&error),
+            Some(UnsupportedTrace::Sequences { .. } | UnsupportedTrace::RepeatedToken { .. })
         );
         assert!(is_expected, "{error}");
     }

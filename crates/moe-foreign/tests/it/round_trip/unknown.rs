@@ -28,13 +28,13 @@ fn jsonl_keeps_empty_slots() {
 /// A model of 4 hidden layers and 2 blocks of the MTP head.
 fn with_mtp() -> ImportOptions {
     ImportOptions {
-        model: Some(Facts {
+        model: Some(ModelInfo {
             n_layer: Some(6),
             n_nextn_layer: 2,
             n_expert: Some(8),
             n_expert_used: Some(1),
             moe_layers: (0..6).map(LayerId).collect(),
-            ..Facts::default()
+            ..ModelInfo::default()
         }),
         ..ImportOptions::default()
     }

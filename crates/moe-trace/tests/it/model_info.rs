@@ -2,10 +2,10 @@
 
 use moe_gguf::Gguf;
 use moe_testkit::gguf::{ARRAY, Raw, U32, U64};
-use moe_trace::{Facts, ImpossibleModel, LayerId, ModelError};
+use moe_trace::{InvalidModel, LayerId, ModelError, ModelInfo};
 
 /// A model whose layers select these numbers of experts for a token.
-fn model(n_expert_used: &[u32]) -> Facts {
+fn model(n_expert_used: &[u32]) -> ModelInfo {
     let list = Raw::new(0, 3)
         .kv_string("general.architecture", "qwen3moe")
         .kv_u32("qwen3moe.block_count", n_expert_used.len() as u32)
@@ -15,47 +15,47 @@ fn model(n_expert_used: &[u32]) -> Facts {
         .u64(n_expert_used.len() as u64);
     let raw = n_expert_used.iter().fold(list, |raw, &n| raw.u32(n));
     let gguf = Gguf::from_bytes("model.gguf", raw.bytes).unwrap();
-    Facts::of_model("model.gguf", &gguf).unwrap()
+    ModelInfo::from_gguf("model.gguf", &gguf).unwrap()
 }
 
 #[test]
 fn reads_a_number_of_selected_experts_for_each_layer() {
-    let facts = model(&[1, 2, 0, 4]);
-    assert_eq!(facts.n_expert_used, None);
-    let of_block = |block| facts.n_expert_used_in(LayerId(block));
+    let model_info = model(&[1, 2, 0, 4]);
+    assert_eq!(model_info.n_expert_used, None);
+    let of_block = |block| model_info.n_expert_used_in(LayerId(block));
     let expected = [Some(1), Some(2), None, Some(4), None];
     assert_eq!([0, 1, 2, 3, 4].map(of_block), expected);
-    assert_eq!(facts.max_expert_used(), Some(4));
+    assert_eq!(model_info.max_expert_used(), Some(4));
     // The trace's values take precedence over those of the model.
-    let mut of_trace = Facts {
+    let mut of_trace = ModelInfo {
         n_expert_used: Some(3),
-        ..Facts::default()
+        ..ModelInfo::default()
     };
-    of_trace.fill_from(&facts);
+    of_trace.fill_from(&model_info);
     assert_eq!(of_trace.max_expert_used(), Some(3));
     assert_eq!(of_trace.n_expert_used_in(LayerId(3)), Some(3));
-    let mut unknown = Facts::default();
-    unknown.fill_from(&facts);
+    let mut unknown = ModelInfo::default();
+    unknown.fill_from(&model_info);
     assert_eq!(unknown.max_expert_used(), Some(4));
 }
 
 #[test]
 fn reads_a_list_of_equal_numbers_as_one_number() {
-    let facts = model(&[0, 2, 2]);
-    assert_eq!(facts.n_expert_used, Some(2));
-    assert!(facts.n_expert_used_by_block.is_empty());
-    assert_eq!(facts.max_expert_used(), Some(2));
+    let model_info = model(&[0, 2, 2]);
+    assert_eq!(model_info.n_expert_used, Some(2));
+    assert!(model_info.n_expert_used_by_block.is_empty());
+    assert_eq!(model_info.max_expert_used(), Some(2));
     assert_eq!(model(&[0, 0]).max_expert_used(), None);
 }
 
 /// A model with `n_block` blocks, of which `n_nextn` belong to the MTP head.
-fn with_mtp_head(n_block: u32, n_nextn: u32) -> Result<Facts, ModelError> {
+fn with_mtp_head(n_block: u32, n_nextn: u32) -> Result<ModelInfo, ModelError> {
     let raw = Raw::new(0, 3)
         .kv_string("general.architecture", "glm4moe")
         .kv_u32("glm4moe.block_count", n_block)
         .kv_u32("glm4moe.nextn_predict_layers", n_nextn);
     let gguf = Gguf::from_bytes("model.gguf", raw.bytes).unwrap();
-    Facts::of_model("model.gguf", &gguf)
+    ModelInfo::from_gguf("model.gguf", &gguf)
 }
 
 #[test]
@@ -63,12 +63,12 @@ fn refuses_model_without_hidden_layers() {
     assert_eq!(with_mtp_head(5, 4).unwrap().n_hidden_layer(), Some(1));
     for n_nextn in [5, 6, u32::MAX] {
         let error = with_mtp_head(5, n_nextn).unwrap_err();
-        let source = ImpossibleModel::NoHiddenLayer {
+        let source = InvalidModel::NoHiddenLayer {
             n_nextn,
             n_layer: 5,
         };
         assert!(
-            matches!(&error, ModelError::Impossible { path, source: found } if path == "model.gguf" && *found == source),
+            matches!(&error, ModelError::Invalid { path, source: found } if path == "model.gguf" && *found == source),
             "{error}"
         );
         assert_eq!(
@@ -103,7 +103,7 @@ fn refuses_more_selected_experts_than_experts() {
             .u32(U64)
             .u64(value);
         let gguf = Gguf::from_bytes("model.gguf", raw.bytes).unwrap();
-        Facts::of_model("model.gguf", &gguf).unwrap_err()
+        ModelInfo::from_gguf("model.gguf", &gguf).unwrap_err()
     };
     let message = error("expert_used_count", 9).to_string();
     assert!(
@@ -116,8 +116,8 @@ fn refuses_more_selected_experts_than_experts() {
         assert!(
             matches!(
                 error,
-                ModelError::Impossible {
-                    source: ImpossibleModel::TooMany { .. },
+                ModelError::Invalid {
+                    source: InvalidModel::TooMany { .. },
                     ..
                 }
             ),

@@ -9,17 +9,17 @@ use moe_trace::{ExpertId, LayerId};
 
 /// Known properties of the model and the machine. By default nothing is known.
 #[derive(Clone, Debug, Default)]
-pub struct Reads {
+pub struct MemoryTraffic {
     /// Mean bytes of gate and up per expert of each layer, see [`gate_up_bytes`].
     pub gate_up_bytes: BTreeMap<LayerId, f64>,
     /// Measured read bandwidth of CPU memory in bytes/s.
     pub memory_bytes_per_s: Option<f64>,
 }
 
-impl Reads {
+impl MemoryTraffic {
     /// Bytes that gate and up of a layer read in a pass: those of each selected expert, once. If the GPU computes some
     /// experts, it is an upper bound for the CPU.
-    pub(super) fn of(&self, transfer: &Transfer) -> Option<f64> {
+    pub(super) fn gate_up_bytes_of(&self, transfer: &Transfer) -> Option<f64> {
         let bytes = self.gate_up_bytes.get(&transfer.layer_id)?;
         Some(bytes * f64::from(transfer.n_experts))
     }

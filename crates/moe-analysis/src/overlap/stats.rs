@@ -1,4 +1,4 @@
-//! Sums over transfers, and figures derived from them.
+//! Sums over transfers, and statistics derived from them.
 
 use moe_trace::transfers::{Span, Transfer};
 
@@ -7,7 +7,7 @@ use crate::quantile::quantile;
 
 /// Number, sum and 95th percentile of the durations of an activity.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Times {
+pub struct DurationStats {
     /// Number of durations.
     pub n: u64,
     /// Sum in nanoseconds.
@@ -16,10 +16,10 @@ pub struct Times {
     pub p95_ns: f64,
 }
 
-impl Times {
-    fn new(mut ns: Vec<f64>) -> Times {
+impl DurationStats {
+    fn new(mut ns: Vec<f64>) -> DurationStats {
         ns.sort_by(f64::total_cmp);
-        Times {
+        DurationStats {
             n: ns.len() as u64,
             total_ns: ns.iter().sum(),
             p95_ns: if ns.is_empty() {
@@ -38,9 +38,9 @@ impl Times {
 
 /// Transfers of one layer, or of all layers.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Figures {
+pub struct OverlapStats {
     /// Number of evaluations: passes × layers.
-    pub runs: u64,
+    pub evaluations: u64,
     /// Distinct selected experts, summed over the evaluations.
     pub n_experts: u64,
     /// Experts whose down product the GPU computed, summed over the evaluations.
@@ -48,14 +48,14 @@ pub struct Figures {
     /// Bytes transferred.
     pub bytes: u64,
     /// Windows: gate and up on the CPU.
-    pub window: Times,
+    pub window: DurationStats,
     /// From the start of an evaluation's first transfer to the end of its last one. Evaluations without transfers are not
     /// counted.
-    pub transfer: Times,
+    pub transfer: DurationStats,
     /// From the end of the window to the end of the transfer, at least 0. One duration per element of `transfer`.
-    pub stall: Times,
+    pub stall: DurationStats,
     /// Down products on the GPU.
-    pub product: Times,
+    pub product: DurationStats,
     /// Time of transfers within their windows, in ns.
     pub hidden_ns: f64,
     /// Maximum of `hidden_ns`, reached if each transfer starts with its window: the sum of min(transfer, window).
@@ -70,7 +70,7 @@ pub struct Figures {
     pub memory_bytes_per_s: Option<f64>,
 }
 
-impl Figures {
+impl OverlapStats {
     /// Mean time of a transfer within its window, in ns.
     pub fn mean_overlap_ns(&self) -> Option<f64> {
         ratio(self.hidden_ns, self.transfer.n as f64)
@@ -144,10 +144,10 @@ fn shared_ns(a: Span, b: Span) -> u64 {
     end.saturating_sub(start)
 }
 
-/// Accumulates [`Figures`].
+/// Accumulates [`OverlapStats`].
 #[derive(Default)]
 pub(super) struct Collector {
-    figures: Figures,
+    stats: OverlapStats,
     windows: Vec<f64>,
     transfers: Vec<f64>,
     stalls: Vec<f64>,
@@ -157,13 +157,13 @@ pub(super) struct Collector {
 impl Collector {
     /// Adds an evaluation of a layer, which read `gate_up_bytes`.
     pub(super) fn add(&mut self, run: &Transfer, gate_up_bytes: Option<f64>) {
-        let figures = &mut self.figures;
-        figures.runs += 1;
-        figures.n_experts += u64::from(run.n_experts);
-        figures.n_fetched += u64::from(run.n_fetched);
-        figures.bytes = figures.bytes.saturating_add(run.bytes);
+        let stats = &mut self.stats;
+        stats.evaluations += 1;
+        stats.n_experts += u64::from(run.n_experts);
+        stats.n_fetched += u64::from(run.n_fetched);
+        stats.bytes = stats.bytes.saturating_add(run.bytes);
         // The sum is unknown if the bytes of any evaluation are unknown.
-        figures.gate_up_bytes = match (figures.runs, figures.gate_up_bytes) {
+        stats.gate_up_bytes = match (stats.evaluations, stats.gate_up_bytes) {
             (1, _) => gate_up_bytes,
             (_, sum) => sum.zip(gate_up_bytes).map(|(sum, bytes)| sum + bytes),
         };
@@ -172,24 +172,24 @@ impl Collector {
         self.products
             .extend(run.product.map(|span| span.ns() as f64));
         let Some(transfer) = run.transfer else { return };
-        figures.hidden_ns += shared_ns(transfer, window) as f64;
-        figures.hideable_ns += transfer.ns().min(window.ns()) as f64;
-        figures.fitting += u64::from(transfer.ns() <= window.ns());
+        stats.hidden_ns += shared_ns(transfer, window) as f64;
+        stats.hideable_ns += transfer.ns().min(window.ns()) as f64;
+        stats.fitting += u64::from(transfer.ns() <= window.ns());
         // Subtracts integers: timestamps have more digits than an f64.
-        figures.delay_ns += (i128::from(transfer.start_ns) - i128::from(window.start_ns)) as f64;
+        stats.delay_ns += (i128::from(transfer.start_ns) - i128::from(window.start_ns)) as f64;
         self.transfers.push(transfer.ns() as f64);
         let stall = transfer.end_ns.saturating_sub(window.end_ns);
         self.stalls.push(stall as f64);
     }
 
-    pub(super) fn finish(self, memory_bytes_per_s: Option<f64>) -> Figures {
-        Figures {
-            window: Times::new(self.windows),
-            transfer: Times::new(self.transfers),
-            stall: Times::new(self.stalls),
-            product: Times::new(self.products),
+    pub(super) fn finish(self, memory_bytes_per_s: Option<f64>) -> OverlapStats {
+        OverlapStats {
+            window: DurationStats::new(self.windows),
+            transfer: DurationStats::new(self.transfers),
+            stall: DurationStats::new(self.stalls),
+            product: DurationStats::new(self.products),
             memory_bytes_per_s,
-            ..self.figures
+            ..self.stats
         }
     }
 }

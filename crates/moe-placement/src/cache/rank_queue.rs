@@ -9,7 +9,7 @@ use super::contents::Contents;
 
 /// The heap and the current rank of each key.
 #[derive(Debug)]
-pub struct Ranked {
+pub struct RankQueue {
     heap: BinaryHeap<Reverse<(u64, Key)>>,
     /// `[n_keys]`: current rank; `None` if the key is not in the queue.
     ranks: Vec<Option<u64>>,
@@ -17,10 +17,10 @@ pub struct Ranked {
     skipped: Vec<Reverse<(u64, Key)>>,
 }
 
-impl Ranked {
+impl RankQueue {
     /// Empty queue for `n_keys` keys.
-    pub fn new(n_keys: usize) -> Ranked {
-        Ranked {
+    pub fn new(n_keys: usize) -> RankQueue {
+        RankQueue {
             heap: BinaryHeap::new(),
             ranks: vec![None; n_keys],
             skipped: Vec::new(),

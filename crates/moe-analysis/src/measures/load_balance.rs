@@ -2,16 +2,16 @@
 
 use std::cmp::Reverse;
 
-/// Percentages of experts for which [`Spread::share_top`] contains the fraction of selections.
+/// Percentages of experts for which [`LoadBalance::share_top`] contains the fraction of selections.
 pub const TOP_PERCENT: [usize; 5] = [1, 5, 10, 25, 50];
 
 /// Load balance of counts over the experts of a layer, or over all (layer, expert) pairs of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Spread {
+pub struct LoadBalance {
     /// Number of experts N, including experts without selections.
     pub n_expert: usize,
     /// Number of selections: the sum of the counts.
-    pub choices: u64,
+    pub n_selections: u64,
     /// Number of experts with at least one selection.
     pub n_active: usize,
     /// Fraction of the selections by the hottest 1, 5, 10, 25 and 50 % of the experts ([`TOP_PERCENT`], rounded up to
@@ -36,20 +36,20 @@ pub struct Spread {
     pub effective: f64,
 }
 
-impl Spread {
+impl LoadBalance {
     /// Measures `counts` (`[n_expert]`). All values are 0 if there are no selections.
-    pub fn of(counts: &[u64]) -> Spread {
+    pub fn of(counts: &[u64]) -> LoadBalance {
         let n_expert = counts.len();
-        let choices = counts.iter().fold(0u64, |sum, &c| sum.saturating_add(c));
-        let mut spread = Spread {
+        let n_selections = counts.iter().fold(0u64, |sum, &c| sum.saturating_add(c));
+        let mut load_balance = LoadBalance {
             n_expert,
-            choices,
-            ..Spread::default()
+            n_selections,
+            ..LoadBalance::default()
         };
-        if choices == 0 {
-            return spread;
+        if n_selections == 0 {
+            return load_balance;
         }
-        let (n, total) = (n_expert as f64, choices as f64);
+        let (n, total) = (n_expert as f64, n_selections as f64);
         let mut sorted = counts.to_vec();
         sorted.sort_unstable_by_key(|&count| Reverse(count));
         let mut nats = 0.0;
@@ -59,17 +59,17 @@ impl Spread {
             nats -= share * share.ln();
             // The ascending rank is i = N - place.
             weighted += (n - 2.0 * place as f64 - 1.0) * share;
-            spread.n_active += 1;
+            load_balance.n_active += 1;
         }
-        for (share, percent) in spread.share_top.iter_mut().zip(TOP_PERCENT) {
+        for (share, percent) in load_balance.share_top.iter_mut().zip(TOP_PERCENT) {
             let top = &sorted[..n_of_percent(n_expert, percent)];
             *share = top.iter().map(|&count| count as f64).sum::<f64>() / total;
         }
-        spread.gini = weighted / n;
-        spread.entropy = if n_expert > 1 { nats / n.ln() } else { 0.0 };
-        spread.max_over_mean = sorted[0] as f64 / total * n;
-        spread.effective = nats.exp();
-        spread
+        load_balance.gini = weighted / n;
+        load_balance.entropy = if n_expert > 1 { nats / n.ln() } else { 0.0 };
+        load_balance.max_over_mean = sorted[0] as f64 / total * n;
+        load_balance.effective = nats.exp();
+        load_balance
     }
 
     /// Fraction of the experts with at least one selection.
@@ -106,30 +106,30 @@ mod tests {
 
     #[test]
     fn uniform_counts() {
-        let even = Spread::of(&[5; 8]);
-        close(even.entropy, 1.0);
-        close(even.effective, 8.0);
-        close(even.gini, 0.0);
-        close(even.max_over_mean, 1.0);
-        close(even.active_fraction(), 1.0);
+        let uniform = LoadBalance::of(&[5; 8]);
+        close(uniform.entropy, 1.0);
+        close(uniform.effective, 8.0);
+        close(uniform.gini, 0.0);
+        close(uniform.max_over_mean, 1.0);
+        close(uniform.active_fraction(), 1.0);
         // 1, 1, 1, 2 and 4 of 8 experts.
-        assert_eq!(even.share_top, [0.125, 0.125, 0.125, 0.25, 0.5]);
+        assert_eq!(uniform.share_top, [0.125, 0.125, 0.125, 0.25, 0.5]);
     }
 
     #[test]
     fn single_active_expert() {
-        let one = Spread::of(&[0, 0, 7, 0]);
+        let one = LoadBalance::of(&[0, 0, 7, 0]);
         assert_eq!((one.entropy, one.effective), (0.0, 1.0));
         assert_eq!((one.max_over_mean, one.n_active), (4.0, 1));
         close(one.gini, 0.75);
         assert_eq!(one.share_top, [1.0; 5]);
-        assert_eq!(Spread::of(&[9]).entropy, 0.0);
+        assert_eq!(LoadBalance::of(&[9]).entropy, 0.0);
     }
 
     /// Distribution ½ ¼ ¼ 0: entropy 1.5 of 2 bits. Gini of 0, 1, 1, 2: (−3·0 − 1·1 + 1·1 + 3·2) / (4·4).
     #[test]
     fn mixed_counts() {
-        let some = Spread::of(&[1, 2, 0, 1]);
+        let some = LoadBalance::of(&[1, 2, 0, 1]);
         close(some.entropy, 0.75);
         close(some.effective, 2f64.powf(1.5));
         close(some.gini, 0.375);
@@ -140,9 +140,9 @@ mod tests {
 
     #[test]
     fn empty_counts_yield_zero_instead_of_nan() {
-        assert_eq!(Spread::of(&[0; 3]).gini, 0.0);
-        assert_eq!(Spread::of(&[]), Spread::default());
-        assert_eq!(Spread::of(&[]).active_fraction(), 0.0);
+        assert_eq!(LoadBalance::of(&[0; 3]).gini, 0.0);
+        assert_eq!(LoadBalance::of(&[]), LoadBalance::default());
+        assert_eq!(LoadBalance::of(&[]).active_fraction(), 0.0);
     }
 
     #[test]

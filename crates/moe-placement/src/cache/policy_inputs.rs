@@ -8,7 +8,7 @@ use super::demand::Demand;
 use super::fixed::Fixed;
 use super::hot_cache::HotCache;
 use super::layered::Layered;
-use super::{Experts, Future, Online, Policy, PolicyName, hottest_that_fit};
+use super::{Experts, Future, OnlinePolicy, Policy, PolicyName, hottest_that_fit};
 use super::{arc, clock, lfru, lfu, lfu_da, lru, random, s3_fifo, slru};
 use crate::learn::LayerObservation;
 use crate::plan;
@@ -26,44 +26,44 @@ pub enum BuildError {
         /// The unknown name.
         name: String,
     },
-    /// The policy needs an input that is `None` in [`Setting`].
+    /// The policy needs an input that is `None` in [`PolicyInputs`].
     #[error("{policy} needs {what}")]
     Needs {
         /// The policy.
         policy: PolicyName,
         /// The missing input.
-        what: Input,
+        what: MissingInput,
     },
     /// The hot cache cannot be planned.
     #[error(transparent)]
     Plan(#[from] plan::Error),
 }
 
-/// An input in [`Setting`] that some policies need.
+/// An input in [`PolicyInputs`] that some policies need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Input {
-    /// [`Setting::future`].
+pub enum MissingInput {
+    /// [`PolicyInputs::future`].
     Future,
-    /// [`Setting::counts`].
+    /// [`PolicyInputs::counts`].
     Counts,
-    /// [`Setting::learn`].
+    /// [`PolicyInputs::learn`].
     LearnFile,
 }
 
-impl fmt::Display for Input {
+impl fmt::Display for MissingInput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Input::Future => "the future look-ups",
-            Input::Counts => "the counts of all lookups",
-            Input::LearnFile => "a learn file",
+            MissingInput::Future => "the future lookups",
+            MissingInput::Counts => "the counts of all lookups",
+            MissingInput::LearnFile => "a learn file",
         })
     }
 }
 
-/// Inputs of policies. Each policy uses only some of them; [`Setting::default`] is enough for every [`Online`] policy.
+/// Inputs of policies. Each policy uses only some of them; [`PolicyInputs::default`] is enough for every [`OnlinePolicy`].
 #[derive(Debug, Clone, Default)]
-pub struct Setting {
+pub struct PolicyInputs {
     /// All look-ups of the trace, for [`PolicyName::Belady`] and [`PolicyName::BeladySize`].
     pub future: Option<Arc<Future>>,
     /// Number of look-ups of each expert in the entire trace (`[n_keys]`), for [`PolicyName::StaticOracle`].
@@ -71,14 +71,14 @@ pub struct Setting {
     /// Observations of a learn file, for [`PolicyName::StaticLearn`] and [`PolicyName::HotCache`].
     pub learn: Option<Arc<[LayerObservation]>>,
     /// Number of look-ups that [`PolicyName::Static`] counts before it loads experts.
-    pub first_look_ups: u64,
+    pub train_look_ups: u64,
     /// Fraction of the hot cache that may be exchanged after a request (0.0 to 1.0), for [`PolicyName::HotCache`].
     pub update_rate: f64,
-    /// Seed of [`Online::Random`].
+    /// Seed of [`OnlinePolicy::Random`].
     pub seed: u64,
 }
 
-impl Setting {
+impl PolicyInputs {
     /// Builds the policy `name` for a cache of `budget` bytes. `experts` are all experts of the model.
     ///
     /// # Errors
@@ -91,8 +91,8 @@ impl Setting {
         budget: u64,
     ) -> Result<Box<dyn Policy>, BuildError> {
         let needs = |what| BuildError::Needs { policy: name, what };
-        let future = || self.future.clone().ok_or(needs(Input::Future));
-        let learn = || self.learn.as_deref().ok_or(needs(Input::LearnFile));
+        let future = || self.future.clone().ok_or(needs(MissingInput::Future));
+        let learn = || self.learn.as_deref().ok_or(needs(MissingInput::LearnFile));
         let (experts, n) = (experts.clone(), experts.len());
         Ok(match name {
             PolicyName::Belady => Box::new(Demand::new(experts, budget, Belady::new(n, future()?))),
@@ -109,11 +109,11 @@ impl Setting {
             PolicyName::Static => Box::new(Fixed::trained_on_first(
                 experts,
                 budget,
-                self.first_look_ups,
+                self.train_look_ups,
             )),
             PolicyName::StaticOracle => {
                 let counts = self.counts.as_deref();
-                let counts = counts.ok_or(needs(Input::Counts))?;
+                let counts = counts.ok_or(needs(MissingInput::Counts))?;
                 let selected = hottest_that_fit(&experts, counts, budget);
                 Box::new(Fixed::new(experts, budget, selected))
             }
@@ -128,18 +128,18 @@ impl Setting {
         })
     }
 
-    fn online(&self, online: Online, experts: Arc<Experts>, budget: u64) -> Box<dyn Policy> {
+    fn online(&self, online: OnlinePolicy, experts: Arc<Experts>, budget: u64) -> Box<dyn Policy> {
         let n = experts.len();
         match online {
-            Online::Lru => Box::new(Demand::new(experts, budget, lru::Lru::new(n))),
-            Online::Lfu => Box::new(Demand::new(experts, budget, lfu::Lfu::new(n))),
-            Online::LfuDa => Box::new(Demand::new(experts, budget, lfu_da::LfuDa::new(n))),
-            Online::Lfru => Box::new(Demand::new(experts, budget, lfru::Lfru::new(n))),
-            Online::Slru => Box::new(Demand::new(experts, budget, slru::Slru::new(n))),
-            Online::S3Fifo => Box::new(Demand::new(experts, budget, s3_fifo::S3Fifo::new(n))),
-            Online::Arc => Box::new(Demand::new(experts, budget, arc::Arc::new(n))),
-            Online::Clock => Box::new(Demand::new(experts, budget, clock::Clock::new(n))),
-            Online::Random => {
+            OnlinePolicy::Lru => Box::new(Demand::new(experts, budget, lru::Lru::new(n))),
+            OnlinePolicy::Lfu => Box::new(Demand::new(experts, budget, lfu::Lfu::new(n))),
+            OnlinePolicy::LfuDa => Box::new(Demand::new(experts, budget, lfu_da::LfuDa::new(n))),
+            OnlinePolicy::Lfru => Box::new(Demand::new(experts, budget, lfru::Lfru::new(n))),
+            OnlinePolicy::Slru => Box::new(Demand::new(experts, budget, slru::Slru::new(n))),
+            OnlinePolicy::S3Fifo => Box::new(Demand::new(experts, budget, s3_fifo::S3Fifo::new(n))),
+            OnlinePolicy::Arc => Box::new(Demand::new(experts, budget, arc::Arc::new(n))),
+            OnlinePolicy::Clock => Box::new(Demand::new(experts, budget, clock::Clock::new(n))),
+            OnlinePolicy::Random => {
                 Box::new(Demand::new(experts, budget, random::Random::new(self.seed)))
             }
         }

@@ -5,17 +5,17 @@ use crate::cache::Key;
 
 /// Predictions that were made elsewhere for the passes of generated tokens, by layer and pass.
 #[derive(Debug, Clone, Default)]
-pub struct Given {
+pub struct ExternalPredictions {
     /// `[n_layer][n_passes]`: keys, most likely first.
     predictions: Vec<Vec<Vec<Key>>>,
     /// `[n_layer]`: number of passes observed.
     seen: Vec<usize>,
 }
 
-impl Given {
+impl ExternalPredictions {
     /// No predictions yet, for a model with `n_layer` MoE layers.
-    pub fn new(n_layer: usize) -> Given {
-        Given {
+    pub fn new(n_layer: usize) -> ExternalPredictions {
+        ExternalPredictions {
             predictions: vec![Vec::new(); n_layer],
             seen: vec![0; n_layer],
         }
@@ -30,7 +30,7 @@ impl Given {
     }
 }
 
-impl Predictor for Given {
+impl Predictor for ExternalPredictions {
     fn observe(&mut self, layer: usize, _selected: &[Key]) {
         self.seen[layer] += 1;
     }

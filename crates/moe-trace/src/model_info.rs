@@ -13,7 +13,7 @@ use crate::manifest::Model;
 
 /// The parameters of a model, as far as a trace, a manifest or a GGUF file contains them.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Facts {
+pub struct ModelInfo {
     /// Path or name of the model.
     pub model: Option<String>,
     /// `general.architecture`.
@@ -38,7 +38,7 @@ pub struct Facts {
 /// Values that no model has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum ImpossibleModel {
+pub enum InvalidModel {
     /// A number above [`MAX_ID`].
     #[error("{n} {what} is more than the limit of {MAX_ID}; the file is damaged")]
     TooMany {
@@ -69,7 +69,7 @@ pub enum ImpossibleModel {
     },
 }
 
-/// Why a GGUF file contains no usable [`Facts`].
+/// Why a GGUF file contains no usable [`ModelInfo`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
@@ -78,17 +78,17 @@ pub enum ModelError {
     Gguf(#[from] moe_gguf::Error),
     /// Values that no model has.
     #[error("{path}: {source}; convert the model again")]
-    Impossible {
+    Invalid {
         /// The model's file.
         path: String,
         /// The values.
-        source: ImpossibleModel,
+        source: InvalidModel,
     },
 }
 
 /// A parameter that differs between a trace and a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Contradiction {
+pub struct ModelMismatch {
     /// The parameter of the trace with its unit: `48 layers`.
     pub trace: String,
     /// Path or name of the model, if known.
@@ -97,7 +97,7 @@ pub struct Contradiction {
     pub model_value: String,
 }
 
-impl fmt::Display for Contradiction {
+impl fmt::Display for ModelMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "it has {}, but the model", self.trace)?;
         if let Some(model) = &self.model {
@@ -107,13 +107,13 @@ impl fmt::Display for Contradiction {
     }
 }
 
-impl Facts {
+impl ModelInfo {
     /// The parameters of `gguf`, which was opened from `path`. `expert_bytes` omits layers whose experts differ in size.
     /// `n_expert` is the maximum over the layers.
     ///
     /// # Errors
     /// A key of the header has the wrong type, or a value that no model has.
-    pub fn of_model(path: &str, gguf: &Gguf) -> Result<Facts, ModelError> {
+    pub fn from_gguf(path: &str, gguf: &Gguf) -> Result<ModelInfo, ModelError> {
         let metadata = gguf.metadata();
         let arch = metadata.str("general.architecture")?.map(str::to_owned);
         let values = |name: &str| match &arch {
@@ -138,7 +138,7 @@ impl Facts {
             _ => Vec::new(),
         };
         let map = OffsetMap::new(gguf);
-        let facts = Facts {
+        let model_info = ModelInfo {
             model: Some(path.to_owned()),
             n_layer: key("block_count", PerLayer::uniform)?,
             n_nextn_layer: key("nextn_predict_layers", PerLayer::uniform)?.unwrap_or(0),
@@ -152,10 +152,12 @@ impl Facts {
             expert_bytes: expert_bytes_by_layer(&map),
             arch,
         };
-        let fault = facts.impossible().or_else(|| facts.too_few_experts());
+        let fault = model_info
+            .invalid()
+            .or_else(|| model_info.too_few_experts());
         match fault {
-            None => Ok(facts),
-            Some(source) => Err(ModelError::Impossible {
+            None => Ok(model_info),
+            Some(source) => Err(ModelError::Invalid {
                 path: path.to_owned(),
                 source,
             }),
@@ -163,17 +165,17 @@ impl Facts {
     }
 
     /// The parameters in a manifest.
-    pub fn of_manifest(model: &Model) -> Facts {
+    pub fn from_manifest(model: &Model) -> ModelInfo {
         let text = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
         let number = |number: u32| Some(number).filter(|&number| number > 0);
-        Facts {
+        ModelInfo {
             model: text(&model.path),
             arch: text(&model.arch),
             n_layer: number(model.n_layer),
             n_nextn_layer: model.n_nextn_layer,
             n_expert: number(model.n_expert),
             n_expert_used: number(model.n_expert_used),
-            ..Facts::default()
+            ..ModelInfo::default()
         }
     }
 
@@ -207,7 +209,7 @@ impl Facts {
     }
 
     /// Why no model can have these parameters: too many layers or experts, or no hidden layer. `None` if they are plausible.
-    pub fn impossible(&self) -> Option<ImpossibleModel> {
+    pub fn invalid(&self) -> Option<InvalidModel> {
         let numbers = [
             ("layers", self.n_layer),
             ("experts in a layer", self.n_expert),
@@ -215,22 +217,22 @@ impl Facts {
         ];
         for (what, n) in numbers {
             if let Some(n) = n.filter(|&n| n > MAX_ID) {
-                return Some(ImpossibleModel::TooMany { what, n });
+                return Some(InvalidModel::TooMany { what, n });
             }
         }
         let (n_layer, n_nextn) = (self.n_layer?, self.n_nextn_layer);
-        (n_nextn >= n_layer).then_some(ImpossibleModel::NoHiddenLayer { n_nextn, n_layer })
+        (n_nextn >= n_layer).then_some(InvalidModel::NoHiddenLayer { n_nextn, n_layer })
     }
 
     /// The error if more experts are selected for a token than a layer has.
-    fn too_few_experts(&self) -> Option<ImpossibleModel> {
+    fn too_few_experts(&self) -> Option<InvalidModel> {
         let (n_used, n_expert) = (self.max_expert_used()?, self.n_expert?);
-        (n_used > n_expert).then_some(ImpossibleModel::TooFewExperts { n_used, n_expert })
+        (n_used > n_expert).then_some(InvalidModel::TooFewExperts { n_used, n_expert })
     }
 
     /// Why a trace with the parameters `found` cannot be of this model: its architecture or its number of layers or experts
     /// differs. Other quantizations of the same model are accepted, and so is a run that selects fewer experts for a token.
-    pub fn contradiction(&self, found: &Facts) -> Option<Contradiction> {
+    pub fn mismatch(&self, found: &ModelInfo) -> Option<ModelMismatch> {
         let number = |what, trace: Option<u32>, model: Option<u32>| {
             Some((format!("{} {what}", trace?), model?.to_string())).filter(|_| trace != model)
         };
@@ -244,7 +246,7 @@ impl Facts {
         let (trace, model_value) = number("layers", n_layer, self.n_layer)
             .or_else(|| number("experts in a layer", found.n_expert, self.n_expert))
             .or_else(arch)?;
-        Some(Contradiction {
+        Some(ModelMismatch {
             trace,
             model: self.model.clone(),
             model_value,
@@ -252,7 +254,7 @@ impl Facts {
     }
 
     /// Sets the unknown parameters to those of `other`.
-    pub fn fill_from(&mut self, other: &Facts) {
+    pub fn fill_from(&mut self, other: &ModelInfo) {
         fill(&mut self.model, &other.model);
         fill(&mut self.arch, &other.arch);
         fill(&mut self.n_layer, &other.n_layer);
