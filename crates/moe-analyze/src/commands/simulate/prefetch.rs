@@ -148,7 +148,7 @@ impl PrefetchArgs {
                     predictors.push(("predictions".into(), Box::new(predictions.clone())));
                 }
                 for (predictor, mut predicts) in predictors {
-                    let mut cache = plan.inputs.policy(policy, experts, budget)?;
+                    let mut cache = plan.policy_inputs.policy(policy, experts, budget)?;
                     let result = prefetch(plan.batches, cache.as_mut(), predicts.as_mut(), options);
                     rows.push(Row {
                         budget,
