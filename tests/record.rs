@@ -393,7 +393,7 @@ fn failed_usage_file_does_not_hide_the_result() {
     assert_eq!(output.status.code(), Some(2), "{stderr}");
     assert!(stderr.contains("usage.json exists"), "{stderr}");
     assert!(stderr.contains("interrupted; run is complete"), "{stderr}");
-    assert!(stderr.contains("generated tokens in"), "{stderr}");
+    assert!(stderr.contains("generated tokens ("), "{stderr}");
     assert_eq!(fs::read_to_string(at("usage.json")).unwrap(), "theirs");
     assert_eq!(ends(&at("run")).last().unwrap().2, "interrupted");
 }

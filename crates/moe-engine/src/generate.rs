@@ -1,6 +1,7 @@
 //! Generation of a complete sequence: the prompt in batches, then one token at a time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use moe_trace::Phase;
 
@@ -39,6 +40,8 @@ pub struct Generated {
     pub n_prompt: usize,
     /// Number of generated tokens.
     pub n_generated: usize,
+    /// Time of the passes over the prompt.
+    pub prompt_time: Duration,
     /// Why the generation ended.
     pub stop: Stop,
 }
@@ -71,6 +74,7 @@ pub fn generate(
     let mut done = Generated {
         n_prompt: 0,
         n_generated: 0,
+        prompt_time: Duration::ZERO,
         stop: Stop::Length,
     };
     let may_go_on = |session: &dyn Decode, n_tokens: usize| {
@@ -87,6 +91,7 @@ pub fn generate(
     let stopped = |done: Generated, stop| Ok(Generated { stop, ..done });
 
     let mut next = None;
+    let start = Instant::now();
     for batch in prompt.chunks(limits.n_batch.max(1)) {
         if let Err(stop) = may_go_on(session, batch.len()) {
             return stopped(done, stop);
@@ -99,6 +104,7 @@ pub fn generate(
             Logits::None
         };
         let logits = session.decode(batch, Phase::Prompt, wanted)?;
+        done.prompt_time = start.elapsed();
         if wanted == Logits::Last {
             next = Some(sampler.sample(logits));
         }

@@ -15,7 +15,8 @@ use crate::output::human_bytes;
 pub struct Totals {
     /// Tokens evaluated.
     pub tokens: Tokens,
-    time: Duration,
+    prompt_time: Duration,
+    generation_time: Duration,
     /// Why the last sequence ended.
     pub stop: Option<Stop>,
     /// The sequences that were run.
@@ -23,12 +24,13 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Adds a sequence.
+    /// Adds a sequence. `time` contains the passes over the prompt and the generation.
     pub fn add(&mut self, generated: Generated, time: Duration) {
         self.tokens.prompt += generated.n_prompt as u64;
         self.tokens.generated += generated.n_generated as u64;
         self.tokens.sequences += 1;
-        self.time += time;
+        self.prompt_time += generated.prompt_time;
+        self.generation_time += time.saturating_sub(generated.prompt_time);
         self.stop = Some(generated.stop);
         self.sequences.push(Sequence {
             prompt: generated.n_prompt as u64,
@@ -56,11 +58,10 @@ impl Totals {
             generated,
             sequences,
         } = self.tokens;
-        let n = prompt + generated;
-        let rate = n as f64 / self.time.as_secs_f64().max(1e-9);
-        let digits = if rate < 10.0 { 2 } else { 0 };
         let mut text = format!(
-            "{prompt} prompt and {generated} generated tokens in {}, {rate:.digits$} tokens/s",
+            "{prompt} prompt tokens ({}) and {generated} generated tokens ({}) in {}",
+            rate(prompt, self.prompt_time),
+            rate(generated, self.generation_time),
             counted(sequences, "sequence"),
         );
         if let Some((records, out)) = recorded {
@@ -93,6 +94,17 @@ impl Totals {
         }
         text
     }
+}
+
+/// Returns a rate with at least three digits, such as `41.8 tokens/s`.
+fn rate(n_tokens: u64, time: Duration) -> String {
+    let rate = n_tokens as f64 / time.as_secs_f64().max(1e-9);
+    let digits = match rate {
+        ..10.0 => 2,
+        ..100.0 => 1,
+        _ => 0,
+    };
+    format!("{rate:.digits$} tokens/s")
 }
 
 /// Returns the manifest's name for the end of a sequence.
@@ -130,9 +142,10 @@ mod tests {
             let generated = Generated {
                 n_prompt: 2,
                 n_generated,
+                prompt_time: Duration::from_millis(20),
                 stop,
             };
-            totals.add(generated, Duration::from_secs(1));
+            totals.add(generated, Duration::from_millis(120));
         }
         let stopped: Vec<&str> = totals
             .sequences
@@ -143,7 +156,7 @@ mod tests {
         assert_eq!(totals.sequences[2].generated, 1);
         let summary = totals.summary(None);
         assert!(
-            summary.starts_with("6 prompt and 13 generated tokens in 3 sequences, "),
+            summary.starts_with("6 prompt tokens (100 tokens/s) and 13 generated tokens (43.3 tokens/s) in 3 sequences\n"),
             "{summary}"
         );
         assert!(
