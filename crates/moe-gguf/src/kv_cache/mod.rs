@@ -51,7 +51,7 @@ pub enum KvError {
         key: String,
     },
     /// The number of layers is out of range.
-    #[error("{}: {n} in metadata key {key:?} is out of range (1..={MAX_LAYERS}); convert the model again", path.display())]
+    #[error("{}: {n} in metadata key {key:?} is out of range (1..=65535); convert the model again", path.display())]
     Layers {
         /// The first file of the model.
         path: PathBuf,
@@ -283,7 +283,7 @@ impl KvShape {
                 if width == 0 {
                     return Ok(0);
                 }
-                if width % ty.block_size() != 0 {
+                if !width.is_multiple_of(ty.block_size()) {
                     return Err(KvError::Type { layer, ty, width });
                 }
                 let size = ty

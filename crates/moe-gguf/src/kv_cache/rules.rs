@@ -106,7 +106,7 @@ impl WindowRule {
         };
         let is_windowed = |layer: u64| match &pattern {
             PerLayer::Same(0) => true,
-            PerLayer::Same(period) if self.dense_first => layer % period != 0,
+            PerLayer::Same(period) if self.dense_first => !layer.is_multiple_of(*period),
             PerLayer::Same(period) => layer % period < period - 1,
             PerLayer::Each(flags) => {
                 let flag = usize::try_from(layer)
