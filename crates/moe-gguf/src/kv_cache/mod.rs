@@ -279,7 +279,7 @@ impl KvShape {
             } else {
                 cells.full
             };
-            let rows = |width, ty: GgmlType| {
+            let rows = |width: u64, ty: GgmlType| {
                 if width == 0 {
                     return Ok(0);
                 }
