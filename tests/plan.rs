@@ -2,6 +2,7 @@
 
 mod budgets;
 mod making;
+mod memory;
 mod models;
 mod reports;
 mod updating;

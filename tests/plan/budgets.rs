@@ -33,15 +33,16 @@ fn plans_with_every_kind_of_budget() {
     assert_eq!(lanes(&["--budget-mib", "1,3"], None).unwrap(), [mib, 3 * mib]);
     // The published example, and the reserve of a further lane.
     let auto = [
-        "--budget-mib", "auto,-1", "--free-mib", "4096.5,600", "--kv-mib", "1024", "--reserve-mib",
-        "512",
+        "--budget-mib", "auto,-1", "--free-mib", "4096.5,600", "--kv-mib", "1024,0",
+        "--reserve-mib", "512",
     ];
     assert_eq!(lanes(&auto, None).unwrap(), [2560 * mib, 88 * mib]);
-    assert_eq!(lanes(&["--budget-mib", "auto", "--free-mib", "1025"], None).unwrap(), [mib]);
+    let loaded = ["--budget-mib", "auto", "--free-mib", "1025", "--kv-mib", "0"];
+    assert_eq!(lanes(&loaded, None).unwrap(), [mib]);
 
     let help = run!["plan", "--help"];
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(help.contains("auto (or -1, as in the fork)"), "{help}");
+    assert!(help.contains("auto (or -1, as in the fork) uses the free memory of the GPU, without the memory of the model"), "{help}");
 
     let nowhere = dir.path().join("nowhere");
     assert_eq!(lanes(&["--budget-mib", "auto"], Some(&nowhere)), None);
@@ -66,7 +67,10 @@ fn reads_free_memory_of_the_gpu() {
     let (learn, model) = (dir.path().join("learn.json"), repository(QWEN));
     let output = moe_analyze()
         .env("PATH", dir.path())
-        .args(args!["plan", learn, "--model", model, "--budget-mib", "auto,auto", "-o", "json"])
+        .args(args![
+            "plan", learn, "--model", model, "--budget-mib", "auto,auto", "--kv-mib", "0,0", "-o",
+            "json"
+        ])
         .output()
         .unwrap();
     let plan: Value = serde_json::from_slice(&output.stdout).unwrap();

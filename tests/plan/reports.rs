@@ -191,10 +191,11 @@ fn json_matches_the_schema() {
     let schema = jsonschema::validator_for(&serde_json::from_str(&schema).unwrap()).unwrap();
     let dir = workplace();
     let (learn, model) = (dir.path().join("learn.json"), repository(GPT_OSS));
-    let forms: [&[&str]; 3] = [
+    let forms: [&[&str]; 4] = [
         &["--budget-mib", "0"],
         &["--budget-bytes", "60000,90000,5", "--strategy", "even-split", "--fill-random"],
         &["--budget-bytes", "90000", "--explain", "0:3", "--explain", "0:6", "--explain", "8:0"],
+        &["--budget-mib", "auto", "--free-mib", "2048", "--ctx", "4096", "--parallel", "4"],
     ];
     for form in forms {
         let args = ["plan", arg(&learn), "--model", arg(&model), "-o", "json"];

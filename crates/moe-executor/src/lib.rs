@@ -29,6 +29,7 @@ mod error;
 mod ffn;
 pub mod hparams;
 mod kv_cache;
+pub mod memory;
 pub mod mirrored;
 pub mod model;
 mod moe;

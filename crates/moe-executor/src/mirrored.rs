@@ -98,6 +98,7 @@ impl<T> From<Vec<T>> for Mirrored<T> {
 impl<T: Plain> Mirrored<T> {
     /// Sets the number of values to `n`; their contents are unspecified. Allocates only beyond the largest size so far.
     pub(crate) fn resize(&mut self, n: usize) {
+        self.host.reserve_exact(n.saturating_sub(self.host.len()));
         self.host.resize(n, T::default());
     }
 

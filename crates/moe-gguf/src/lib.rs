@@ -20,6 +20,7 @@
 //! | [`check`](mod@check) | overlaps, gaps and truncated data; files that llama.cpp rejects |
 //! | [`verify`](mod@verify) | hashes of tensor data, NaN and infinite values |
 //! | [`experts`] | sizes of routed experts in bytes |
+//! | [`kv_cache`] | sizes of the KV cache and the recurrent state in bytes |
 //! | [`layers`] | order of the layers in the files |
 //! | [`names`] | category, layer and expert of a tensor, from its name |
 //! | [`format`](mod@format) | constants of the GGUF format, for writers |
@@ -40,6 +41,7 @@ pub mod experts;
 pub mod format;
 mod gguf;
 mod header;
+pub mod kv_cache;
 pub mod layers;
 pub mod map;
 mod metadata;

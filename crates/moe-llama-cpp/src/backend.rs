@@ -1,5 +1,6 @@
 //! The llama.cpp library: initialization, log, version.
 
+use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
 use std::sync::{Mutex, Once, OnceLock, PoisonError};
@@ -18,6 +19,11 @@ const LLAMA_CPP_SYS: &str = "0.1.161";
 
 /// Errors that llama.cpp has logged since [`forget_log`].
 static LOG: Mutex<String> = Mutex::new(String::new());
+
+thread_local! {
+    /// Lines about sizes of buffers that llama.cpp has logged on this thread since [`forget_sizes`].
+    static SIZES: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+}
 
 /// Initializes llama.cpp once and redirects its log to [`LOG`].
 pub fn start() {
@@ -73,9 +79,32 @@ pub fn logged() -> String {
     }
 }
 
+/// Clears the lines that [`logged_sizes`] returns.
+pub fn forget_sizes() {
+    SIZES.with_borrow_mut(Vec::clear);
+}
+
+/// Returns and clears the lines about sizes of buffers that llama.cpp has logged on this thread.
+pub fn logged_sizes() -> Vec<String> {
+    SIZES.take()
+}
+
 extern "C" fn log(level: sys::ggml_log_level, line: *const c_char, _: *mut c_void) {
     /// Maximum length of the stored log in bytes.
     const MAX_BYTES: usize = 4096;
+    /// Maximum number of stored lines about sizes.
+    const MAX_SIZES: usize = 256;
+    if level == sys::GGML_LOG_LEVEL_INFO {
+        // SAFETY: llama.cpp passes a NUL-terminated string that lives during this call.
+        let line = unsafe { text(line) };
+        if line.contains("size = ") {
+            SIZES.with_borrow_mut(|sizes| {
+                if sizes.len() < MAX_SIZES {
+                    sizes.push(line.trim().to_owned());
+                }
+            });
+        }
+    }
     if level < sys::GGML_LOG_LEVEL_ERROR || level == sys::GGML_LOG_LEVEL_CONT {
         return;
     }

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 
 use llama_cpp_sys_2 as sys;
+use moe_gguf::kv_cache::KvTypes;
 
 use crate::backend;
 use crate::error::{Error, Result};
@@ -13,16 +14,18 @@ use crate::node::Node;
 /// Parameters of a context.
 #[derive(Clone, Copy, Debug)]
 pub struct Params {
-    /// Context length: maximum number of positions of a sequence.
+    /// Context length: maximum number of positions of all sequences together.
     pub n_ctx: u32,
+    /// Number of sequences, at least 1. They share the context length equally.
+    pub n_seq: u32,
     /// Maximum number of tokens of a batch. It is also llama.cpp's `n_ubatch`, so that a batch is one pass.
     pub n_batch: u32,
     /// Number of compute threads.
     pub n_threads: u32,
     /// Whether to use flash attention; `None` leaves the decision to llama.cpp.
     pub flash_attention: Option<bool>,
-    /// KV cache in F32 instead of llama.cpp's default F16.
-    pub kv_f32: bool,
+    /// Types of the KV cache.
+    pub kv_types: KvTypes,
 }
 
 /// Callbacks for the nodes of every graph.
@@ -52,6 +55,7 @@ pub struct Context<'m, W> {
     callback: NonNull<W>,
     n_batch: usize,
     has_logits: bool,
+    sizes: Vec<String>,
 }
 
 impl<'m, W: EvalCallback> Context<'m, W> {
@@ -65,7 +69,7 @@ impl<'m, W: EvalCallback> Context<'m, W> {
         raw_params.n_ctx = params.n_ctx;
         raw_params.n_batch = params.n_batch;
         raw_params.n_ubatch = params.n_batch;
-        raw_params.n_seq_max = 1;
+        raw_params.n_seq_max = params.n_seq.max(1);
         raw_params.n_threads = params.n_threads as i32;
         raw_params.n_threads_batch = params.n_threads as i32;
         raw_params.flash_attn_type = match params.flash_attention {
@@ -73,10 +77,9 @@ impl<'m, W: EvalCallback> Context<'m, W> {
             Some(true) => sys::LLAMA_FLASH_ATTN_TYPE_ENABLED,
             Some(false) => sys::LLAMA_FLASH_ATTN_TYPE_DISABLED,
         };
-        if params.kv_f32 {
-            raw_params.type_k = sys::GGML_TYPE_F32;
-            raw_params.type_v = sys::GGML_TYPE_F32;
-        }
+        // The ids of types in files are those of `ggml_type`.
+        raw_params.type_k = params.kv_types.k.id() as sys::ggml_type;
+        raw_params.type_v = params.kv_types.v.id() as sys::ggml_type;
         // Like llama.cpp's programs: the cache of sliding-window attention has the length of the window.
         raw_params.swa_full = false;
         let callback = NonNull::from(Box::leak(Box::new(callback)));
@@ -84,6 +87,7 @@ impl<'m, W: EvalCallback> Context<'m, W> {
         raw_params.cb_eval = Some(eval_callback::<W>);
         raw_params.cb_eval_user_data = callback.as_ptr().cast();
         backend::forget_log();
+        backend::forget_sizes();
         // SAFETY: the model lives for `'m`; the callback and its data live as long as the context, see `drop`.
         let raw = unsafe { sys::llama_init_from_model(model.raw.as_ptr(), raw_params) };
         let Some(raw) = NonNull::new(raw) else {
@@ -100,12 +104,19 @@ impl<'m, W: EvalCallback> Context<'m, W> {
             callback,
             n_batch: params.n_batch as usize,
             has_logits: false,
+            sizes: backend::logged_sizes(),
         })
     }
 
     /// The model.
     pub fn model(&self) -> &'m Model {
         self.model
+    }
+
+    /// The lines that llama.cpp logged about the sizes of the context's buffers:
+    /// `llama_kv_cache: size =   12.00 MiB (  4096 cells,   6 layers,  1/1 seqs), K (f16): …`.
+    pub fn sizes(&self) -> &[String] {
+        &self.sizes
     }
 
     /// The callbacks for nodes.

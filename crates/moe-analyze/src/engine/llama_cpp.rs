@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use anyhow::{Context, bail};
 use moe_engine::{Engine, EngineInfo, Error, Mode, Setup};
 use moe_gguf::Gguf;
+use moe_gguf::kv_cache::KvTypes;
 use moe_llama_cpp::{Model, OpNumbers, Params, Recording, Session};
 
 use crate::output::message;
@@ -103,10 +104,11 @@ impl Engine for LlamaCpp<'_> {
     ) -> moe_engine::Result<Box<dyn moe_engine::Session + 's>> {
         let params = Params {
             n_ctx: setup.n_positions.min(setup.n_ctx) as u32,
+            n_seq: 1,
             n_batch: setup.n_batch as u32,
             n_threads: self.n_threads,
             flash_attention: None,
-            kv_f32: false,
+            kv_types: KvTypes::default(),
         };
         let writer = setup
             .create_run

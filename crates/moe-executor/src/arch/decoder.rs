@@ -95,6 +95,11 @@ impl<'g> Decoder<'g> {
         &self.hp
     }
 
+    /// Properties of its layers.
+    pub(crate) fn spec(&self) -> &DecoderSpec {
+        &self.spec
+    }
+
     /// The MoE block of a layer; `None` for dense layers and layers beyond the last.
     pub(crate) fn moe(&self, layer: LayerId) -> Option<&MoeLayer<'g>> {
         match &self.layers.get(layer.index())?.block {

@@ -23,7 +23,9 @@ impl Quantized {
         let n_in = weights.n_in;
         let activation = weights.kernel.activation();
         self.row_size = activation.row_size(n_in);
-        self.bytes.resize(self.row_size * (rows.len() / n_in), 0);
+        let n = self.row_size * (rows.len() / n_in);
+        self.bytes.reserve_exact(n.saturating_sub(self.bytes.len()));
+        self.bytes.resize(n, 0);
         let (row_size, bytes) = (self.row_size, &mut self.bytes);
         threads.zip_rows(rows, n_in, bytes, row_size, |row, out| {
             activation.quantize(row, out)

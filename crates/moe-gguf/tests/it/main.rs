@@ -5,6 +5,7 @@
 mod experts;
 mod fixtures;
 mod gguf_py;
+mod kv_cache;
 mod layouts;
 mod malformed_header;
 mod malformed_tensors;

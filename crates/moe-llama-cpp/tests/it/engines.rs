@@ -7,7 +7,8 @@ use std::rc::Rc;
 use moe_engine::{Decode, Logits, Mode, Observer, RouterOutput};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
-use moe_gguf::Gguf;
+use moe_gguf::kv_cache::KvTypes;
+use moe_gguf::{GgmlType, Gguf};
 use moe_llama_cpp::{Params, Recording};
 use moe_trace::Phase;
 
@@ -124,12 +125,18 @@ pub const OTHERS: [Variant; 3] = [
 
 /// Parameters of llama.cpp, with one thread because its results depend on the number of threads.
 pub fn params(variant: Variant) -> Params {
+    let ty = if variant.kv_f32 {
+        GgmlType::F32
+    } else {
+        GgmlType::F16
+    };
     Params {
         n_ctx: N_CTX as u32,
+        n_seq: 1,
         n_batch: N_BATCH as u32,
         n_threads: 1,
         flash_attention: Some(variant.flash_attention),
-        kv_f32: variant.kv_f32,
+        kv_types: KvTypes { k: ty, v: ty },
     }
 }
 

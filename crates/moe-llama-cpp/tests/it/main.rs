@@ -10,6 +10,7 @@ mod compare;
 mod engines;
 mod headers;
 mod kernels;
+mod memory;
 mod models;
 mod records;
 mod references;

@@ -7,6 +7,7 @@ use anyhow::{Context as _, anyhow, bail};
 use moe_gguf::text::counted;
 use moe_placement::plan::{MIB, auto_budget_bytes, mib_to_bytes};
 
+use super::memory::Memory;
 use crate::context::Context;
 use crate::option_values::{ValueError, number};
 
@@ -38,10 +39,11 @@ impl FromStr for Budget {
 #[derive(Debug, clap::Args)]
 
 pub struct AutoBudgetArgs {
-    /// Free GPU memory in MiB for --budget-mib auto, one value per lane [default: from nvidia-smi]
+    /// Free GPU memory in MiB before the model is loaded, for --budget-mib auto, one value per lane [default: from nvidia-smi]
     #[arg(long, value_name = "MIB[,…]", value_delimiter = ',', value_parser = mib, help_heading = "Budget")]
     free_mib: Vec<f64>,
-    /// MiB to reserve for the KV cache with --budget-mib auto, one value per lane [default: 0, for a KV cache that is already allocated]
+    /// MiB for all but the experts with --budget-mib auto, one value per lane; 0 if the model and its context are already loaded
+    /// [default: computed from --model: tensors, KV cache, state and buffers; 0 without --model]
     #[arg(long, value_name = "MIB[,…]", value_delimiter = ',', value_parser = mib, help_heading = "Budget")]
     kv_mib: Vec<f64>,
     /// MiB of GPU memory to leave free with --budget-mib auto, one value per lane [default: 1024 for the first lane, 512 for others]
@@ -55,13 +57,15 @@ fn mib(text: &str) -> Result<f64, ValueError> {
     })
 }
 
-/// Returns the budget of each lane in bytes.
-pub fn lanes(
+/// Returns the free MiB of the GPU of each lane with an automatic budget; `None` for other lanes.
+///
+/// # Errors
+/// An option has no effect or too many values, or the free memory of a GPU is unknown.
+pub fn free_mib(
     mib: &[Budget],
     bytes: &[u64],
     room: &AutoBudgetArgs,
-    ctx: &Context,
-) -> anyhow::Result<Vec<u64>> {
+) -> anyhow::Result<Vec<Option<f64>>> {
     if !mib.contains(&Budget::Auto) {
         for (list, name) in room.lists() {
             if !list.is_empty() {
@@ -79,9 +83,36 @@ pub fn lanes(
             );
         }
     }
-    let mib = mib.iter().enumerate().map(|(lane, budget)| match budget {
-        Budget::Mib(mib) => Ok(mib_to_bytes(*mib)),
-        Budget::Auto => room.budget(lane, ctx),
+    let lanes = (0..n_lanes).map(|lane| match mib.get(lane) {
+        Some(Budget::Auto) => room.free(lane).map(Some),
+        Some(Budget::Mib(_)) | None => Ok(None),
+    });
+    lanes.collect()
+}
+
+/// Returns the share of the layers on the GPU of each lane: in proportion to the free memory if it is known for all lanes, else
+/// equal.
+pub fn layer_split(free: &[Option<f64>]) -> Vec<f32> {
+    let known: Option<Vec<f32>> = free.iter().map(|free| Some((*free)? as f32)).collect();
+    known.unwrap_or_else(|| vec![1.0; free.len()])
+}
+
+/// Returns the budget of each lane in bytes.
+///
+/// # Errors
+/// The memory of the model is not known.
+pub fn lanes(
+    mib: &[Budget],
+    bytes: &[u64],
+    free: &[Option<f64>],
+    room: &AutoBudgetArgs,
+    memory: Option<&Memory>,
+    ctx: &Context,
+) -> anyhow::Result<Vec<u64>> {
+    let mib = mib.iter().zip(free).enumerate();
+    let mib = mib.map(|(lane, (budget, free))| match (budget, free) {
+        (Budget::Mib(mib), _) => Ok(mib_to_bytes(*mib)),
+        (Budget::Auto, free) => room.budget(lane, free.unwrap_or(0.0), memory, ctx),
     });
     let mut lanes = mib.collect::<anyhow::Result<Vec<u64>>>()?;
     lanes.extend(bytes);
@@ -97,22 +128,46 @@ impl AutoBudgetArgs {
         ]
     }
 
-    fn budget(&self, lane: usize, ctx: &Context) -> anyhow::Result<u64> {
-        let free = match self.free_mib.get(lane) {
-            Some(&free) => free,
+    fn free(&self, lane: usize) -> anyhow::Result<f64> {
+        match self.free_mib.get(lane) {
+            Some(&free) => Ok(free),
             None => free_mib_of_gpu(lane).map_err(|error| {
                 anyhow!(
                     "the free memory of GPU {lane} is unknown: {error:#}; pass --free-mib, or a number to --budget-mib"
                 )
-            })?,
+            }),
+        }
+    }
+
+    fn budget(
+        &self,
+        lane: usize,
+        free: f64,
+        memory: Option<&Memory>,
+        ctx: &Context,
+    ) -> anyhow::Result<u64> {
+        let bytes = |mib: f64| (mib * MIB as f64) as u64;
+        let (needed, what) = match (self.kv_mib.get(lane), memory) {
+            (Some(&kv), _) => (bytes(kv), "KV cache"),
+            (None, None) => (0, "KV cache"),
+            (None, Some(memory)) => {
+                if let Some(fault) = memory.fault() {
+                    bail!("{fault}; pass --kv-mib, or a number to --budget-mib");
+                }
+                let gpu = memory.gpus.get(lane).copied().unwrap_or_default();
+                if lane == 0 && gpu.own.compute.is_none() {
+                    ctx.note("warning: the size of the compute buffers is not known for this model; the reserve must be sufficient for them");
+                }
+                (gpu.needed(), "model and context")
+            }
         };
-        let kv = self.kv_mib.get(lane).copied().unwrap_or(0.0);
         let default = RESERVE_MIB[lane.min(1)];
         let reserve = self.reserve_mib.get(lane).copied().unwrap_or(default);
-        let bytes = |mib: f64| (mib * MIB as f64) as u64;
-        let budget = auto_budget_bytes(bytes(free), bytes(kv), bytes(reserve));
+        let budget = auto_budget_bytes(bytes(free), needed, bytes(reserve));
+        // With two decimals.
+        let needed = (needed as f64 / MIB as f64 * 100.0).round() / 100.0;
         ctx.note(format_args!(
-            "lane {lane}: budget {} MiB ({free} MiB free - {kv} MiB KV cache - {reserve} MiB reserve)",
+            "lane {lane}: budget {} MiB ({free} MiB free - {needed} MiB {what} - {reserve} MiB reserve)",
             budget / MIB
         ));
         Ok(budget)

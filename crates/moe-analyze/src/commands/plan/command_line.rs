@@ -1,6 +1,7 @@
-//! Command lines that use a plan: for llama.cpp's hot-cache fork, and for upstream llama.cpp.
+//! Command lines that use a plan: for this program, for llama.cpp's hot-cache fork, and for upstream llama.cpp.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use moe_files::text::is_hidden;
@@ -13,7 +14,7 @@ use crate::learn_files::is_learn_file;
 /// Prefix of the fork's options for the budget and device of each lane.
 const LANES: [&str; 3] = ["", "second-", "third-"];
 
-/// The command of the hot expert cache for a plan.
+/// A command that runs a model with the cache of a plan.
 pub enum HotCache {
     /// The command that builds the cache of the plan.
     Command(String),
@@ -33,7 +34,58 @@ impl HotCache {
     }
 }
 
-/// Returns the command that builds the cache of the plan.
+/// The command, or the reason why there is no command.
+impl fmt::Display for HotCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            HotCache::Command(command) => f.write_str(command),
+            HotCache::Empty => f.write_str("no command, because no expert fits"),
+            HotCache::Unavailable(why) => f.write_str(why),
+        }
+    }
+}
+
+/// Returns the command of this program that builds the cache of the plan from its learn file.
+pub fn own_hot_cache(planned: &Planned) -> HotCache {
+    const NEEDS_PLAN: &str = "write the plan with `-o json > plan.json`, and pass it to `moe-analyze record --policy hot-cache --hot-cache plan.json`";
+    let Planned {
+        args,
+        weighing,
+        plan,
+        ..
+    } = planned;
+    if plan.is_empty() {
+        return HotCache::Empty;
+    }
+    let path = match &planned.experts.model {
+        Ok(path) => path,
+        Err(why) => return HotCache::Unavailable(why),
+    };
+    let has_default_curve = weighing.curve == planned.default_curve();
+    let is_of_mib = plan.lanes.iter().all(|lane| lane.budget_bytes % MIB == 0);
+    let is_exact = is_of_mib && args.fill_random.is_none();
+    let is_exact = is_exact && (has_default_curve || !weighing.weighting.uses_curve());
+    let learn = match &planned.learn_file {
+        Some(learn) if is_exact => learn,
+        _ => return HotCache::Unavailable(NEEDS_PLAN),
+    };
+    let n_lanes = plan.lanes.len();
+    let devices: Vec<String> = (0..n_lanes).map(|gpu| format!("cuda:{gpu}")).collect();
+    let budgets = plan.lanes.iter().map(|lane| lane.budget_bytes / MIB);
+    let budgets: Vec<String> = budgets.map(|mib| mib.to_string()).collect();
+    let mut words = vec![format!("moe-analyze record --model {}", quoted(path))];
+    words.push(format!("--device {}", devices.join(",")));
+    words.push(format!("--policy hot-cache --hot-cache {}", quoted(learn)));
+    words.push(format!("--hot-cache-mib {}", budgets.join(",")));
+    if n_lanes > 1 {
+        words.push(format!("--hot-cache-strategy {}", args.strategy));
+    }
+    words.push(format!("--hot-cache-weighting {}", weighing.weighting));
+    words.extend(args.memory.of_record());
+    HotCache::Command(words.join(" "))
+}
+
+/// Returns the command of the fork that builds the cache of the plan.
 pub fn hot_cache(planned: &Planned) -> HotCache {
     let Planned {
         args,
@@ -93,6 +145,7 @@ pub fn hot_cache(planned: &Planned) -> HotCache {
     if weighing.weighting.uses_curve() && !by_variable {
         words.push(format!("--moe-hot-cache-layer-curve {curve}"));
     }
+    words.extend(args.memory.of_llama_cpp());
     HotCache::Command(words.join(" "))
 }
 
@@ -190,6 +243,7 @@ impl Stock {
                 quoted(path)
             )];
             words.extend(option);
+            words.extend(planned.args.memory.of_llama_cpp());
             words.join(" ")
         });
         Stock {

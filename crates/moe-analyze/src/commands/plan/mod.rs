@@ -2,6 +2,8 @@
 
 mod budget;
 mod command_line;
+mod memory;
+mod memory_report;
 mod report;
 mod update;
 
@@ -25,13 +27,14 @@ use crate::output::Format;
 use crate::traces::ImportArgs;
 
 use budget::Budget;
+use memory::Memory;
 
 /// Plan which experts a hot expert cache contains
 ///
 /// The hot expert cache is a fork of llama.cpp (github.com/adrianhoehne/llama.cpp) that keeps the hottest experts of a learn file in GPU
 /// memory. Plans the same cache as the fork: with the same scores, and an empty expert per layer, on up to three lanes (GPUs). Prints one
-/// row per layer and the llama-server commands that use the plan; with -o, one row per cached expert, or one JSON object. With --update,
-/// prints the experts that the fork exchanges after a request.
+/// row per layer, the memory of the model and its context, and the commands that use the plan; with -o, one row per cached expert, or one
+/// JSON object. With --update, prints the experts that the fork exchanges after a request.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  moe-analyze plan learn.json --model model.gguf --budget-mib 4096"
@@ -49,8 +52,8 @@ pub struct Args {
     sizes: Option<PathBuf>,
     #[command(flatten)]
     import: ImportArgs,
-    /// Cache size in MiB, one value per lane; auto (or -1, as in the fork) uses the free memory of the GPU. --budget-mib or --budget-bytes
-    /// is required without --update
+    /// Cache size in MiB, one value per lane; auto (or -1, as in the fork) uses the free memory of the GPU, without the memory of
+    /// the model, its context and a reserve. --budget-mib or --budget-bytes is required without --update
     #[arg(
         long,
         value_name = "N|auto[,…]",
@@ -70,6 +73,8 @@ pub struct Args {
     budget_bytes: Vec<u64>,
     #[command(flatten)]
     auto_budget: budget::AutoBudgetArgs,
+    #[command(flatten)]
+    memory: memory::MemoryArgs,
     /// Function that computes scores from activations: flat and balanced (rank in the layer), pressure, smooth and
     /// time (activations × weight of the layer) [default: flat; for gpt-oss, time]
     #[arg(long, value_name = "MODE", help_heading = "Ranking")]
@@ -131,6 +136,15 @@ fn layer_expert(text: &str) -> Result<(LayerId, ExpertId), ValueError> {
     parsed.ok_or(ValueError::Expected("LAYER:EXPERT, such as 3:17"))
 }
 
+/// The runtime's influence of the layer on scores.
+fn default_curve(is_gpt_oss: bool) -> LayerCurve {
+    if is_gpt_oss {
+        LayerCurve::new(1.0)
+    } else {
+        LayerCurve::DEFAULT
+    }
+}
+
 /// The function that computes scores of experts.
 struct Weighing {
     weighting: Weighting,
@@ -155,8 +169,7 @@ impl Weighing {
                 }
                 LayerCurve::new(value)
             }
-            None if is_gpt_oss => LayerCurve::new(1.0),
-            None => LayerCurve::DEFAULT,
+            None => default_curve(is_gpt_oss),
         };
         Weighing { weighting, curve }
     }
@@ -179,7 +192,16 @@ struct Planned<'a> {
     experts: Experts,
     ranking: Vec<Entry>,
     plan: Plan,
+    /// Memory of the model and its context, if the model is known.
+    memory: Option<Memory>,
     explanations: Vec<Explanation>,
+}
+
+impl Planned<'_> {
+    /// The influence of the layer on scores if no option sets it.
+    fn default_curve(&self) -> LayerCurve {
+        default_curve(self.experts.is_gpt_oss())
+    }
 }
 
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
@@ -205,7 +227,13 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         bail!("expert sizes are missing; pass --model or --sizes");
     };
 
-    let budgets = budget::lanes(&args.budget_mib, &args.budget_bytes, &args.auto_budget, ctx)?;
+    let (mib, bytes) = (&args.budget_mib, &args.budget_bytes);
+    let free = budget::free_mib(mib, bytes, &args.auto_budget)?;
+    let split = budget::layer_split(&free);
+    let memory = args.model.as_ref();
+    let memory = memory.map(|path| Memory::of(path, &args.memory, &split));
+    let memory = memory.transpose()?;
+    let budgets = budget::lanes(mib, bytes, &free, &args.auto_budget, memory.as_ref(), ctx)?;
     let plan = Plan::new(
         &ranking,
         &experts.sizes,
@@ -227,6 +255,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         experts,
         ranking,
         plan,
+        memory,
     };
     report::print(&planned)?;
     Ok(ExitStatus::Done)

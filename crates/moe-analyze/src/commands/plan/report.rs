@@ -9,7 +9,10 @@ use moe_placement::{ExpertId, LayerId};
 use serde_json::{Value, json};
 
 use super::Planned;
-use super::command_line::{HotCache, Stock, caveats, fraction, hits_by_layer, hot_cache};
+use super::command_line::{
+    HotCache, Stock, caveats, fraction, hits_by_layer, hot_cache, own_hot_cache,
+};
+use super::memory_report;
 use crate::output::{self, Format, Table, fixed, human_bytes};
 
 /// Maximum number of experts per layer in the summary.
@@ -145,12 +148,12 @@ fn write_summary(out: &mut dyn Write, planned: &Planned) -> io::Result<()> {
         "expected hit rate: {:.1} % (estimate: in-sample hit rate of the learn file)",
         100.0 * hit_rate(planned)
     )?;
-    let hot_cache = match hot_cache(planned) {
-        HotCache::Command(command) => command,
-        HotCache::Empty => "no command, because no expert fits".into(),
-        HotCache::Unavailable(why) => why.into(),
-    };
-    writeln!(out, "\nhot cache (llama.cpp fork): {hot_cache}")?;
+    writeln!(out)?;
+    if let Some(memory) = &planned.memory {
+        memory_report::write(out, memory, &planned.plan)?;
+    }
+    writeln!(out, "hot cache (moe-analyze): {}", own_hot_cache(planned))?;
+    writeln!(out, "hot cache (llama.cpp fork): {}", hot_cache(planned))?;
     for caveat in caveats(planned) {
         writeln!(out, "  note: {caveat}")?;
     }
@@ -199,12 +202,19 @@ fn to_json(planned: &Planned) -> Value {
     if let HotCache::Unavailable(why) = hot_cache {
         caveats.insert(0, why);
     }
+    let own = own_hot_cache(planned);
+    let own_caveats = match own {
+        HotCache::Unavailable(why) => vec![why],
+        HotCache::Command(_) | HotCache::Empty => Vec::new(),
+    };
     json!({
         "weighting": weighing.weighting.name(),
         "layer_curve": weighing.curve.get(),
         "strategy": args.strategy.name(),
         "lanes": lanes.collect::<Vec<_>>(),
         "estimated_hit_share": hit_rate(planned),
+        "memory": planned.memory.as_ref().map(|memory| memory_report::to_json(memory, plan)),
+        "moe_analyze": {"command": own.command(), "caveats": own_caveats},
         "hot_cache": {"command": hot_cache.command(), "caveats": caveats},
         "llama_cpp": {
             "command": stock.command.ok(),

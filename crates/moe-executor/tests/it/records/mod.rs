@@ -1,6 +1,7 @@
 //! Records of a run: the operations of llama.cpp's graph with its names, and their number.
 
 mod buffer_events;
+mod memory;
 mod nodes;
 mod refused;
 

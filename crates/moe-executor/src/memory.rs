@@ -1,0 +1,294 @@
+//! Memory that a forward pass needs, computed from the model before it is allocated.
+//!
+//! The buffers are those of the inventory (`buffers.jsonl`): activations, routing decisions and converted activations. Vectors with
+//! one integer or factor per token and scratch memory of threads are not included.
+
+use moe_gguf::GgmlType;
+use moe_gguf::names::{Projection, Role};
+
+use crate::arch::decoder::OutputRows;
+use crate::cpu::quant::Kernel;
+use crate::model::Model;
+use crate::moe::SharedWidth;
+use crate::ops::Gating;
+
+/// Bytes that scratch buffers on a GPU are rounded up to.
+const GPU_ALIGN: u64 = 1 << 16;
+
+/// Maximum number of tokens of a pass, so that no size overflows.
+const MAX_TOKENS: usize = 1 << 24;
+
+/// A buffer of a forward pass in CPU memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BufferSize {
+    /// Its name in the buffer events.
+    pub name: &'static str,
+    /// Size in bytes.
+    pub bytes: u64,
+}
+
+/// Memory of forward passes over at most a number of tokens, with logits of the last token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ComputeMemory {
+    /// Buffers in CPU memory, of size 1 or more.
+    pub buffers: Vec<BufferSize>,
+    /// Estimate of the memory on each GPU that computes layers, in bytes: copies of the buffers, and scratch memory of kernels
+    /// without that of the attention.
+    pub gpu_bytes: u64,
+    /// Bytes on a GPU for the experts of one layer, which are copied from CPU memory for large batches.
+    pub expert_copy_bytes: u64,
+}
+
+impl ComputeMemory {
+    /// Size of all buffers in CPU memory in bytes.
+    pub fn cpu_bytes(&self) -> u64 {
+        let sizes = self.buffers.iter().map(|buffer| buffer.bytes);
+        sizes.fold(0, u64::saturating_add)
+    }
+}
+
+impl Model<'_> {
+    /// Returns the memory of forward passes over up to `n_tokens` tokens, 1 to 2^24; other numbers are clamped.
+    pub fn compute_memory(&self, n_tokens: usize) -> ComputeMemory {
+        let rows = Rows::of(self, n_tokens.clamp(1, MAX_TOKENS) as u64);
+        let sizes = self.activations(&rows);
+        let mut buffers: Vec<BufferSize> = sizes
+            .into_iter()
+            .map(|(name, values)| BufferSize {
+                name,
+                bytes: values.saturating_mul(4),
+            })
+            .filter(|buffer| buffer.bytes > 0)
+            .collect();
+        let on_gpu = buffers.iter().map(|buffer| power_of_two(buffer.bytes));
+        let on_gpu = on_gpu.fold(0, u64::saturating_add);
+        let products = self.products(&rows);
+        let quantized = products.iter().map(|product| product.converted_bytes());
+        buffers.push(BufferSize {
+            name: "quantized activations",
+            bytes: quantized.max().unwrap_or(0),
+        });
+        let quantized = products.iter().map(|product| {
+            let n = product.rows.saturating_mul(product.n_in);
+            // One byte per element, and 8 bytes per group of 32.
+            n.saturating_add(n / 4)
+        });
+        let worklist = rows.selected().saturating_mul(4);
+        let scratch = [quantized.max().unwrap_or(0), worklist].map(aligned);
+        ComputeMemory {
+            buffers,
+            gpu_bytes: scratch.into_iter().fold(on_gpu, u64::saturating_add),
+            expert_copy_bytes: self.expert_copies(),
+        }
+    }
+
+    /// Names of buffers and their number of 4-byte values.
+    fn activations(&self, rows: &Rows) -> Vec<(&'static str, u64)> {
+        let hp = self.hparams();
+        let spec = self.decoder.spec();
+        let moe = &spec.moe;
+        let (t, f, w) = (rows.tokens, rows.block, rows.wanted);
+        let n_embd = hp.n_embd as u64;
+        let (n_q, n_kv) = (hp.n_head * hp.head_dim, hp.n_head_kv * hp.head_dim);
+        let (n_q, n_kv) = (n_q as u64, n_kv as u64);
+        let n_expert = hp.n_expert as u64;
+        let widest = |width: &dyn Fn(usize) -> u64| {
+            let layers = rows.moe_layers.iter();
+            let sizes = layers.map(|&(layer, rows)| rows.saturating_mul(width(layer)));
+            sizes.max().unwrap_or(0)
+        };
+        let k = |layer: usize| hp.n_expert_used_by_layer[layer] as u64;
+        let n_ff = |layer: usize| hp.n_ff_exp_by_layer[layer] as u64;
+        let routed = widest(&|_| 1);
+        let hidden = widest(&|layer| k(layer).saturating_mul(n_ff(layer)));
+        let dense = rows.dense_layers.iter();
+        let dense = dense.map(|&(layer, rows)| rows * hp.n_ff_by_layer[layer] as u64);
+        let dense = dense.max().unwrap_or(0);
+        let is_selected_twice = moe.selection_bias || hp.expert_groups.is_some();
+        let has_probs = moe.gating != Gating::SoftmaxOfSelected;
+        let shared = moe.shared.map_or([0; 4], |shared| {
+            let width = widest(&|layer| match shared.width {
+                SharedWidth::Own(width) => width as u64,
+                SharedWidth::Experts(n) => (n as u64).saturating_mul(n_ff(layer)),
+            });
+            let gate = if shared.gated { routed } else { 0 };
+            [width, width, gate, routed * n_embd]
+        });
+        vec![
+            ("residual stream", t * n_embd),
+            ("block input", f.max(w) * n_embd),
+            ("block output", t * n_embd),
+            ("residual stream before the experts", f * n_embd),
+            ("kept rows", w * n_embd),
+            ("logits", w * hp.n_vocab as u64),
+            ("attention input", t * n_embd),
+            ("queries", t * n_q),
+            ("keys", t * n_kv),
+            ("values", t * n_kv),
+            (
+                "queries or keys before their norm",
+                if spec.attention.qk_norm.is_some() {
+                    t * n_q
+                } else {
+                    0
+                },
+            ),
+            ("attention heads", t * n_q),
+            ("dense gate", dense),
+            ("dense up", dense),
+            ("router scores", routed * n_expert),
+            (
+                "router probabilities",
+                if has_probs { routed * n_expert } else { 0 },
+            ),
+            (
+                "router selection",
+                if is_selected_twice {
+                    routed * n_expert
+                } else {
+                    0
+                },
+            ),
+            ("selected experts", rows.selected()),
+            ("weights of the selected experts", rows.selected()),
+            ("dense gate", shared[0]),
+            ("dense up", shared[1]),
+            ("expert gate", hidden),
+            ("expert up", hidden),
+            ("expert down", rows.selected().saturating_mul(n_embd)),
+            ("shared expert score", shared[2]),
+            ("shared expert weight", shared[2]),
+            ("sum of the selected experts", shared[3]),
+            ("shared expert", shared[3]),
+        ]
+    }
+
+    /// The matrix products of a pass.
+    fn products(&self, rows: &Rows) -> Vec<Product> {
+        let tensors = self.gguf().tensors().iter();
+        let has_output = self.gguf().tensor("output.weight").is_some();
+        let products = tensors.filter_map(|tensor| {
+            let role = Role::of(&tensor.name);
+            let part = tensor.name.strip_suffix(".weight")?;
+            let n_rows = match role.layer_id {
+                None if part == "output" || (part == "token_embd" && !has_output) => rows.wanted,
+                None => return None,
+                Some(layer) => {
+                    let part = part.rsplit('.').next().unwrap_or(part);
+                    rows.of_part(part, layer.index())?
+                }
+            };
+            Some(Product {
+                ty: tensor.ty,
+                n_in: tensor.ne[0],
+                rows: n_rows,
+            })
+        });
+        products.collect()
+    }
+
+    /// Bytes of the largest gate, up and down stacks, which a GPU holds at the same time.
+    fn expert_copies(&self) -> u64 {
+        let largest = |projection| {
+            let stacks = self.gguf().tensors().iter().filter(|tensor| {
+                let role = Role::of(&tensor.name);
+                role.stacked && role.projection == Some(projection)
+            });
+            let bytes = stacks.map(|tensor| tensor.size_bytes).max();
+            bytes.map_or(0, aligned)
+        };
+        let projections = [Projection::Gate, Projection::Up, Projection::Down];
+        projections.map(largest).iter().sum()
+    }
+}
+
+/// A product of rows of activations with a matrix.
+struct Product {
+    ty: GgmlType,
+    n_in: u64,
+    rows: u64,
+}
+
+impl Product {
+    /// Bytes of the rows in the type that they are converted to.
+    fn converted_bytes(&self) -> u64 {
+        let n_in = usize::try_from(self.n_in).unwrap_or(usize::MAX / 8);
+        let row = Kernel::for_type(self.ty).map_or(0, |kernel| kernel.activation().row_size(n_in));
+        self.rows.saturating_mul(row as u64)
+    }
+}
+
+/// Numbers of rows of activations in a pass.
+struct Rows {
+    /// Tokens of the pass.
+    tokens: u64,
+    /// Rows whose logits are computed.
+    wanted: u64,
+    /// Maximum number of rows after the attention.
+    block: u64,
+    /// Layers with a dense block, and the rows of the block.
+    dense_layers: Vec<(usize, u64)>,
+    /// MoE layers, and their rows.
+    moe_layers: Vec<(usize, u64)>,
+    /// Selected experts per token, by layer.
+    n_expert_used: Vec<usize>,
+}
+
+impl Rows {
+    fn of(model: &Model, tokens: u64) -> Rows {
+        let (hp, spec) = (model.hparams(), model.decoder.spec());
+        let in_last = spec.output_rows == OutputRows::InLastLayer;
+        let rows = |layer| {
+            if in_last && layer + 1 == hp.n_layer {
+                1
+            } else {
+                tokens
+            }
+        };
+        let layers =
+            |from: usize, to: usize| (from..to).map(|layer| (layer, rows(layer))).collect();
+        let n_dense = spec.n_dense.min(hp.n_layer);
+        Rows {
+            tokens,
+            wanted: 1,
+            block: (0..hp.n_layer).map(rows).max().unwrap_or(0),
+            dense_layers: layers(0, n_dense),
+            moe_layers: layers(n_dense, hp.n_layer),
+            n_expert_used: hp.n_expert_used_by_layer.clone(),
+        }
+    }
+
+    /// Maximum number of selected experts of a layer, of all tokens.
+    fn selected(&self) -> u64 {
+        let selected = self.moe_layers.iter();
+        let selected = selected.map(|&(layer, rows)| rows * self.n_expert_used[layer] as u64);
+        selected.max().unwrap_or(0)
+    }
+
+    /// Rows of the product with a matrix of a layer; `None` for a tensor that is not a matrix.
+    fn of_part(&self, part: &str, layer: usize) -> Option<u64> {
+        let of_block = || {
+            let layers = self.dense_layers.iter().chain(&self.moe_layers);
+            layers
+                .into_iter()
+                .find(|(at, _)| *at == layer)
+                .map(|&(_, rows)| rows)
+        };
+        match part {
+            "attn_q" | "attn_k" | "attn_v" | "attn_output" => Some(self.tokens),
+            "ffn_gate" | "ffn_up" | "ffn_down" | "ffn_gate_inp" | "ffn_gate_inp_shexp"
+            | "ffn_gate_exps" | "ffn_up_exps" | "ffn_gate_shexp" | "ffn_up_shexp"
+            | "ffn_down_shexp" => of_block(),
+            "ffn_down_exps" => Some(of_block()? * self.n_expert_used[layer] as u64),
+            _ => None,
+        }
+    }
+}
+
+fn aligned(bytes: u64) -> u64 {
+    bytes.checked_next_multiple_of(GPU_ALIGN).unwrap_or(bytes)
+}
+
+fn power_of_two(bytes: u64) -> u64 {
+    bytes.checked_next_power_of_two().unwrap_or(bytes)
+}

@@ -1,0 +1,134 @@
+//! The buffers of a session, compared with the sizes that are computed before it starts.
+
+use moe_engine::Limits;
+use moe_executor::Model;
+use moe_gguf::kv_cache::{Cells, KvShape, KvTypes};
+use moe_gguf::{GgmlType, Gguf};
+use moe_testkit::fixture;
+use moe_trace::RunOptions;
+use moe_trace::buffers::{Buffer, Change, usage};
+
+use super::{LIMITS, record};
+
+/// Type of the cache of [`record`]'s sessions.
+const CACHE: KvTypes = KvTypes {
+    k: GgmlType::F32,
+    v: GgmlType::F32,
+};
+
+const MODELS: [&str; 8] = [
+    "random-dots1-F16.gguf",
+    "random-gpt-oss-F16.gguf",
+    "random-llama-F16.gguf",
+    "random-olmoe-F16.gguf",
+    "random-qwen2moe-F16.gguf",
+    "random-qwen3moe-F16.gguf",
+    "tiny-gpt-oss-MXFP4.gguf",
+    "tiny-qwen3moe-Q4_K_M.gguf",
+];
+
+/// The buffers that a session allocates for a prompt of `n` tokens in one pass, and for no further token.
+fn allocated(file: &str, n: u32) -> Vec<Buffer> {
+    let prompt: Vec<u32> = (300..300 + n).map(|token| token % 400).collect();
+    let limits = Limits {
+        n_predict: 0,
+        ..LIMITS
+    };
+    let recorded = record(file, &prompt, limits, RunOptions::default());
+    let allocations = recorded
+        .buffers
+        .into_iter()
+        .filter_map(|event| match event.change {
+            Change::Alloc(buffer) => Some(buffer),
+            Change::Dealloc { .. } => None,
+        });
+    allocations.collect()
+}
+
+#[test]
+fn compute_buffers_have_the_computed_sizes() {
+    for file in MODELS {
+        let gguf = Gguf::open(fixture(file)).unwrap();
+        let model = Model::load(&gguf).unwrap();
+        for n in [1, 7, 100] {
+            let memory = model.compute_memory(n as usize);
+            let computed = memory.buffers.iter();
+            let mut computed: Vec<(&str, u64)> = computed.map(|b| (b.name, b.bytes)).collect();
+            // One integer or factor for each token, for each wanted row, or for each group of experts.
+            let small = ["token ids", "wanted rows", "positions", "sums of weights"];
+            let buffers = allocated(file, n);
+            let mut actual: Vec<(&str, u64)> = buffers
+                .iter()
+                .filter(|buffer| buffer.usage == usage::COMPUTE)
+                .filter(|buffer| !small.contains(&buffer.name.as_str()))
+                .map(|buffer| (buffer.name.as_str(), buffer.size))
+                .collect();
+            computed.sort_unstable();
+            actual.sort_unstable();
+            assert_eq!(actual, computed, "{file}, {n} tokens");
+            assert_eq!(
+                memory.cpu_bytes(),
+                computed.iter().map(|(_, bytes)| bytes).sum::<u64>()
+            );
+        }
+    }
+}
+
+#[test]
+fn cache_has_the_computed_size() {
+    for file in MODELS {
+        let shape = KvShape::of(&Gguf::open(fixture(file)).unwrap()).unwrap();
+        for n in [1, 100] {
+            let computed = shape.bytes(CACHE, Cells::uniform(n.into(), 1)).unwrap();
+            let buffers = allocated(file, n);
+            let caches = buffers
+                .iter()
+                .filter(|buffer| buffer.name.starts_with("cache_"));
+            let actual: Vec<(&str, u64)> = caches.map(|b| (b.name.as_str(), b.size)).collect();
+            let names: Vec<[String; 2]> = computed
+                .iter()
+                .map(|layer| ["k", "v"].map(|half| format!("cache_{half}_l{}", layer.layer)))
+                .collect();
+            let expected: Vec<(&str, u64)> = computed
+                .iter()
+                .zip(&names)
+                .flat_map(|(layer, [k, v])| [(k.as_str(), layer.k), (v.as_str(), layer.v)])
+                .collect();
+            assert_eq!(actual, expected, "{file}, {n} tokens");
+        }
+    }
+}
+
+/// A GPU needs at least the memory of the buffers, and at most twice that and the scratch memory.
+#[test]
+fn gpu_estimate_covers_the_buffers() {
+    for file in MODELS {
+        let gguf = Gguf::open(fixture(file)).unwrap();
+        let model = Model::load(&gguf).unwrap();
+        let memory = model.compute_memory(512);
+        let quantized = memory
+            .buffers
+            .iter()
+            .find(|b| b.name == "quantized activations");
+        let quantized = quantized.map_or(0, |buffer| buffer.bytes);
+        assert!(
+            memory.gpu_bytes > memory.cpu_bytes() - quantized,
+            "{file}: {memory:?}"
+        );
+        assert!(
+            memory.gpu_bytes < 2 * memory.cpu_bytes() + (1 << 20),
+            "{file}: {memory:?}"
+        );
+        let experts = gguf
+            .tensors()
+            .iter()
+            .filter(|t| t.name.ends_with("_exps.weight"));
+        let of_layer = experts
+            .filter(|t| t.name.starts_with("blk.1."))
+            .map(|t| t.size_bytes);
+        assert!(
+            memory.expert_copy_bytes >= of_layer.sum::<u64>(),
+            "{file}: {memory:?}"
+        );
+    }
+}
