@@ -136,7 +136,7 @@ fn layer_expert(text: &str) -> Result<(LayerId, ExpertId), ValueError> {
     parsed.ok_or(ValueError::Expected("LAYER:EXPERT, such as 3:17"))
 }
 
-/// The runtime's influence of the layer on scores.
+/// The fork's influence of the layer on scores.
 fn default_curve(is_gpt_oss: bool) -> LayerCurve {
     if is_gpt_oss {
         LayerCurve::new(1.0)
