@@ -20,7 +20,7 @@ pub mod random;
 mod sampler;
 
 pub use clock::TraceClock;
-pub use engine::{Begin, Decode, Engine, EngineInfo, Logits, Mode, Session, Setup};
+pub use engine::{Begin, Decode, Engine, EngineInfo, Logits, Mode, Session, Setup, Started};
 pub use error::{BoxError, Error, Result};
 pub use generate::{Generated, Limits, Stop, generate, max_records};
 pub use observer::{Observer, Routed};

@@ -42,6 +42,7 @@ mod weights;
 
 pub use devices::Devices;
 pub use error::{Error, Result, Warning};
+pub use kv_cache::{CacheParams, CacheType, UnknownCacheType};
 pub use model::Model;
 pub use session::Session;
 

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 
 use llama_cpp_sys_2 as sys;
+use moe_gguf::GgmlType;
 
 use crate::backend;
 use crate::error::{Error, Result};
@@ -21,8 +22,10 @@ pub struct Params {
     pub n_threads: u32,
     /// Whether to use flash attention; `None` leaves the decision to llama.cpp.
     pub flash_attention: Option<bool>,
-    /// KV cache in F32 instead of llama.cpp's default F16.
-    pub kv_f32: bool,
+    /// Type of the keys in the KV cache.
+    pub type_k: GgmlType,
+    /// Type of the values in the KV cache.
+    pub type_v: GgmlType,
 }
 
 /// Callbacks for the nodes of every graph.
@@ -73,10 +76,8 @@ impl<'m, W: Watch> Context<'m, W> {
             Some(true) => sys::LLAMA_FLASH_ATTN_TYPE_ENABLED,
             Some(false) => sys::LLAMA_FLASH_ATTN_TYPE_DISABLED,
         };
-        if params.kv_f32 {
-            raw_params.type_k = sys::GGML_TYPE_F32;
-            raw_params.type_v = sys::GGML_TYPE_F32;
-        }
+        raw_params.type_k = params.type_k.id();
+        raw_params.type_v = params.type_v.id();
         // Like llama.cpp's programs: the cache of sliding-window attention has the length of the window.
         raw_params.swa_full = false;
         let watch = NonNull::from(Box::leak(Box::new(watch)));

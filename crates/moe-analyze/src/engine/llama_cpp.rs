@@ -4,10 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use anyhow::{Context, bail};
-use moe_engine::{Engine, EngineInfo, Error, Mode, Setup};
+use moe_engine::{Engine, EngineInfo, Error, Mode, Setup, Started};
 use moe_gguf::Gguf;
 use moe_llama_cpp::{Model, OpNumbers, Params, Recording, Session};
+use moe_trace::manifest;
 
+use super::kv_cache::CacheArgs;
 use crate::output::message;
 
 /// The path of the model, for [`exit_on_abort`].
@@ -29,12 +31,13 @@ pub struct LlamaCpp<'g> {
     gguf: &'g Gguf,
     model: Model,
     n_threads: u32,
+    cache: CacheArgs,
     info: EngineInfo,
 }
 
 impl<'g> LlamaCpp<'g> {
     /// Loads the model's file into llama.cpp.
-    pub fn load(gguf: &'g Gguf, n_threads: usize) -> anyhow::Result<LlamaCpp<'g>> {
+    pub fn load(gguf: &'g Gguf, n_threads: usize, cache: CacheArgs) -> anyhow::Result<LlamaCpp<'g>> {
         let path = &gguf.files()[0].path;
         if !path.is_file() {
             bail!("llama.cpp cannot run the embedded model; pass a model with --model FILE.gguf");
@@ -74,6 +77,7 @@ impl<'g> LlamaCpp<'g> {
             gguf,
             model,
             n_threads: n_threads as u32,
+            cache,
             info,
         })
     }
@@ -106,9 +110,18 @@ impl Engine for LlamaCpp<'_> {
             n_batch: setup.n_batch as u32,
             n_threads: self.n_threads,
             flash_attention: None,
-            kv_f32: false,
+            type_k: self.cache.cache_type_k.cache_type().ggml(),
+            type_v: self.cache.cache_type_v.cache_type().ggml(),
         };
-        let writer = setup.begin.map(|begin| begin(Vec::new())).transpose();
+        let started = Started {
+            kv_cache: Some(manifest::KvCache {
+                type_k: self.cache.cache_type_k.cache_type().name().to_owned(),
+                type_v: self.cache.cache_type_v.cache_type().name().to_owned(),
+                ..manifest::KvCache::default()
+            }),
+            ..Started::default()
+        };
+        let writer = setup.begin.map(|begin| begin(started)).transpose();
         let writer = writer.map_err(Error::Engine)?;
         let recording = Recording::new(self.gguf, writer, setup.mode, setup.observer);
         let session = Session::new(&self.model, self.gguf, params, setup.n_ctx, recording);

@@ -13,7 +13,9 @@ use std::time::Instant;
 use anyhow::{Context as _, bail};
 use echo::Echo;
 use indicatif::{ProgressBar, ProgressStyle};
-use moe_engine::{Begin, Limits, Mode, Sampler, SamplerParams, Setup, Stop, generate, max_records};
+use moe_engine::{
+    Begin, Limits, Mode, Sampler, SamplerParams, Setup, Started, Stop, generate, max_records,
+};
 use moe_executor::cpu::threads::n_cores;
 use moe_gguf::map::OffsetMap;
 use moe_gguf::text::counted;
@@ -26,6 +28,7 @@ use usage::{Usage, UsageArgs};
 
 use crate::context::Context;
 use crate::engine::device::DeviceArgs;
+use crate::engine::kv_cache::CacheArgs;
 use crate::engine::{self, native};
 use crate::exit_status::ExitStatus;
 use crate::files::OutputPath;
@@ -118,6 +121,8 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t, help_heading = "Output")]
     trace: TraceMode,
     #[command(flatten)]
+    cache: CacheArgs,
+    #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
     usage: UsageArgs,
@@ -169,7 +174,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let prompts = prompts::read(&args)?;
     let gguf = model::open(args.model.as_deref())?;
     let n_threads = args.threads.map_or_else(n_cores, usize::from);
-    let engine = engine::load(args.engine, &gguf, n_threads, &args.device, ctx)?;
+    let engine = engine::load(args.engine, &gguf, n_threads, &args.device, args.cache, ctx)?;
     let info = engine.info();
     let tokens = prompts::tokenize(&prompts, engine.as_ref())?;
     let n_ctx = args.ctx_size.map_or(info.n_ctx_train, |n| n as usize);
@@ -185,10 +190,11 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         .sum();
 
     let usage = Usage::new(&args.usage, info.n_layer, info.n_expert, args.force)?;
-    let begin = |gpus| -> anyhow::Result<RunWriter> {
+    let begin = |started: Started| -> anyhow::Result<RunWriter> {
         let map = OffsetMap::new(&gguf);
         let mut manifest = manifest::manifest(&args, &gguf, &map, info, &prompts, n_threads)?;
-        recording::set_gpus(&mut manifest, gpus);
+        recording::set_gpus(&mut manifest, started.gpus);
+        manifest.kv_cache = started.kv_cache;
         let options = RunOptions {
             force: args.force,
             max_trace_bytes: args.max_trace_mib.map(|mib| mib.saturating_mul(1 << 20)),
@@ -204,8 +210,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     };
     let begin: Option<Begin> = match args.trace {
         TraceMode::Off => None,
-        TraceMode::Experts | TraceMode::All => Some(Box::new(|gpus| {
-            begin(gpus).map_err(anyhow::Error::reallocate_into_boxed_dyn_error_without_backtrace)
+        TraceMode::Experts | TraceMode::All => Some(Box::new(|started| {
+            begin(started).map_err(anyhow::Error::reallocate_into_boxed_dyn_error_without_backtrace)
         })),
     };
 
