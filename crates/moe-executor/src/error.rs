@@ -193,6 +193,25 @@ pub enum Error {
         /// Number of slots.
         n_slots: usize,
     },
+    /// The position of a token does not follow those before it.
+    #[error(
+        "the next position of slot {slot} is {expected}, but the batch has a token at position {position}; truncate the slot, \
+         or pass the tokens between them"
+    )]
+    BatchPosition {
+        /// The slot.
+        slot: usize,
+        /// Position of the token.
+        position: usize,
+        /// Number of positions before the token.
+        expected: usize,
+    },
+    /// A pass over several sequences cannot be recorded.
+    #[error(
+        "a pass over several sequences cannot be recorded, because a record has one sequence id; pass the tokens of each \
+         sequence separately"
+    )]
+    RecordedBatch,
     /// A GPU failed, and the CPU cannot take over because values on the GPU are lost.
     #[error(transparent)]
     Cuda(#[from] crate::cuda::Error),

@@ -1,5 +1,7 @@
 //! A session: tokens in, logits out, every operation recorded.
 
+mod slots;
+
 use std::time::Instant;
 
 use moe_engine::{Decode, Logits, Observer};
@@ -10,11 +12,13 @@ use crate::arch::decoder::State;
 use crate::buffers::{Inventory, Ledger};
 use crate::cpu::threads::Threads;
 use crate::devices::Devices;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::kv_cache::{CacheParams, KvCache, Run};
 use crate::model::Model;
 use crate::ops::Ops;
 use crate::recorder::{PassInfo, Recorder};
+
+pub use slots::BatchEntry;
 
 /// Evaluates sequences with one model. Its key-value cache has a slot for each sequence that is evaluated at the same time;
 /// [`Session::select_slot`] switches between them. After the start, slot 0 is selected.
@@ -28,9 +32,9 @@ pub struct Session<'a, 'g> {
     /// Sequence id in records, by slot.
     sequence_ids: Vec<u32>,
     ledger: Ledger,
-    /// Maxima so far: tokens of a pass, tokens of a pass with logits, and positions reserved in the cache. The sizes of
-    /// all buffers depend on these three numbers only.
-    maxima: [u64; 3],
+    /// Maxima so far: tokens of a pass, tokens of a pass with logits, rows of logits, and positions reserved in the cache. The
+    /// sizes of all buffers depend on these numbers only.
+    maxima: [usize; 4],
 }
 
 impl<'a, 'g> Session<'a, 'g> {
@@ -67,46 +71,13 @@ impl<'a, 'g> Session<'a, 'g> {
         Ok(Session {
             model,
             ledger: Ledger::new(),
-            maxima: [0; 3],
+            maxima: [0; 4],
             ops: Ops::new(threads, recorder, devices),
             state: State::default(),
             slot: 0,
             sequence_ids: vec![0; cache.n_seq()],
             cache,
         })
-    }
-
-    /// Number of slots of the cache.
-    pub fn n_slots(&self) -> usize {
-        self.cache.n_seq()
-    }
-
-    /// Selects the slot whose sequence the following passes continue.
-    ///
-    /// # Errors
-    /// [`Error::SlotOutOfRange`].
-    pub fn select_slot(&mut self, slot: usize) -> Result<()> {
-        self.slot = self.existing(slot)?;
-        Ok(())
-    }
-
-    /// Removes the positions of a slot's sequence from `n_past` on, so that another continuation can reuse the positions before
-    /// it.
-    ///
-    /// # Errors
-    /// [`Error::SlotOutOfRange`].
-    pub fn truncate_slot(&mut self, slot: usize, n_past: usize) -> Result<()> {
-        let slot = self.existing(slot)?;
-        self.cache.truncate(slot, n_past);
-        Ok(())
-    }
-
-    fn existing(&self, slot: usize) -> Result<usize> {
-        let n_slots = self.n_slots();
-        if slot < n_slots {
-            return Ok(slot);
-        }
-        Err(Error::SlotOutOfRange { slot, n_slots })
     }
 
     /// The model.
@@ -121,14 +92,8 @@ impl<'a, 'g> Session<'a, 'g> {
 
     /// Runs a forward pass over `tokens`, which are within the vocabulary and the context.
     fn evaluate(&mut self, tokens: &[u32], phase: Phase, logits: Logits) -> Result<()> {
-        let start = Instant::now();
         let n_past = self.cache.len(self.slot);
         let (ops, s) = (&mut self.ops, &mut self.state);
-        ops.recorder.begin(PassInfo {
-            sequence_id: self.sequence_ids[self.slot],
-            phase,
-            is_complete: logits != Logits::None,
-        });
         ops.positions.clear();
         ops.positions
             .extend((n_past..n_past + tokens.len()).map(|p| p as u32));
@@ -138,10 +103,30 @@ impl<'a, 'g> Session<'a, 'g> {
         if logits == Logits::Last {
             s.wanted.push(tokens.len() as u32 - 1);
         }
-        self.cache.begin_pass([Run {
+        let run = Run {
             sequence: self.slot,
             tokens: 0..tokens.len(),
-        }])?;
+        };
+        self.pass([run], n_past + tokens.len(), phase)
+    }
+
+    /// Runs a forward pass over the tokens, positions and wanted rows that `state` and `ops` contain. Their sequences are
+    /// `runs`, and the longest has `n_positions` positions afterwards.
+    fn pass(
+        &mut self,
+        runs: impl IntoIterator<Item = Run>,
+        n_positions: usize,
+        phase: Phase,
+    ) -> Result<()> {
+        let start = Instant::now();
+        let (ops, s) = (&mut self.ops, &mut self.state);
+        let (n_tokens, n_wanted) = (s.tokens.len(), s.wanted.len());
+        ops.recorder.begin(PassInfo {
+            sequence_id: self.sequence_ids[self.slot],
+            phase,
+            is_complete: n_wanted > 0,
+        });
+        self.cache.begin_pass(runs, n_positions)?;
         ops.begin_pass()?;
 
         ops.get_embeddings(
@@ -151,12 +136,12 @@ impl<'a, 'g> Session<'a, 'g> {
             &mut s.x,
         );
         self.model.decoder.forward(ops, s, &mut self.cache);
-        if !s.wanted.is_empty() {
+        if n_wanted > 0 {
             self.head();
         }
         self.cache.end_pass();
         self.ops.end_pass()?;
-        self.record_buffers(tokens.len(), logits, start)
+        self.record_buffers([n_tokens, n_wanted], start)
     }
 
     /// Final norm and output product for the rows whose logits are wanted.
@@ -180,10 +165,9 @@ impl<'a, 'g> Session<'a, 'g> {
     }
 
     /// Records events for the buffers that the pass created or enlarged.
-    fn record_buffers(&mut self, n_tokens: usize, logits: Logits, start: Instant) -> Result<()> {
-        let n_tokens = n_tokens as u64;
-        let with_logits = if logits == Logits::None { 0 } else { n_tokens };
-        let now = [n_tokens, with_logits, self.cache.reserved() as u64];
+    fn record_buffers(&mut self, [tokens, wanted]: [usize; 2], start: Instant) -> Result<()> {
+        let with_logits = if wanted == 0 { 0 } else { tokens };
+        let now = [tokens, with_logits, wanted, self.cache.reserved()];
         let pairs = || now.iter().zip(&self.maxima);
         if pairs().all(|(now, before)| now <= before) {
             return Ok(());
@@ -218,6 +202,17 @@ impl<'a, 'g> Session<'a, 'g> {
                 token: tokens[at],
                 position: n_past + at,
                 n_vocab: hp.n_vocab,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Reports a value of the last pass that is not finite.
+    fn check_finite(&mut self) -> moe_engine::Result<()> {
+        match self.ops.not_finite.take() {
+            Some((node, position)) => Err(moe_engine::Error::NotFinite {
+                node: node.to_string(),
+                position,
             }),
             None => Ok(()),
         }
@@ -273,12 +268,7 @@ impl Decode for Session<'_, '_> {
     ) -> moe_engine::Result<&[f32]> {
         self.check(tokens)?;
         self.evaluate(tokens, phase, logits)?;
-        if let Some((node, position)) = self.ops.not_finite.take() {
-            return Err(moe_engine::Error::NotFinite {
-                node: node.to_string(),
-                position,
-            });
-        }
+        self.check_finite()?;
         Ok(match logits {
             Logits::None => &[],
             Logits::Last => self.state.logits.data(),

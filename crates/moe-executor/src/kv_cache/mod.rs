@@ -117,16 +117,19 @@ impl KvCache {
         }
     }
 
-    /// Starts a pass whose tokens follow the positions of their sequences, and reserves memory for them.
+    /// Starts a pass whose tokens follow the positions of their sequences, and reserves memory: the longest sequence has
+    /// `n_positions` positions after the pass.
     ///
     /// # Errors
     /// There is no memory for the larger size.
-    pub fn begin_pass(&mut self, runs: impl IntoIterator<Item = Run>) -> Result<()> {
+    pub fn begin_pass(
+        &mut self,
+        runs: impl IntoIterator<Item = Run>,
+        n_positions: usize,
+    ) -> Result<()> {
         self.runs.clear();
         self.runs.extend(runs);
-        let end = |run: &Run| self.len(run.sequence) + run.tokens.len();
-        let longest = self.runs.iter().map(end).max();
-        self.reserve(longest.unwrap_or(0))
+        self.reserve(n_positions)
     }
 
     /// Ends a pass: its tokens are positions of their sequences.

@@ -17,7 +17,7 @@ fn pass(cache: &mut KvCache, sequence: usize, n: usize) {
         sequence,
         tokens: 0..n,
     };
-    cache.begin_pass([run]).unwrap();
+    cache.begin_pass([run], cache.len(sequence) + n).unwrap();
     cache.end_pass();
 }
 
@@ -144,7 +144,7 @@ fn memory_that_cannot_be_allocated_is_an_error_with_its_size() {
         sequence: 0,
         tokens: 0..1 << 50,
     };
-    let error = cache.begin_pass([run]).unwrap_err();
+    let error = cache.begin_pass([run], 1 << 50).unwrap_err();
     assert_eq!(
         error.to_string(),
         format!(

@@ -3,7 +3,7 @@
 use moe_engine::{Decode, Logits};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
-use moe_executor::{CacheParams, CacheType, Error, Model, Session};
+use moe_executor::{BatchEntry, CacheParams, CacheType, Error, Model, Session};
 use moe_gguf::Gguf;
 use moe_testkit::fixture;
 use moe_trace::Phase;
@@ -85,6 +85,77 @@ fn interleaved_sequences_have_the_tokens_that_they_have_alone() {
             assert_eq!(*generated, alone(&model, &threads, tokens, N, ty), "{file}");
         }
     }
+}
+
+/// The entries of `tokens` from `position` on; the logits of the last one are wanted.
+fn entries(slot: usize, position: usize, tokens: &[u32]) -> Vec<BatchEntry> {
+    let entry = |(i, &token): (usize, &u32)| BatchEntry {
+        slot,
+        token,
+        position: position + i,
+        logits: i + 1 == tokens.len(),
+    };
+    tokens.iter().enumerate().map(entry).collect()
+}
+
+/// Prompts in one pass, then one token of each sequence per pass.
+#[test]
+fn batches_of_several_sequences_have_the_tokens_of_each_alone() {
+    const N: usize = 16;
+    let threads = Threads::new(2).unwrap();
+    for file in ["random-qwen3moe-F16.gguf", "random-gpt-oss-F16.gguf"] {
+        let gguf = Gguf::open(fixture(file)).unwrap();
+        let model = Model::load(&gguf).unwrap();
+        let n_vocab = model.hparams().n_vocab;
+        let cache = CacheParams::of_type(CacheType::F32, N_CTX).with_sequences(4);
+        let mut session = session(&model, &threads, cache);
+        // Slot 1 stays empty.
+        let slots = [2, 0, 3];
+        let prompts = prompts();
+        let of_prompt = |(slot, tokens): (&usize, &Vec<u32>)| entries(*slot, 0, tokens);
+        let mut batch: Vec<BatchEntry> = slots.iter().zip(&prompts).flat_map(of_prompt).collect();
+        let mut generated = vec![Vec::new(); 3];
+        for _ in 0..N {
+            let logits = session.decode_batch(&batch, Phase::Generate).unwrap();
+            assert_eq!(logits.len(), 3 * n_vocab);
+            let tokens: Vec<u32> = logits.chunks_exact(n_vocab).map(best).collect();
+            batch.clear();
+            for (i, token) in tokens.into_iter().enumerate() {
+                generated[i].push(token);
+                let position = session.slot_len(slots[i]).unwrap();
+                batch.extend(entries(slots[i], position, &[token]));
+            }
+        }
+        assert_eq!(session.slot_len(1).unwrap(), 0);
+        for (tokens, generated) in prompts.iter().zip(&generated) {
+            let alone = alone(&model, &threads, tokens, N, CacheType::F32);
+            assert_eq!(*generated, alone, "{file}");
+        }
+    }
+}
+
+#[test]
+fn rejects_batches_that_do_not_continue_their_sequences() {
+    let threads = Threads::new(1).unwrap();
+    let gguf = Gguf::open(fixture("random-qwen3moe-F16.gguf")).unwrap();
+    let model = Model::load(&gguf).unwrap();
+    let cache = CacheParams::of_type(CacheType::F32, 4).with_sequences(2);
+    let mut session = session(&model, &threads, cache);
+    let mut error = |batch: &[BatchEntry]| {
+        let error = session.decode_batch(batch, Phase::Prompt).err();
+        error.map_or(String::new(), |error| error.to_string())
+    };
+    assert_eq!(error(&entries(0, 0, &[1, 2])), "");
+    assert_eq!(
+        error(&entries(0, 1, &[1])),
+        "the next position of slot 0 is 2, but the batch has a token at position 1; truncate the slot, or pass the tokens \
+         between them"
+    );
+    assert!(error(&entries(2, 0, &[1])).starts_with("slot 2 of the KV cache"));
+    assert!(error(&entries(1, 0, &[1 << 30])).contains("token"));
+    assert!(error(&entries(1, 0, &[1, 2, 3, 4, 5])).contains("context"));
+    assert_ne!(error(&[]), "");
+    assert_eq!(error(&entries(0, 2, &[1])), "");
 }
 
 #[test]

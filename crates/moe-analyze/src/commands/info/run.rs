@@ -121,9 +121,9 @@ fn describe_manifest(manifest: &Manifest, findings: &mut Findings) {
     }
     findings.fact("policy", manifest.policy.clone());
     if let Some(cache) = &manifest.kv_cache {
-        findings.fact("KV cache types", format!("keys {}, values {}", cache.type_k, cache.type_v));
+        findings.fact("KV cache", format!("keys {}, values {}", cache.type_k, cache.type_v));
         if let Some(bytes) = cache.size_bytes {
-            findings.size("KV cache", bytes);
+            findings.size("KV cache size", bytes);
         }
     }
     findings.fact("started", manifest.started.clone());
