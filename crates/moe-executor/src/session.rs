@@ -292,6 +292,9 @@ impl moe_engine::Session for Session<'_, '_> {
 
     fn into_writer(self: Box<Self>) -> (Option<RunWriter>, moe_engine::Result<()>) {
         let (recorder, ended) = self.into_recorder();
-        (recorder.into_writer(), ended.map_err(moe_engine::Error::from))
+        (
+            recorder.into_writer(),
+            ended.map_err(moe_engine::Error::from),
+        )
     }
 }

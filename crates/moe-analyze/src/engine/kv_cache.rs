@@ -34,10 +34,24 @@ impl CacheTypeArg {
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct CacheArgs {
     /// Type of the keys in the KV cache
-    #[arg(long, visible_alias = "ctk", value_name = "TYPE", value_enum, default_value = "f16", help_heading = "KV cache")]
+    #[arg(
+        long,
+        visible_alias = "ctk",
+        value_name = "TYPE",
+        value_enum,
+        default_value = "f16",
+        help_heading = "KV cache"
+    )]
     pub cache_type_k: CacheTypeArg,
     /// Type of the values in the KV cache
-    #[arg(long, visible_alias = "ctv", value_name = "TYPE", value_enum, default_value = "f16", help_heading = "KV cache")]
+    #[arg(
+        long,
+        visible_alias = "ctv",
+        value_name = "TYPE",
+        value_enum,
+        default_value = "f16",
+        help_heading = "KV cache"
+    )]
     pub cache_type_v: CacheTypeArg,
 }
 

@@ -37,7 +37,11 @@ pub struct LlamaCpp<'g> {
 
 impl<'g> LlamaCpp<'g> {
     /// Loads the model's file into llama.cpp.
-    pub fn load(gguf: &'g Gguf, n_threads: usize, cache: CacheArgs) -> anyhow::Result<LlamaCpp<'g>> {
+    pub fn load(
+        gguf: &'g Gguf,
+        n_threads: usize,
+        cache: CacheArgs,
+    ) -> anyhow::Result<LlamaCpp<'g>> {
         let path = &gguf.files()[0].path;
         if !path.is_file() {
             bail!("llama.cpp cannot run the embedded model; pass a model with --model FILE.gguf");

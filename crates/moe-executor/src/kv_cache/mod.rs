@@ -208,7 +208,11 @@ impl KvCache {
     /// The sequences of the current pass, and a layer's keys (`half` 0) or values (`half` 1), mutable.
     pub fn half_mut(&mut self, il: LayerId, half: usize) -> (&[Run], &mut CacheTensor) {
         let (runs, layer) = self.layer_mut(il);
-        let tensor = if half == 0 { &mut layer.k } else { &mut layer.v };
+        let tensor = if half == 0 {
+            &mut layer.k
+        } else {
+            &mut layer.v
+        };
         (runs, tensor)
     }
 }

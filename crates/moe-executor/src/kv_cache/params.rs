@@ -62,7 +62,8 @@ impl CacheType {
                 for (values, out) in blocks.zip(out.as_chunks_mut::<34>().0) {
                     let (scale, codes) = quantize_q8_0_block(values);
                     let (scale_bytes, code_bytes) = out.split_at_mut(2);
-                    scale_bytes.copy_from_slice(&half::f16::from_f32(scale).to_bits().to_ne_bytes());
+                    scale_bytes
+                        .copy_from_slice(&half::f16::from_f32(scale).to_bits().to_ne_bytes());
                     code_bytes.copy_from_slice(codes.as_bytes());
                 }
             }
@@ -146,7 +147,10 @@ impl CacheParams {
 
     /// Like [`CacheParams::size_bytes`] for rows of `width` elements.
     pub(super) fn bytes(&self, n_layer: usize, width: usize, n_positions: usize) -> u64 {
-        let row = self.k.row_size(width).saturating_add(self.v.row_size(width));
+        let row = self
+            .k
+            .row_size(width)
+            .saturating_add(self.v.row_size(width));
         let rows = (n_positions as u64).saturating_mul(self.n_seq as u64);
         rows.saturating_mul(row as u64)
             .saturating_mul(n_layer as u64)

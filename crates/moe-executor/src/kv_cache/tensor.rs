@@ -5,7 +5,7 @@ use std::collections::TryReserveError;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::CacheType;
-use crate::cpu::attention::{Q8Block, Rows};
+use crate::cpu::attention::Rows;
 use crate::cuda;
 use crate::mirrored::Mirrored;
 
@@ -58,7 +58,8 @@ impl CacheTensor {
     }
 
     fn words_of(&self, rows: usize) -> usize {
-        rows.saturating_mul(self.row_size).div_ceil(size_of::<u32>())
+        rows.saturating_mul(self.row_size)
+            .div_ceil(size_of::<u32>())
     }
 
     /// Converts and stores a row. The values must be in CPU memory.

@@ -116,7 +116,9 @@ impl Session<'_, '_> {
         let Some(first) = entries.first() else {
             return Err(context_full(0));
         };
-        let mut ends: Vec<usize> = (0..self.n_slots()).map(|slot| self.cache.len(slot)).collect();
+        let mut ends: Vec<usize> = (0..self.n_slots())
+            .map(|slot| self.cache.len(slot))
+            .collect();
         for entry in entries {
             let slot = self.existing(entry.slot)?;
             if entry.position != ends[slot] {

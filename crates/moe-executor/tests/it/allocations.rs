@@ -45,7 +45,8 @@ fn while_decoding(file: &str, recorder: impl FnOnce(&Gguf) -> Recorder) -> usize
     let model = Model::load(&gguf).unwrap();
     // A second thread would allocate its buffers when it first gets work, which may be late.
     let threads = Threads::new(1).unwrap();
-    let mut session = Session::new(&model, &threads, recorder(&gguf), CacheParams::new(256)).unwrap();
+    let mut session =
+        Session::new(&model, &threads, recorder(&gguf), CacheParams::new(256)).unwrap();
     let prompt: Vec<u32> = (1..129).collect();
     session
         .decode(&prompt, Phase::Prompt, Logits::Last)

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use moe_engine::{Decode, Logits, Mode, Observer, Routed};
-use moe_executor::{CacheParams, CacheType};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
+use moe_executor::{CacheParams, CacheType};
 use moe_gguf::Gguf;
 use moe_llama_cpp::{Params, Recording};
 use moe_trace::Phase;

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use moe_engine::{Decode, Logits, Mode};
-use moe_executor::{CacheParams, CacheType};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
+use moe_executor::{CacheParams, CacheType};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_llama_cpp::{OpNumbers, Recording};
@@ -61,7 +61,13 @@ fn both(dir: &Path, path: &Path, mode: Mode) -> [Run; 2] {
     let threads = Threads::new(1).unwrap();
     let writer_of_ours = writer(&ours, &gguf, ops::default_table().clone());
     let recorder = Recorder::new(Some(writer_of_ours)).with_mode(mode);
-    let mut session = moe_executor::Session::new(&model, &threads, recorder, CacheParams::of_type(CacheType::F16, N_CTX)).unwrap();
+    let mut session = moe_executor::Session::new(
+        &model,
+        &threads,
+        recorder,
+        CacheParams::of_type(CacheType::F16, N_CTX),
+    )
+    .unwrap();
     feed(&mut session, n_vocab);
     let (recorder, ended) = session.into_recorder();
     ended.unwrap();

@@ -121,7 +121,10 @@ fn describe_manifest(manifest: &Manifest, findings: &mut Findings) {
     }
     findings.fact("policy", manifest.policy.clone());
     if let Some(cache) = &manifest.kv_cache {
-        findings.fact("KV cache", format!("keys {}, values {}", cache.type_k, cache.type_v));
+        findings.fact(
+            "KV cache",
+            format!("keys {}, values {}", cache.type_k, cache.type_v),
+        );
         if let Some(bytes) = cache.size_bytes {
             findings.size("KV cache size", bytes);
         }

@@ -114,8 +114,8 @@ impl Kernels {
         let plan = self.plan(shape, it.n_tokens, it.last_position)?;
         let args = args![
             it.q,
-            it.k,
-            it.v,
+            it.k.at,
+            it.v.at,
             it.positions,
             it.sinks,
             it.n_tokens,

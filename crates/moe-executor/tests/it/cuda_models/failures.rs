@@ -109,7 +109,8 @@ fn uses_started_copies_and_reports_failed_ones() {
     devices.gpus_mut()[0]
         .observe_transfers(Box::new(move |transfer| seen.borrow_mut().push(transfer)));
     let (threads, recorder) = (Threads::new(2).unwrap(), Recorder::new(None));
-    let mut session = Session::with_devices(&model, &threads, devices, recorder, CacheParams::new(8)).unwrap();
+    let mut session =
+        Session::with_devices(&model, &threads, devices, recorder, CacheParams::new(8)).unwrap();
     session.decode(&[1], Phase::Prompt, Logits::Last).unwrap();
 
     let fallbacks = &session.devices().gpus()[0].fallbacks;

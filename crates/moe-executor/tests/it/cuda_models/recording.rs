@@ -76,7 +76,8 @@ pub fn record(gguf: &Gguf, case: Option<&Case>, observe: bool) -> Recorded {
     let threads = Threads::new(2).unwrap();
     let devices = case.map_or_else(Devices::cpu, |case| case.open(gguf, &model));
     let recorder = Recorder::new(Some(writer));
-    let mut session = Session::with_devices(&model, &threads, devices, recorder, CacheParams::new(1024)).unwrap();
+    let mut session =
+        Session::with_devices(&model, &threads, devices, recorder, CacheParams::new(1024)).unwrap();
     let observed = Rc::new(RefCell::new(Selected::new()));
     if observe {
         let seen = observed.clone();

@@ -52,7 +52,9 @@ fn transfers_as_many_experts_as_fit() {
                 seen.borrow_mut()[transfer.layer] += usize::from(transfer.state == State::GpuReady);
             }));
             let (threads, recorder) = (Threads::new(2).unwrap(), Recorder::new(None));
-            let mut session = Session::with_devices(&model, &threads, devices, recorder, CacheParams::new(8)).unwrap();
+            let mut session =
+                Session::with_devices(&model, &threads, devices, recorder, CacheParams::new(8))
+                    .unwrap();
             session.decode(&[1], Phase::Prompt, Logits::Last).unwrap();
 
             let fits = |&size: &usize| room.checked_div(size).unwrap_or(0).min(k);

@@ -109,7 +109,8 @@ fn faults(gguf: &Gguf, case: &Case, n_batch: usize, mode: Mode) -> Vec<String> {
     let threads = Threads::new(2).unwrap();
     let devices = case.open(gguf, &model);
     let recorder = Recorder::new(Some(writer)).with_mode(mode);
-    let mut session = Session::with_devices(&model, &threads, devices, recorder, CacheParams::new(64)).unwrap();
+    let mut session =
+        Session::with_devices(&model, &threads, devices, recorder, CacheParams::new(64)).unwrap();
     let limits = Limits {
         n_predict: 3,
         n_batch,

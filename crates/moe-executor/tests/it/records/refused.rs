@@ -29,7 +29,8 @@ fn rejects_results_that_are_not_finite() {
         let gguf = damaged(file, tensor, value);
         let model = Model::load(&gguf).unwrap();
         let threads = Threads::new(1).unwrap();
-        let mut session = Session::new(&model, &threads, Recorder::new(None), CacheParams::new(64)).unwrap();
+        let mut session =
+            Session::new(&model, &threads, Recorder::new(None), CacheParams::new(64)).unwrap();
         let error = session
             .decode(&[300, 301], Phase::Prompt, Logits::Last)
             .unwrap_err();

@@ -65,7 +65,12 @@ struct Cache {
 }
 
 /// The keys or values of a sequence whose rows are in `memory`.
-fn sequence(device: &Device, tensor: &CacheTensor, memory: &Memory<u32>, sequence: usize) -> Cached {
+fn sequence(
+    device: &Device,
+    tensor: &CacheTensor,
+    memory: &Memory<u32>,
+    sequence: usize,
+) -> Cached {
     Cached {
         at: device.at(memory).offset(sequence * tensor.row_size()),
         ty: tensor.ty(),
@@ -167,7 +172,14 @@ fn single_tokens() {
         (shape(2, 2, 4, None), true),
     ] {
         for position in [0, 1, 62, 63, 64, 65, 127, 128, 300, 1000, 4095] {
-            check((device, &threads), &shape, sinks, &[position], F32, &mut report);
+            check(
+                (device, &threads),
+                &shape,
+                sinks,
+                &[position],
+                F32,
+                &mut report,
+            );
         }
     }
     report.finish();
@@ -202,13 +214,34 @@ fn many_tokens() {
     ] {
         let positions: Vec<u32> = (past..past + n).collect();
         let shape = shape(n_head, n_head_kv, d, window);
-        check((device, &threads), &shape, sinks, &positions, F32, &mut report);
+        check(
+            (device, &threads),
+            &shape,
+            sinks,
+            &positions,
+            F32,
+            &mut report,
+        );
     }
     // Positions that are not consecutive.
     let shape = shape(8, 2, 64, Some(90));
     let scattered: Vec<u32> = (0..40).map(|i| (i * 37) % 400).collect();
-    check((device, &threads), &shape, true, &scattered[..3], F32, &mut report);
-    check((device, &threads), &shape, true, &scattered, F32, &mut report);
+    check(
+        (device, &threads),
+        &shape,
+        true,
+        &scattered[..3],
+        F32,
+        &mut report,
+    );
+    check(
+        (device, &threads),
+        &shape,
+        true,
+        &scattered,
+        F32,
+        &mut report,
+    );
     report.finish();
 }
 
@@ -241,7 +274,14 @@ fn cache_types() {
             };
             for (shape, sinks, n, past) in typed_cases() {
                 let positions: Vec<u32> = (past..past + n).collect();
-                check((device, &threads), &shape, sinks, &positions, cache, &mut report);
+                check(
+                    (device, &threads),
+                    &shape,
+                    sinks,
+                    &positions,
+                    cache,
+                    &mut report,
+                );
             }
         }
     }
@@ -253,7 +293,14 @@ fn cache_types() {
     for (d, n) in [(20, 1), (20, 40), (4, 1), (100, 9)] {
         let positions: Vec<u32> = (90..90 + n).collect();
         let shape = shape(4, 2, d, None);
-        check((device, &threads), &shape, true, &positions, cache, &mut report);
+        check(
+            (device, &threads),
+            &shape,
+            true,
+            &positions,
+            cache,
+            &mut report,
+        );
     }
     report.finish();
 }
@@ -271,7 +318,14 @@ fn several_sequences() {
             };
             for (shape, sinks, n, past) in typed_cases() {
                 let positions: Vec<u32> = (past..past + n).collect();
-                check((device, &threads), &shape, sinks, &positions, cache, &mut report);
+                check(
+                    (device, &threads),
+                    &shape,
+                    sinks,
+                    &positions,
+                    cache,
+                    &mut report,
+                );
             }
         }
     }
