@@ -146,7 +146,7 @@ impl CacheParams {
     }
 
     /// Like [`CacheParams::size_bytes`] for rows of `width` elements.
-    pub(super) fn bytes(&self, n_layer: usize, width: usize, n_positions: usize) -> u64 {
+    pub(crate) fn bytes(&self, n_layer: usize, width: usize, n_positions: usize) -> u64 {
         let row = self
             .k
             .row_size(width)

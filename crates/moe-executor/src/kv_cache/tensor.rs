@@ -12,8 +12,6 @@ use crate::mirrored::Mirrored;
 /// The keys or the values of a layer: rows `(position, sequence, n_head_kv * head_dim)` with the memory layout of ggml's type.
 pub struct CacheTensor {
     ty: CacheType,
-    /// Elements of a row.
-    width: usize,
     /// Bytes of a row.
     row_size: usize,
     /// The rows without gaps, in words of four bytes so that F32 and F16 are aligned.
@@ -25,7 +23,6 @@ impl CacheTensor {
     pub fn new(ty: CacheType, width: usize) -> CacheTensor {
         CacheTensor {
             ty,
-            width,
             row_size: ty.row_size(width),
             words: Mirrored::default(),
         }

@@ -11,7 +11,7 @@ use crate::cpu::disjoint::Disjoint;
 use crate::cpu::quant::Isa;
 use crate::cpu::simd;
 use crate::cpu::threads::Threads;
-pub use rows::{Q8Block, Rows};
+pub use rows::Rows;
 use tile::Tile;
 
 /// Parameters of the attention of a layer.
