@@ -21,7 +21,7 @@ pub enum CacheTypeArg {
 
 impl CacheTypeArg {
     /// The type in the executor.
-    pub fn cache_type(self) -> CacheType {
+    fn cache_type(self) -> CacheType {
         match self {
             CacheTypeArg::F32 => CacheType::F32,
             CacheTypeArg::F16 => CacheType::F16,
@@ -33,35 +33,40 @@ impl CacheTypeArg {
 /// Options of the KV cache.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct CacheArgs {
-    /// Type of the keys in the KV cache
+    /// Type of the keys in the KV cache [default: f32; f16 with --engine llama.cpp]
     #[arg(
         long,
         visible_alias = "ctk",
         value_name = "TYPE",
         value_enum,
-        default_value = "f16",
         help_heading = "KV cache"
     )]
-    pub cache_type_k: CacheTypeArg,
-    /// Type of the values in the KV cache
+    pub cache_type_k: Option<CacheTypeArg>,
+    /// Type of the values in the KV cache [default: f32; f16 with --engine llama.cpp]
     #[arg(
         long,
         visible_alias = "ctv",
         value_name = "TYPE",
         value_enum,
-        default_value = "f16",
         help_heading = "KV cache"
     )]
-    pub cache_type_v: CacheTypeArg,
+    pub cache_type_v: Option<CacheTypeArg>,
 }
 
 impl CacheArgs {
+    /// Returns the types of keys and values in an engine whose default is `default`.
+    pub fn types(self, default: CacheType) -> [CacheType; 2] {
+        let types = [self.cache_type_k, self.cache_type_v];
+        types.map(|ty| ty.map_or(default, CacheTypeArg::cache_type))
+    }
+
     /// Returns the cache of a session with a context of `n_ctx` positions, of which sequences use `n_positions`.
     pub fn params(self, n_ctx: usize, n_positions: usize) -> CacheParams {
+        let [k, v] = self.types(CacheType::default());
         CacheParams {
             n_positions: n_positions.min(n_ctx),
-            k: self.cache_type_k.cache_type(),
-            v: self.cache_type_v.cache_type(),
+            k,
+            v,
             ..CacheParams::new(n_ctx)
         }
     }

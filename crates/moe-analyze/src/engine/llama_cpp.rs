@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, bail};
 use moe_engine::{Engine, EngineInfo, Error, Mode, Setup, Started};
+use moe_executor::CacheType;
 use moe_gguf::Gguf;
 use moe_llama_cpp::{Model, OpNumbers, Params, Recording, Session};
 use moe_trace::manifest;
@@ -109,18 +110,19 @@ impl Engine for LlamaCpp<'_> {
         &'s self,
         setup: Setup<'s>,
     ) -> moe_engine::Result<Box<dyn moe_engine::Session + 's>> {
+        let [type_k, type_v] = self.cache.types(CacheType::F16);
         let params = Params {
             n_ctx: setup.n_positions.min(setup.n_ctx) as u32,
             n_batch: setup.n_batch as u32,
             n_threads: self.n_threads,
             flash_attention: None,
-            type_k: self.cache.cache_type_k.cache_type().ggml(),
-            type_v: self.cache.cache_type_v.cache_type().ggml(),
+            type_k: type_k.ggml(),
+            type_v: type_v.ggml(),
         };
         let started = Started {
             kv_cache: Some(manifest::KvCache {
-                type_k: self.cache.cache_type_k.cache_type().name().to_owned(),
-                type_v: self.cache.cache_type_v.cache_type().name().to_owned(),
+                type_k: type_k.name().to_owned(),
+                type_v: type_v.name().to_owned(),
                 ..manifest::KvCache::default()
             }),
             ..Started::default()
