@@ -167,7 +167,13 @@ fn logits_are_bounded_for_any_number_of_layers() {
         spec["n_layer"] = json!(30);
         let gguf = Gguf::open(synth(dir.path(), &spec, &["--quant", quant])).unwrap();
         let model = moe_executor::Model::load(&gguf).unwrap();
-        let mut session = moe_executor::Session::new(&model, &threads, Recorder::new(None), 64);
+        let mut session = moe_executor::Session::new(
+            &model,
+            &threads,
+            Recorder::new(None),
+            moe_executor::CacheParams::new(64),
+        )
+        .unwrap();
         let tokens: Vec<u32> = (0..64).map(|i| 300 + 7 * i).collect();
         let logits = session
             .decode(&tokens, Phase::Prompt, Logits::Last)

@@ -49,8 +49,17 @@ pub struct EngineInfo {
     pub mmap: Vec<String>,
 }
 
-/// Callback that creates the run directory after everything else has succeeded. It receives the GPUs that the run uses.
-pub type CreateRun<'s> = Box<dyn FnOnce(Vec<manifest::Gpu>) -> Result<RunWriter, BoxError> + 's>;
+/// Properties of a session before its first pass, for the manifest of its run.
+#[derive(Default)]
+pub struct SessionInfo {
+    /// The GPUs that the run uses.
+    pub gpus: Vec<manifest::Gpu>,
+    /// The KV cache, which is not allocated yet.
+    pub kv_cache: Option<manifest::KvCache>,
+}
+
+/// Callback that creates the run directory after everything else has succeeded.
+pub type CreateRun<'s> = Box<dyn FnOnce(SessionInfo) -> Result<RunWriter, BoxError> + 's>;
 
 /// Settings of a session.
 pub struct Setup<'s> {

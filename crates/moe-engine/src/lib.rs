@@ -20,7 +20,9 @@ pub mod random;
 mod sampler;
 
 pub use clock::TraceClock;
-pub use engine::{CreateRun, Decode, Engine, EngineInfo, Logits, Mode, Session, Setup};
+pub use engine::{
+    CreateRun, Decode, Engine, EngineInfo, Logits, Mode, Session, SessionInfo, Setup,
+};
 pub use error::{BoxError, Error, Result};
 pub use generate::{Generated, Limits, Stop, generate, max_records};
 pub use observer::{Observer, RouterOutput};

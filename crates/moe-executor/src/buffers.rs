@@ -69,6 +69,12 @@ impl Inventory {
         }
     }
 
+    /// Sizes of the buffers in bytes.
+    #[cfg(test)]
+    pub(crate) fn sizes(&self) -> impl Iterator<Item = u64> {
+        self.buffers.iter().map(|buffer| buffer.size)
+    }
+
     /// Adds the memory of a vector.
     pub(crate) fn vector<T>(&mut self, buffer_id: u64, name: &str, vector: &Vec<T>) {
         self.add(on_cpu(buffer_id, name, vector));

@@ -154,6 +154,64 @@ pub enum Error {
         /// Experts per layer of the model.
         n_expert: usize,
     },
+    /// Heads of the model are not complete blocks of the type of the KV cache.
+    #[error(
+        "{file}: a KV cache with {what} of type {ty} needs heads of a multiple of {block} elements, but the heads of the model \
+         have {head_dim}; use type f16 or f32"
+    )]
+    CacheType {
+        /// Model file.
+        file: PathBuf,
+        /// `keys` or `values`.
+        what: &'static str,
+        /// Type of the keys or values.
+        ty: crate::kv_cache::CacheType,
+        /// Elements of a block.
+        block: u64,
+        /// Elements of a head.
+        head_dim: usize,
+    },
+    /// The memory of the KV cache cannot be allocated.
+    #[error(
+        "the memory of the KV cache cannot be allocated: {n_positions} positions of {} need {bytes} bytes; use a shorter \
+         context, fewer sequences, or a cache of a smaller type",
+        counted(*.n_seq, "sequence")
+    )]
+    CacheMemory {
+        /// Bytes of keys and values in all layers.
+        bytes: u64,
+        /// Positions of each sequence.
+        n_positions: usize,
+        /// Number of sequences.
+        n_seq: usize,
+    },
+    /// The KV cache has no such slot.
+    #[error("slot {slot} of the KV cache is out of range (0..{n_slots})")]
+    SlotOutOfRange {
+        /// The slot.
+        slot: usize,
+        /// Number of slots.
+        n_slots: usize,
+    },
+    /// The position of a token does not follow those before it.
+    #[error(
+        "the next position of slot {slot} is {expected}, but the batch has a token at position {position}; truncate the slot, \
+         or pass the tokens between them"
+    )]
+    BatchPosition {
+        /// The slot.
+        slot: usize,
+        /// Position of the token.
+        position: usize,
+        /// Number of positions before the token.
+        expected: usize,
+    },
+    /// A pass over several sequences cannot be recorded.
+    #[error(
+        "a pass over several sequences cannot be recorded, because a record has one sequence id; pass the tokens of each \
+         sequence separately"
+    )]
+    RecordedBatch,
     /// A GPU failed, and the CPU cannot take over because values on the GPU are lost.
     #[error(transparent)]
     Cuda(#[from] crate::cuda::Error),

@@ -43,8 +43,9 @@ mod weights;
 
 pub use devices::Devices;
 pub use error::{Error, Result, Warning};
+pub use kv_cache::{CacheParams, CacheType, UnknownCacheType};
 pub use model::Model;
-pub use session::Session;
+pub use session::{BatchEntry, Session};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

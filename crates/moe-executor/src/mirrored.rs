@@ -1,5 +1,7 @@
 //! Values with copies on the CPU and on GPUs. A device gets the values when it first needs them.
 
+use std::collections::TryReserveError;
+
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::cuda::{DeviceBuffer, Gpu, Ptr, Result, Wanted};
@@ -100,6 +102,15 @@ impl<T: Plain> Mirrored<T> {
     pub(crate) fn resize(&mut self, n: usize) {
         self.host.reserve_exact(n.saturating_sub(self.host.len()));
         self.host.resize(n, T::default());
+    }
+
+    /// Reserves memory on the CPU for exactly `n` values, so that [`Mirrored::grow`] allocates none there.
+    ///
+    /// # Errors
+    /// The memory cannot be allocated.
+    pub(crate) fn try_reserve(&mut self, n: usize) -> std::result::Result<(), TryReserveError> {
+        let more = n.saturating_sub(self.host.len());
+        self.host.try_reserve_exact(more)
     }
 
     /// Grows to at least `n` values and keeps the existing ones. If a GPU has no memory for the larger size, the values
@@ -285,6 +296,21 @@ impl<T: Plain> Mirrored<T> {
 
     /// Address of memory on a GPU that is large enough for all values; allocates it if necessary.
     fn reserve(&mut self, gpu: &Gpu) -> Result<Ptr> {
+        // A power of two, so that slightly longer batches do not allocate again.
+        self.allocate(gpu, usize::next_power_of_two)
+    }
+
+    /// Reserves memory on a GPU for all values and no more.
+    ///
+    /// # Errors
+    /// The GPU has no memory for them, or a copy failed.
+    pub(crate) fn reserve_exact(&mut self, gpu: &Gpu) -> Result<()> {
+        self.allocate(gpu, |bytes| bytes).map(drop)
+    }
+
+    /// Address of memory on a GPU that is large enough for all values. If necessary, allocates the bytes that `size` returns
+    /// for the bytes of the values.
+    fn allocate(&mut self, gpu: &Gpu, size: impl FnOnce(usize) -> usize) -> Result<Ptr> {
         let bytes = (self.host.len() * size_of::<T>()).max(1);
         let index = gpu.index();
         if let Some(copy) = self.gpu_copies.get(index)
@@ -297,8 +323,7 @@ impl<T: Plain> Mirrored<T> {
         }
         self.gpu_copies.set(index, None);
         self.fresh.remove(DeviceId::Gpu(index));
-        // A power of two, so that slightly longer batches do not allocate again.
-        let copy = gpu.alloc(bytes.next_power_of_two())?;
+        let copy = gpu.alloc(size(bytes))?;
         let ptr = copy.ptr();
         self.gpu_copies.set(index, Some(copy));
         Ok(ptr)

@@ -1,8 +1,10 @@
 //! A session: tokens in, logits out, every operation recorded.
 
+mod slots;
+
 use std::time::Instant;
 
-use moe_engine::{Decode, Error, Logits, Observer};
+use moe_engine::{Decode, Logits, Observer};
 use moe_trace::{Phase, RunWriter, manifest};
 
 use crate::activation::NodeName;
@@ -11,58 +13,71 @@ use crate::buffers::{Inventory, Ledger};
 use crate::cpu::threads::Threads;
 use crate::devices::Devices;
 use crate::error::Result;
-use crate::kv_cache::KvCache;
+use crate::kv_cache::{CacheParams, KvCache, Run};
 use crate::model::Model;
 use crate::ops::Ops;
 use crate::recorder::{PassInfo, Recorder};
 
-/// Evaluates sequences with one model, one after another. Each sequence starts with an empty key-value cache.
+pub use slots::BatchEntry;
+
+/// Evaluates sequences with one model. Its key-value cache has a slot for each sequence that is evaluated at the same time;
+/// [`Session::select_slot`] switches between them. After the start, slot 0 is selected.
 pub struct Session<'a, 'g> {
     model: &'a Model<'g>,
     ops: Ops<'a>,
     state: State,
     cache: KvCache,
-    n_past: usize,
-    sequence_id: u32,
+    /// The selected slot of the cache.
+    slot: usize,
+    /// Sequence id in records, by slot.
+    sequence_ids: Vec<u32>,
     ledger: Ledger,
-    /// Maxima so far: tokens of a pass, tokens of a pass with logits, and positions reserved in the cache. The sizes of
-    /// all buffers depend on these three numbers only.
-    maxima: [u64; 3],
+    /// Maxima so far: tokens of a pass, tokens of a pass with logits, rows of logits, and positions reserved in the cache. The
+    /// sizes of all buffers depend on these numbers only.
+    maxima: [usize; 4],
 }
 
 impl<'a, 'g> Session<'a, 'g> {
-    /// Starts a session on the CPU with a context of `n_ctx` positions. `recorder` records its operations.
+    /// Starts a session on the CPU with an empty cache of `cache`. `recorder` records its operations.
+    ///
+    /// # Errors
+    /// The model does not support the types of the cache.
     pub fn new(
         model: &'a Model<'g>,
         threads: &'a Threads,
         recorder: Recorder,
-        n_ctx: usize,
-    ) -> Session<'a, 'g> {
-        Session::with_devices(model, threads, Devices::cpu(), recorder, n_ctx)
+        cache: CacheParams,
+    ) -> Result<Session<'a, 'g>> {
+        Session::with_devices(model, threads, Devices::cpu(), recorder, cache)
     }
 
-    /// Starts a session on `devices` with a context of `n_ctx` positions. `recorder` records its operations. The CPU uses `threads`.
+    /// Starts a session on `devices` with an empty cache of `cache`. `recorder` records its operations. The CPU uses `threads`.
+    ///
+    /// # Errors
+    /// The model does not support the types of the cache.
     pub fn with_devices(
         model: &'a Model<'g>,
         threads: &'a Threads,
         devices: Devices<'a>,
         mut recorder: Recorder,
-        n_ctx: usize,
-    ) -> Session<'a, 'g> {
+        cache: CacheParams,
+    ) -> Result<Session<'a, 'g>> {
         let hp = model.hparams();
+        cache.check(model.gguf(), hp)?;
+        let cache = KvCache::new(hp, cache);
         if !devices.gpus().is_empty() {
             recorder.wait_for_gpu();
         }
-        Session {
+        Ok(Session {
             model,
             ledger: Ledger::new(),
-            maxima: [0; 3],
+            maxima: [0; 4],
             ops: Ops::new(threads, recorder, devices),
             state: State::default(),
-            cache: KvCache::new(hp.n_layer, hp.n_head_kv * hp.head_dim, n_ctx),
-            n_past: 0,
-            sequence_id: 0,
-        }
+            slot: 0,
+            sequence_ids: vec![0; cache.n_seq()],
+            cache,
+        })
     }
 
     /// The model.
@@ -77,23 +92,41 @@ impl<'a, 'g> Session<'a, 'g> {
 
     /// Runs a forward pass over `tokens`, which are within the vocabulary and the context.
     fn evaluate(&mut self, tokens: &[u32], phase: Phase, logits: Logits) -> Result<()> {
-        let start = Instant::now();
+        let n_past = self.cache.len(self.slot);
         let (ops, s) = (&mut self.ops, &mut self.state);
-        ops.recorder.begin(PassInfo {
-            sequence_id: self.sequence_id,
-            phase,
-            is_complete: logits != Logits::None,
-        });
         ops.positions.clear();
         ops.positions
-            .extend((self.n_past..self.n_past + tokens.len()).map(|p| p as u32));
+            .extend((n_past..n_past + tokens.len()).map(|p| p as u32));
         s.tokens.clear();
         s.tokens.extend_from_slice(tokens);
         s.wanted.clear();
         if logits == Logits::Last {
             s.wanted.push(tokens.len() as u32 - 1);
         }
-        self.cache.reserve(self.n_past + tokens.len())?;
+        let run = Run {
+            sequence: self.slot,
+            tokens: 0..tokens.len(),
+        };
+        self.pass([run], n_past + tokens.len(), phase)
+    }
+
+    /// Runs a forward pass over the tokens, positions and wanted rows that `state` and `ops` contain. Their sequences are
+    /// `runs`, and the longest has `n_positions` positions afterwards.
+    fn pass(
+        &mut self,
+        runs: impl IntoIterator<Item = Run>,
+        n_positions: usize,
+        phase: Phase,
+    ) -> Result<()> {
+        let start = Instant::now();
+        let (ops, s) = (&mut self.ops, &mut self.state);
+        let (n_tokens, n_wanted) = (s.tokens.len(), s.wanted.len());
+        ops.recorder.begin(PassInfo {
+            sequence_id: self.sequence_ids[self.slot],
+            phase,
+            is_complete: n_wanted > 0,
+        });
+        self.cache.begin_pass(runs, n_positions)?;
         ops.begin_pass()?;
 
         ops.get_embeddings(
@@ -103,12 +136,12 @@ impl<'a, 'g> Session<'a, 'g> {
             &mut s.x,
         );
         self.model.decoder.forward(ops, s, &mut self.cache);
-        if !s.wanted.is_empty() {
+        if n_wanted > 0 {
             self.head();
         }
-        self.n_past += tokens.len();
+        self.cache.end_pass();
         self.ops.end_pass()?;
-        self.record_buffers(tokens.len(), logits, start)
+        self.record_buffers([n_tokens, n_wanted], start)
     }
 
     /// Final norm and output product for the rows whose logits are wanted.
@@ -132,10 +165,9 @@ impl<'a, 'g> Session<'a, 'g> {
     }
 
     /// Records events for the buffers that the pass created or enlarged.
-    fn record_buffers(&mut self, n_tokens: usize, logits: Logits, start: Instant) -> Result<()> {
-        let n_tokens = n_tokens as u64;
-        let with_logits = if logits == Logits::None { 0 } else { n_tokens };
-        let now = [n_tokens, with_logits, self.cache.reserved() as u64];
+    fn record_buffers(&mut self, [tokens, wanted]: [usize; 2], start: Instant) -> Result<()> {
+        let with_logits = if wanted == 0 { 0 } else { tokens };
+        let now = [tokens, with_logits, wanted, self.cache.reserved()];
         let pairs = || now.iter().zip(&self.maxima);
         if pairs().all(|(now, before)| now <= before) {
             return Ok(());
@@ -156,19 +188,31 @@ impl<'a, 'g> Session<'a, 'g> {
 
     fn check(&self, tokens: &[u32]) -> moe_engine::Result<()> {
         let hp = self.model.hparams();
-        let wanted = self.n_past + tokens.len();
+        let n_past = self.cache.len(self.slot);
+        let wanted = n_past + tokens.len();
         if wanted > self.n_ctx() || tokens.is_empty() {
-            return Err(Error::ContextFull {
+            return Err(moe_engine::Error::ContextFull {
                 tokens: wanted,
                 context: self.n_ctx(),
                 trained: hp.n_ctx_train,
             });
         }
         match tokens.iter().position(|&t| t as usize >= hp.n_vocab) {
-            Some(at) => Err(Error::TokenOutOfRange {
+            Some(at) => Err(moe_engine::Error::TokenOutOfRange {
                 token: tokens[at],
-                position: self.n_past + at,
+                position: n_past + at,
                 n_vocab: hp.n_vocab,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Reports a value of the last pass that is not finite.
+    fn check_finite(&mut self) -> moe_engine::Result<()> {
+        match self.ops.not_finite.take() {
+            Some((node, position)) => Err(moe_engine::Error::NotFinite {
+                node: node.to_string(),
+                position,
             }),
             None => Ok(()),
         }
@@ -190,12 +234,12 @@ impl<'a, 'g> Session<'a, 'g> {
 
 impl Decode for Session<'_, '_> {
     fn begin_sequence(&mut self, sequence_id: u32) {
-        self.sequence_id = sequence_id;
-        self.n_past = 0;
+        self.sequence_ids[self.slot] = sequence_id;
+        self.cache.truncate(self.slot, 0);
     }
 
     fn n_past(&self) -> usize {
-        self.n_past
+        self.cache.len(self.slot)
     }
 
     fn n_ctx(&self) -> usize {
@@ -224,12 +268,7 @@ impl Decode for Session<'_, '_> {
     ) -> moe_engine::Result<&[f32]> {
         self.check(tokens)?;
         self.evaluate(tokens, phase, logits)?;
-        if let Some((node, position)) = self.ops.not_finite.take() {
-            return Err(Error::NotFinite {
-                node: node.to_string(),
-                position,
-            });
-        }
+        self.check_finite()?;
         Ok(match logits {
             Logits::None => &[],
             Logits::Last => self.state.logits.data(),
@@ -248,11 +287,14 @@ impl moe_engine::Session for Session<'_, '_> {
 
     fn gpu_bandwidth(&self) -> Option<moe_engine::Result<f64>> {
         let measured = self.devices().gpus().first()?.bandwidth();
-        Some(measured.map_err(Error::engine))
+        Some(measured.map_err(moe_engine::Error::engine))
     }
 
     fn into_writer(self: Box<Self>) -> (Option<RunWriter>, moe_engine::Result<()>) {
         let (recorder, ended) = self.into_recorder();
-        (recorder.into_writer(), ended.map_err(Error::from))
+        (
+            recorder.into_writer(),
+            ended.map_err(moe_engine::Error::from),
+        )
     }
 }

@@ -92,6 +92,9 @@ pub struct Manifest {
     pub policy: String,
     /// Number of compute threads.
     pub n_threads: u32,
+    /// The KV cache; missing if the run has none, or if unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_cache: Option<KvCache>,
     /// The machine.
     pub host: Host,
     /// The first GPU that the run used, if any.
@@ -204,6 +207,25 @@ pub struct Sampling {
     pub parameters: Map<String, Value>,
 }
 
+/// The KV cache of a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct KvCache {
+    /// Type of the keys (`f32`, `f16`, `q8_0`).
+    pub type_k: String,
+    /// Type of the values.
+    pub type_v: String,
+    /// Number of sequences with positions of their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub n_seq: Option<u64>,
+    /// Maximum number of positions of a sequence in this run; missing if unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub n_positions: Option<u64>,
+    /// Bytes of the keys and values of these positions in all layers; missing if unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
+}
+
 /// The machine of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -306,6 +328,7 @@ impl Default for Manifest {
             sampling: Sampling::default(),
             policy: String::new(),
             n_threads: 0,
+            kv_cache: None,
             host: Host::default(),
             gpu: None,
             gpus: Vec::new(),

@@ -4,11 +4,14 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use anyhow::{Context, bail};
-use moe_engine::{Engine, EngineInfo, Error, Mode, Setup};
+use moe_engine::{Engine, EngineInfo, Error, Mode, SessionInfo, Setup};
+use moe_executor::CacheType;
 use moe_gguf::Gguf;
 use moe_gguf::kv_cache::KvTypes;
 use moe_llama_cpp::{Model, OpNumbers, Params, Recording, Session};
+use moe_trace::manifest;
 
+use super::kv_cache::CacheArgs;
 use crate::output::message;
 
 /// The path of the model, for [`exit_on_abort`].
@@ -30,12 +33,17 @@ pub struct LlamaCpp<'g> {
     gguf: &'g Gguf,
     model: Model,
     n_threads: u32,
+    cache: CacheArgs,
     info: EngineInfo,
 }
 
 impl<'g> LlamaCpp<'g> {
     /// Loads the model's file into llama.cpp.
-    pub fn load(gguf: &'g Gguf, n_threads: usize) -> anyhow::Result<LlamaCpp<'g>> {
+    pub fn load(
+        gguf: &'g Gguf,
+        n_threads: usize,
+        cache: CacheArgs,
+    ) -> anyhow::Result<LlamaCpp<'g>> {
         let path = &gguf.files()[0].path;
         if !path.is_file() {
             bail!("llama.cpp cannot run the embedded model; pass a model with --model FILE.gguf");
@@ -75,6 +83,7 @@ impl<'g> LlamaCpp<'g> {
             gguf,
             model,
             n_threads: n_threads as u32,
+            cache,
             info,
         })
     }
@@ -102,18 +111,28 @@ impl Engine for LlamaCpp<'_> {
         &'s self,
         setup: Setup<'s>,
     ) -> moe_engine::Result<Box<dyn moe_engine::Session + 's>> {
+        let [type_k, type_v] = self.cache.types(CacheType::F16);
         let params = Params {
             n_ctx: setup.n_positions.min(setup.n_ctx) as u32,
             n_seq: 1,
             n_batch: setup.n_batch as u32,
             n_threads: self.n_threads,
             flash_attention: None,
-            kv_types: KvTypes::default(),
+            kv_types: KvTypes {
+                k: type_k.ggml(),
+                v: type_v.ggml(),
+            },
         };
-        let writer = setup
-            .create_run
-            .map(|create_run| create_run(Vec::new()))
-            .transpose();
+        let session = SessionInfo {
+            kv_cache: Some(manifest::KvCache {
+                type_k: type_k.name().to_owned(),
+                type_v: type_v.name().to_owned(),
+                ..manifest::KvCache::default()
+            }),
+            ..SessionInfo::default()
+        };
+        let writer = setup.create_run.map(|create_run| create_run(session));
+        let writer = writer.transpose();
         let writer = writer.map_err(Error::Engine)?;
         let recording = Recording::new(self.gguf, writer, setup.mode, setup.observer);
         let session = Session::new(&self.model, self.gguf, params, setup.n_ctx, recording);

@@ -2,6 +2,7 @@
 
 pub mod device;
 mod device_list;
+pub mod kv_cache;
 #[cfg(feature = "llama-cpp")]
 mod llama_cpp;
 pub mod native;
@@ -13,6 +14,7 @@ use moe_gguf::Gguf;
 use crate::context::Context;
 use device::DeviceArgs;
 use device_list::DeviceList;
+use kv_cache::CacheArgs;
 
 /// Values of `--engine`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -25,12 +27,13 @@ pub enum Kind {
     LlamaCpp,
 }
 
-/// Loads a model into an engine that runs on `n_threads` CPU threads and on the GPUs of `device`.
+/// Loads a model into an engine that runs on `n_threads` CPU threads and on the GPUs of `device`, with the KV cache of `cache`.
 pub fn load<'g>(
     kind: Kind,
     gguf: &'g Gguf,
     n_threads: usize,
     device: &DeviceArgs,
+    cache: CacheArgs,
     ctx: &Context,
 ) -> anyhow::Result<Box<dyn Engine + 'g>> {
     if kind != Kind::Native {
@@ -46,10 +49,11 @@ pub fn load<'g>(
             gguf,
             n_threads,
             device.clone(),
+            cache,
             *ctx,
         )?)),
         #[cfg(feature = "llama-cpp")]
-        Kind::LlamaCpp => Ok(Box::new(llama_cpp::LlamaCpp::load(gguf, n_threads)?)),
+        Kind::LlamaCpp => Ok(Box::new(llama_cpp::LlamaCpp::load(gguf, n_threads, cache)?)),
         #[cfg(not(feature = "llama-cpp"))]
         Kind::LlamaCpp => anyhow::bail!(
             "this program was built without llama.cpp; build it with `cargo install --path crates/moe-analyze --features llama-cpp` (needs cmake and libclang)"

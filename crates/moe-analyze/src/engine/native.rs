@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use moe_engine::{Engine, EngineInfo, Error, Mode, Setup};
+use moe_engine::{Engine, EngineInfo, Error, Mode, SessionInfo, Setup};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
 use moe_executor::{Devices, Model, Session};
@@ -12,6 +12,7 @@ use moe_trace::manifest;
 
 use super::boxed;
 use super::device::DeviceArgs;
+use super::kv_cache::{self, CacheArgs};
 use crate::context::Context;
 
 /// Size of the buffer for the measurement of memory bandwidth: larger than CPU caches.
@@ -22,6 +23,7 @@ pub struct Native<'g> {
     model: Model<'g>,
     threads: Threads,
     device: DeviceArgs,
+    cache: CacheArgs,
     ctx: Context,
     info: EngineInfo,
 }
@@ -32,6 +34,7 @@ impl<'g> Native<'g> {
         gguf: &'g Gguf,
         n_threads: usize,
         device: DeviceArgs,
+        cache: CacheArgs,
         ctx: Context,
     ) -> anyhow::Result<Native<'g>> {
         device.check()?;
@@ -42,6 +45,7 @@ impl<'g> Native<'g> {
             model,
             threads: Threads::new(n_threads)?,
             device,
+            cache,
             ctx,
             info,
         })
@@ -96,13 +100,21 @@ impl Engine for Native<'_> {
         setup: Setup<'s>,
     ) -> moe_engine::Result<Box<dyn moe_engine::Session + 's>> {
         let devices = self.device.open(&self.model, &self.ctx).map_err(boxed)?;
-        let writer = setup
-            .create_run
-            .map(|create_run| create_run(gpus_at_start(&devices)));
+        let (model, threads) = (&self.model, &self.threads);
+        let cache = self.cache.params(setup.n_ctx, setup.n_positions);
+        cache.check(model.gguf(), model.hparams())?;
+        let kv_cache = kv_cache::describe(&cache, model.hparams());
+        if setup.create_run.is_none() {
+            self.ctx.note(kv_cache::note(&kv_cache));
+        }
+        let session = SessionInfo {
+            gpus: gpus_at_start(&devices),
+            kv_cache: Some(kv_cache),
+        };
+        let writer = setup.create_run.map(|create_run| create_run(session));
         let writer = writer.transpose().map_err(Error::Engine)?;
         let recorder = Recorder::new(writer).with_mode(setup.mode);
-        let (model, threads, n_ctx) = (&self.model, &self.threads, setup.n_ctx);
-        let mut session = Session::with_devices(model, threads, devices, recorder, n_ctx);
+        let mut session = Session::with_devices(model, threads, devices, recorder, cache)?;
         if let Some(observer) = setup.observer {
             session.observe(observer);
         }

@@ -2,7 +2,7 @@
 //!
 //! [`dispatch`] calls a function with the target features of the instruction set, into which the kernel is inlined.
 
-use crate::cpu::quant::Isa;
+use crate::cpu::quant::{Isa, f16_to_f32};
 
 /// f32 vectors of an instruction set.
 ///
@@ -17,6 +17,10 @@ pub(crate) unsafe trait Simd {
 
     unsafe fn splat(x: f32) -> Self::Vector;
     unsafe fn load(at: *const f32) -> Self::Vector;
+    /// `LANES` half-precision numbers, converted exactly.
+    unsafe fn load_f16(at: *const u16) -> Self::Vector;
+    /// `LANES` integers, converted exactly.
+    unsafe fn load_i8(at: *const i8) -> Self::Vector;
     unsafe fn store(at: *mut f32, x: Self::Vector);
     unsafe fn add(a: Self::Vector, b: Self::Vector) -> Self::Vector;
     unsafe fn mul(a: Self::Vector, b: Self::Vector) -> Self::Vector;
@@ -124,6 +128,16 @@ unsafe impl Simd for Portable {
         unsafe { at.cast::<Self::Vector>().read_unaligned() }
     }
     #[inline(always)]
+    unsafe fn load_f16(at: *const u16) -> Self::Vector {
+        // SAFETY: the caller guarantees `LANES` values at `at`; the access is unaligned.
+        unsafe { at.cast::<[u16; PORTABLE]>().read_unaligned() }.map(f16_to_f32)
+    }
+    #[inline(always)]
+    unsafe fn load_i8(at: *const i8) -> Self::Vector {
+        // SAFETY: the caller guarantees `LANES` values at `at`.
+        unsafe { at.cast::<[i8; PORTABLE]>().read_unaligned() }.map(f32::from)
+    }
+    #[inline(always)]
     unsafe fn store(at: *mut f32, x: Self::Vector) {
         // SAFETY: the caller guarantees `LANES` values at `at`; the access is unaligned.
         unsafe { at.cast::<Self::Vector>().write_unaligned(x) }
@@ -197,7 +211,7 @@ mod x86 {
 
     struct Avx2;
 
-    // SAFETY: uses only AVX2 and FMA, which `avx2` enables.
+    // SAFETY: uses only AVX2, FMA and F16C, which `avx2` enables.
     unsafe impl Simd for Avx2 {
         type Vector = __m256;
         const LANES: usize = 8;
@@ -205,6 +219,8 @@ mod x86 {
         methods! {
             fn splat(x: f32) -> __m256 = _mm256_set1_ps(x);
             fn load(at: *const f32) -> __m256 = _mm256_loadu_ps(at);
+            fn load_f16(at: *const u16) -> __m256 = _mm256_cvtph_ps(_mm_loadu_si128(at.cast()));
+            fn load_i8(at: *const i8) -> __m256 = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast())));
             fn store(at: *mut f32, x: __m256) -> () = _mm256_storeu_ps(at, x);
             fn add(a: __m256, b: __m256) -> __m256 = _mm256_add_ps(a, b);
             fn mul(a: __m256, b: __m256) -> __m256 = _mm256_mul_ps(a, b);
@@ -235,6 +251,8 @@ mod x86 {
         methods! {
             fn splat(x: f32) -> __m512 = _mm512_set1_ps(x);
             fn load(at: *const f32) -> __m512 = _mm512_loadu_ps(at);
+            fn load_f16(at: *const u16) -> __m512 = _mm512_cvtph_ps(_mm256_loadu_si256(at.cast()));
+            fn load_i8(at: *const i8) -> __m512 = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast())));
             fn store(at: *mut f32, x: __m512) -> () = _mm512_storeu_ps(at, x);
             fn add(a: __m512, b: __m512) -> __m512 = _mm512_add_ps(a, b);
             fn mul(a: __m512, b: __m512) -> __m512 = _mm512_mul_ps(a, b);

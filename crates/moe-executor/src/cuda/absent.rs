@@ -20,7 +20,7 @@ use crate::activation::Activation;
 use crate::cpu::attention::Shape;
 use crate::cpu::glu::Glu;
 use crate::hparams::Rope;
-use crate::kv_cache;
+use crate::kv_cache::{Batch, CacheTensor, KvLayer};
 use crate::mirrored::Mirrored;
 use crate::ops::RouterSpec;
 use crate::placement::{DeviceId, Placement};
@@ -361,9 +361,8 @@ impl Device {
     pub(crate) fn store_rows(
         &mut self,
         _: &mut Activation,
-        _: &[u32],
-        _: usize,
-        _: &mut Mirrored<f32>,
+        _: Batch,
+        _: &mut CacheTensor,
     ) -> Result<()> {
         match self.never {}
     }
@@ -372,9 +371,9 @@ impl Device {
         &mut self,
         _: &Shape,
         _: Option<&Vector>,
-        _: &[u32],
+        _: Batch,
         _: &mut Activation,
-        _: &mut kv_cache::KvLayer,
+        _: &mut KvLayer,
         _: &mut Activation,
     ) -> Result<()> {
         match self.never {}

@@ -16,6 +16,7 @@ use moe_gguf::GgmlType;
 
 use super::kernel::{Kernel, Kind};
 use super::{DriverStatus, Error, Ptr, Result};
+use crate::kv_cache::CacheType;
 
 /// From this capability on, a kernel may start while the previous one on its stream still runs (programmatic dependent launch).
 /// Each kernel waits for the previous one after its independent work (`wait_for_previous` in pipeline.cuh).
@@ -70,6 +71,14 @@ pub(super) static ATTENTION: Embedded = embedded!("attention");
 pub(super) static ROUTER: Embedded = embedded!("router");
 pub(super) static ROWS: Embedded = embedded!("rows");
 pub(super) static EXPERTS: Embedded = embedded!("experts");
+
+/// Attention by the type of keys and values; the last module is for any types.
+pub(super) static ATTENTION_OF: [(Option<CacheType>, Embedded); 4] = [
+    (Some(CacheType::F32), embedded!("attention_f32")),
+    (Some(CacheType::F16), embedded!("attention_f16")),
+    (Some(CacheType::Q8_0), embedded!("attention_q8_0")),
+    (None, embedded!("attention_any")),
+];
 
 /// Matrix products: a module for each type of weights.
 pub(super) static PRODUCTS: [(GgmlType, Embedded); 16] = [

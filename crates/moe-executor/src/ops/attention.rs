@@ -7,8 +7,7 @@ use crate::buffers::Input;
 use crate::cpu::attention::{self, Inputs, Shape};
 use crate::cpu::rope;
 use crate::hparams::Rope;
-use crate::kv_cache::KvCache;
-use crate::mirrored::Mirrored;
+use crate::kv_cache::{Batch, CacheTensor, KvCache, Run};
 use crate::ops::elementwise::input;
 use crate::ops::{At, Ops, number};
 use crate::placement::DeviceId;
@@ -55,7 +54,8 @@ impl Ops<'_> {
         self.record(&mut scope, number::ROPE, name, sources);
     }
 
-    /// Stores `k` and `v (token, n_head_kv * head_dim)` at their positions in the cache of a layer.
+    /// Converts `k` and `v (token, n_head_kv * head_dim)` to the types of the cache and stores them at their positions in the cache
+    /// of a layer.
     pub fn store_kv(
         &mut self,
         At { il, device }: At,
@@ -63,33 +63,39 @@ impl Ops<'_> {
         v: &mut Activation,
         cache: &mut KvCache,
     ) {
-        let width = cache.width();
-        let layer = cache.layer_mut(il);
+        let (n_seq, width) = (cache.n_seq(), cache.width());
         let halves = [
-            ("cache_k_l", "attn_inp_k_idxs", k, &mut layer.k),
-            ("cache_v_l", "attn_inp_v_idxs", v, &mut layer.v),
+            ("cache_k_l", "attn_inp_k_idxs", k),
+            ("cache_v_l", "attn_inp_v_idxs", v),
         ];
-        for (at, (stem, idxs, rows, cache)) in halves.into_iter().enumerate() {
+        for (half, (stem, idxs, rows)) in halves.into_iter().enumerate() {
             let mut scope = self.start();
             let positions = std::mem::take(&mut self.positions);
+            let (runs, tensor) = cache.half_mut(il, half);
+            let batch = Batch {
+                positions: &positions,
+                runs,
+                n_seq,
+            };
             let on_gpu = self.on(&mut scope, device, |gpu| {
-                gpu.store_rows(rows, &positions, width, cache)
+                gpu.store_rows(rows, batch, tensor)
             });
             self.positions = positions;
             if !on_gpu {
                 self.fetch(&mut rows.values);
-                self.fetch(cache);
-                let cache = cache.host_mut();
-                for (row, &position) in rows.data().chunks_exact(width).zip(&self.positions) {
-                    let position = position as usize;
-                    cache[position * width..(position + 1) * width].copy_from_slice(row);
+                self.fetch(&mut tensor.words);
+                for run in runs {
+                    for token in run.tokens.clone() {
+                        let row = self.positions[token] as usize * n_seq + run.sequence;
+                        tensor.store(row, rows.row(token));
+                    }
                 }
             }
             let name = NodeName::cache(stem, il);
             let sources = [
                 Source::view(&*rows, " (view)"),
                 input(Input::Positions, idxs, &self.positions),
-                cached(name, "", il, at, cache, [width, rows.rows]),
+                cached(name, "", (il, half), tensor, [width, rows.rows]),
             ];
             self.record(&mut scope, number::SET_ROWS, name.view(), &sources);
         }
@@ -107,37 +113,46 @@ impl Ops<'_> {
     ) {
         let mut scope = self.start();
         let name = NodeName::of("kqv_out", il);
-        let width = cache.width();
+        let (n_seq, width) = (cache.n_seq(), cache.width());
         dst.shape(name, q.width, q.rows);
-        let layer = cache.layer_mut(il);
+        let (runs, layer) = cache.layer_mut(il);
         let positions = std::mem::take(&mut self.positions);
+        let batch = Batch {
+            positions: &positions,
+            runs,
+            n_seq,
+        };
         let on_gpu = self.on(&mut scope, device, |gpu| {
-            gpu.attention(shape, sinks, &positions, q, layer, dst)
+            gpu.attention(shape, sinks, batch, q, layer, dst)
         });
         self.positions = positions;
         if !on_gpu {
             self.fetch(&mut q.values);
-            self.fetch(&mut layer.k);
-            self.fetch(&mut layer.v);
-            let inputs = Inputs {
-                q: q.data(),
-                k: layer.k.host(),
-                v: layer.v.host(),
-                positions: &self.positions,
-                sinks: sinks.map(|s| s.data.as_slice()),
-            };
-            attention::attention(self.threads, shape, &inputs, dst.data_mut());
-        }
-        let (first, last) = (
-            self.positions.first().copied(),
-            self.positions.last().copied(),
-        );
-        let seen = match (first, last) {
-            (Some(first), Some(last)) => {
-                shape.visible(last as usize).end - shape.visible(first as usize).start
+            self.fetch(&mut layer.k.words);
+            self.fetch(&mut layer.v.words);
+            for run in runs {
+                let elements = run.tokens.start * q.width..run.tokens.end * q.width;
+                let inputs = Inputs {
+                    q: &q.data()[elements.clone()],
+                    k: layer.k.rows_from(run.sequence),
+                    v: layer.v.rows_from(run.sequence),
+                    stride: width * n_seq,
+                    positions: &self.positions[run.tokens.clone()],
+                    sinks: sinks.map(|s| s.data.as_slice()),
+                };
+                let out = &mut dst.data_mut()[elements];
+                attention::attention(self.threads, shape, &inputs, out);
             }
-            _ => 0,
+        }
+        // Positions that at least one token of a sequence attends to.
+        let seen = |run: &Run| {
+            let positions = &self.positions[run.tokens.clone()];
+            let ends = positions.first().zip(positions.last());
+            ends.map_or(0, |(&first, &last)| {
+                shape.visible(last as usize).end - shape.visible(first as usize).start
+            })
         };
+        let seen = runs.iter().map(seen).sum();
         let view = " (view) (permuted)";
         // The fourth source in ggml is the mask. The executor computes the mask from the positions and reads no memory.
         let mask = Source::Buffer {
@@ -154,16 +169,14 @@ impl Ops<'_> {
             cached(
                 NodeName::cache("cache_k_l", il),
                 view,
-                il,
-                0,
+                (il, 0),
                 &layer.k,
                 [width, seen],
             ),
             cached(
                 NodeName::cache("cache_v_l", il),
                 view,
-                il,
-                1,
+                (il, 1),
                 &layer.v,
                 [width, seen],
             ),
@@ -181,22 +194,21 @@ impl Ops<'_> {
 /// Buffer id of the mask, which has no memory.
 const MASK_BUFFER: u64 = (1 << 16) - 4;
 
-/// The first `rows` rows of a layer's keys (`half` 0) or values (`half` 1) as a source.
+/// `rows` rows of a layer's keys (`half` 0) or values (`half` 1) as a source.
 fn cached<'a>(
     name: NodeName,
     suffix: &'static str,
-    il: LayerId,
-    half: usize,
-    data: &Mirrored<f32>,
+    (il, half): (LayerId, usize),
+    tensor: &CacheTensor,
     [width, rows]: [usize; 2],
 ) -> Source<'a> {
     Source::Buffer {
         name,
         suffix,
         buffer_id: KvCache::buffer_id(il, half),
-        address: data.address(),
-        size_bytes: (width * rows * size_of::<f32>()) as u64,
+        address: tensor.words.address(),
+        size_bytes: (rows * tensor.row_size()) as u64,
         ne: [width as u64, rows as u64],
-        dtype: "f32",
+        dtype: tensor.ty().name(),
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use moe_engine::{Decode, Logits, Mode};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
-use moe_executor::{Model, Session};
+use moe_executor::{CacheParams, Model, Session};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_trace::{Manifest, Phase, RunOptions, RunWriter};
@@ -45,7 +45,8 @@ fn while_decoding(file: &str, recorder: impl FnOnce(&Gguf) -> Recorder) -> usize
     let model = Model::load(&gguf).unwrap();
     // A second thread would allocate its buffers when it first gets work, which may be late.
     let threads = Threads::new(1).unwrap();
-    let mut session = Session::new(&model, &threads, recorder(&gguf), 256);
+    let mut session =
+        Session::new(&model, &threads, recorder(&gguf), CacheParams::new(256)).unwrap();
     let prompt: Vec<u32> = (1..129).collect();
     session
         .decode(&prompt, Phase::Prompt, Logits::Last)

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use moe_engine::{Decode, Logits};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
-use moe_executor::{Error, Model, Session, Warning};
+use moe_executor::{CacheParams, CacheType, Error, Model, Session, Warning};
 use moe_gguf::{Array, Gguf, Value, ValueType};
 use moe_synth::write;
 use moe_trace::Phase;
@@ -75,7 +75,13 @@ fn rejected(arch: &str, suffix: &str, value: Value) -> (String, String) {
 fn run(gguf: &Gguf, n: u32) -> (Vec<f32>, Vec<Vec<usize>>) {
     let model = Model::load(gguf).unwrap();
     let threads = Threads::new(1).unwrap();
-    let mut session = Session::new(&model, &threads, Recorder::new(None), 512);
+    let mut session = Session::new(
+        &model,
+        &threads,
+        Recorder::new(None),
+        CacheParams::of_type(CacheType::F32, 512),
+    )
+    .unwrap();
     let n_layer = model.hparams().n_layer;
     let counts = Rc::new(RefCell::new(vec![Vec::new(); n_layer]));
     let seen = counts.clone();

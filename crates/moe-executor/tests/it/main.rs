@@ -9,4 +9,5 @@ mod llama_cpp;
 mod ptx;
 mod records;
 mod reference;
+mod slots;
 mod tokenizer;

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use moe_engine::{Decode, Logits};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
-use moe_executor::{Devices, Model, Session};
+use moe_executor::{CacheParams, CacheType, Devices, Model, Session};
 use moe_gguf::Gguf;
 use moe_testkit::fixture;
 use moe_trace::Phase;
@@ -101,7 +101,14 @@ pub fn run(model: &Model, reference: &Reference, batch: usize, open: Open, look:
     let threads = Threads::new(2).unwrap();
     let devices = open(model.gguf(), model);
     let recorder = Recorder::new(None);
-    let mut session = Session::with_devices(model, &threads, devices, recorder, 1024);
+    let mut session = Session::with_devices(
+        model,
+        &threads,
+        devices,
+        recorder,
+        CacheParams::of_type(CacheType::F32, 1024),
+    )
+    .unwrap();
     let routed: Rc<RefCell<Vec<Vec<Row>>>> = Rc::new(RefCell::new(
         (0..model.hparams().n_layer).map(|_| Vec::new()).collect(),
     ));

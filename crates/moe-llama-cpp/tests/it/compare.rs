@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
 
+use moe_executor::CacheType;
 use moe_gguf::Gguf;
 
-use crate::engines::{Answer, OTHERS, PLAIN, llama_cpp, native};
+use crate::engines::{Answer, OTHERS, PLAIN, Variant, llama_cpp, native};
 use crate::models::n_vocab;
 
 /// The distance between two results.
@@ -131,6 +132,17 @@ impl Exact {
     pub fn compare(&mut self, name: &str, path: &Path) {
         let gguf = Gguf::open(path).unwrap();
         let (ours, _) = distances(&gguf);
+        self.add(name, ours);
+    }
+
+    /// Like [`Exact::compare`], with an F16 cache in both.
+    pub fn compare_with_f16_cache(&mut self, name: &str, path: &Path) {
+        let gguf = Gguf::open(path).unwrap();
+        let [theirs] = theirs(&gguf, [OTHERS[0]]);
+        self.add(name, Distance::of(&theirs, &ours(&gguf, CacheType::F16)));
+    }
+
+    fn add(&mut self, name: &str, ours: Distance) {
         println!("{name:24} ours {ours}");
         assert!(ours.same_experts() >= 0.99, "{name}: {ours}");
         assert!(ours.mean_top5() <= 0.02, "{name}: {ours}");
@@ -185,13 +197,23 @@ impl Spread {
 
 /// Distances from llama.cpp's plain variant to the executor and to the other variants of llama.cpp.
 fn distances(gguf: &Gguf) -> (Distance, [Distance; 3]) {
-    const N_PROMPT: usize = 96;
-    const N_TOKENS: usize = 256;
-    let tokens = some_tokens(N_TOKENS, n_vocab(gguf), 1);
-    let variants = [PLAIN, OTHERS[0], OTHERS[1], OTHERS[2]];
-    let theirs = llama_cpp(gguf, &tokens, N_PROMPT, variants);
+    let theirs = theirs(gguf, [PLAIN, OTHERS[0], OTHERS[1], OTHERS[2]]);
     let [plain, others @ ..] = &theirs;
-    let ours = native(gguf, &tokens, N_PROMPT);
     let own = others.each_ref().map(|other| Distance::of(plain, other));
-    (Distance::of(plain, &ours), own)
+    (Distance::of(plain, &ours(gguf, CacheType::F32)), own)
+}
+
+const N_PROMPT: usize = 96;
+const N_TOKENS: usize = 256;
+
+/// The results of llama.cpp for pseudorandom tokens.
+pub fn theirs<const N: usize>(gguf: &Gguf, variants: [Variant; N]) -> [Answer; N] {
+    let tokens = some_tokens(N_TOKENS, n_vocab(gguf), 1);
+    llama_cpp(gguf, &tokens, N_PROMPT, variants)
+}
+
+/// The results of the executor for the tokens of [`theirs`].
+pub fn ours(gguf: &Gguf, cache: CacheType) -> Answer {
+    let tokens = some_tokens(N_TOKENS, n_vocab(gguf), 1);
+    native(gguf, &tokens, N_PROMPT, cache)
 }

@@ -7,8 +7,9 @@ use std::rc::Rc;
 use moe_engine::{Decode, Logits, Mode, Observer, RouterOutput};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
+use moe_executor::{CacheParams, CacheType};
+use moe_gguf::Gguf;
 use moe_gguf::kv_cache::KvTypes;
-use moe_gguf::{GgmlType, Gguf};
 use moe_llama_cpp::{Params, Recording};
 use moe_trace::Phase;
 
@@ -80,11 +81,13 @@ fn feed_prompt(session: &mut dyn Decode, prompt: &[u32]) -> Vec<f32> {
     panic!("the prompt has no tokens")
 }
 
-/// The results of the executor.
-pub fn native(gguf: &Gguf, tokens: &[u32], n_prompt: usize) -> Answer {
+/// The results of the executor with a KV cache of type `cache`.
+pub fn native(gguf: &Gguf, tokens: &[u32], n_prompt: usize, cache: CacheType) -> Answer {
     let model = moe_executor::Model::load(gguf).unwrap();
     let threads = Threads::new(1).unwrap();
-    let mut session = moe_executor::Session::new(&model, &threads, Recorder::new(None), N_CTX);
+    let cache = CacheParams::of_type(cache, N_CTX);
+    let session = moe_executor::Session::new(&model, &threads, Recorder::new(None), cache);
+    let mut session = session.unwrap();
     let rows = Rows::default();
     session.observe(collector(&rows));
     let logits = feed(&mut session, tokens, n_prompt);
@@ -98,28 +101,29 @@ pub fn native(gguf: &Gguf, tokens: &[u32], n_prompt: usize) -> Answer {
 #[derive(Clone, Copy, Debug)]
 pub struct Variant {
     pub flash_attention: bool,
-    pub kv_f32: bool,
+    /// Type of the KV cache.
+    pub cache: CacheType,
 }
 
 /// The plain variant, with which the executor is compared.
 pub const PLAIN: Variant = Variant {
     flash_attention: false,
-    kv_f32: true,
+    cache: CacheType::F32,
 };
 
 /// The other variants, whose distances from [`PLAIN`] are the scale for the executor's distance.
 pub const OTHERS: [Variant; 3] = [
     Variant {
         flash_attention: false,
-        kv_f32: false,
+        cache: CacheType::F16,
     },
     Variant {
         flash_attention: true,
-        kv_f32: true,
+        cache: CacheType::F32,
     },
     Variant {
         flash_attention: true,
-        kv_f32: false,
+        cache: CacheType::F16,
     },
 ];
 
@@ -136,7 +140,10 @@ pub fn params(variant: Variant) -> Params {
         n_batch: N_BATCH as u32,
         n_threads: 1,
         flash_attention: Some(variant.flash_attention),
-        kv_types: KvTypes { k: ty, v: ty },
+        kv_types: KvTypes {
+            k: variant.cache.ggml(),
+            v: variant.cache.ggml(),
+        },
     }
 }
 

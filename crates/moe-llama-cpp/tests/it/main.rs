@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod architectures;
+mod caches;
 mod compare;
 mod engines;
 mod headers;

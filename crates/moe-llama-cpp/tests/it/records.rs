@@ -6,6 +6,7 @@ use std::path::Path;
 use moe_engine::{Decode, Logits, Mode};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
+use moe_executor::{CacheParams, CacheType};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_llama_cpp::{OpNumbers, Recording};
@@ -60,7 +61,13 @@ fn both(dir: &Path, path: &Path, mode: Mode) -> [Run; 2] {
     let threads = Threads::new(1).unwrap();
     let writer_of_ours = writer(&ours, &gguf, ops::default_table().clone());
     let recorder = Recorder::new(Some(writer_of_ours)).with_mode(mode);
-    let mut session = moe_executor::Session::new(&model, &threads, recorder, N_CTX);
+    let mut session = moe_executor::Session::new(
+        &model,
+        &threads,
+        recorder,
+        CacheParams::of_type(CacheType::F16, N_CTX),
+    )
+    .unwrap();
     feed(&mut session, n_vocab);
     let (recorder, ended) = session.into_recorder();
     ended.unwrap();
@@ -71,7 +78,7 @@ fn both(dir: &Path, path: &Path, mode: Mode) -> [Run; 2] {
     let recording = Recording::new(&gguf, Some(writer_of_theirs), mode, None);
     let variant = Variant {
         flash_attention: true,
-        kv_f32: false,
+        cache: CacheType::F16,
     };
     let session = moe_llama_cpp::Session::new(&model, &gguf, params(variant), N_CTX, recording);
     let mut session = session.unwrap();

@@ -23,6 +23,7 @@ use self::report::Measured;
 use self::weights::Weights;
 use crate::context::Context;
 use crate::engine::device::DeviceArgs;
+use crate::engine::kv_cache::CacheArgs;
 use crate::engine::{self, native, native::BANDWIDTH_BYTES};
 use crate::exit_status::ExitStatus;
 use crate::model;
@@ -79,6 +80,8 @@ pub struct Args {
     /// Format of the rows on stdout
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     output: Format,
+    #[command(flatten)]
+    cache: CacheArgs,
     // Last, because its headings apply to all options after it.
     #[command(flatten)]
     device: DeviceArgs,
@@ -125,7 +128,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let mut rows = Vec::new();
     for n in threads {
         let bandwidth = read_bandwidth(&Threads::new(n)?, BANDWIDTH_BYTES);
-        let engine = engine::load(args.engine, &gguf, n, &args.device, ctx)?;
+        let engine = engine::load(args.engine, &gguf, n, &args.device, args.cache, ctx)?;
         let n_ctx = engine.info().n_ctx_train;
         if let Some(test) = tests.iter().find(|t| t.n_tokens() > n_ctx) {
             bail!(

@@ -120,6 +120,15 @@ fn describe_manifest(manifest: &Manifest, findings: &mut Findings) {
         findings.fault(format!("manifest.json: {reason}"));
     }
     findings.fact("policy", manifest.policy.clone());
+    if let Some(cache) = &manifest.kv_cache {
+        findings.fact(
+            "KV cache",
+            format!("keys {}, values {}", cache.type_k, cache.type_v),
+        );
+        if let Some(bytes) = cache.size_bytes {
+            findings.size("KV cache size", bytes);
+        }
+    }
     findings.fact("started", manifest.started.clone());
     // Counts are written at the end. After a kill or on a full disk they are zero.
     if manifest.tokens != Tokens::default() {

@@ -14,7 +14,7 @@ use anyhow::{Context as _, bail};
 use echo::Echo;
 use indicatif::{ProgressBar, ProgressStyle};
 use moe_engine::{
-    CreateRun, Limits, Mode, Sampler, SamplerParams, Setup, Stop, generate, max_records,
+    CreateRun, Limits, Mode, Sampler, SamplerParams, SessionInfo, Setup, Stop, generate, max_records,
 };
 use moe_executor::cpu::threads::n_cores;
 use moe_gguf::map::OffsetMap;
@@ -28,6 +28,7 @@ use usage::{Usage, UsageArgs};
 
 use crate::context::Context;
 use crate::engine::device::DeviceArgs;
+use crate::engine::kv_cache::CacheArgs;
 use crate::engine::{self, native};
 use crate::exit_status::ExitStatus;
 use crate::files::OutputPath;
@@ -120,6 +121,8 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t, help_heading = "Output")]
     trace: TraceMode,
     #[command(flatten)]
+    cache: CacheArgs,
+    #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
     usage: UsageArgs,
@@ -171,7 +174,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let prompts = prompts::read(&args)?;
     let gguf = model::open(args.model.as_deref())?;
     let n_threads = args.threads.map_or_else(n_cores, usize::from);
-    let engine = engine::load(args.engine, &gguf, n_threads, &args.device, ctx)?;
+    let engine = engine::load(args.engine, &gguf, n_threads, &args.device, args.cache, ctx)?;
     let info = engine.info();
     let tokens = prompts::tokenize(&prompts, engine.as_ref())?;
     let n_ctx = args.ctx_size.map_or(info.n_ctx_train, |n| n as usize);
@@ -187,10 +190,11 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         .sum();
 
     let usage = Usage::new(&args.usage, info.n_layer, info.n_expert, args.force)?;
-    let create_run = |gpus| -> anyhow::Result<RunWriter> {
+    let create_run = |session: SessionInfo| -> anyhow::Result<RunWriter> {
         let map = OffsetMap::new(&gguf);
         let mut manifest = manifest::manifest(&args, &gguf, &map, info, &prompts, n_threads)?;
-        recording::set_gpus(&mut manifest, gpus);
+        recording::set_gpus(&mut manifest, session.gpus);
+        manifest.kv_cache = session.kv_cache;
         let options = RunOptions {
             force: args.force,
             max_trace_bytes: args.max_trace_mib.map(|mib| mib.saturating_mul(1 << 20)),
@@ -206,8 +210,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     };
     let create_run: Option<CreateRun> = match args.trace {
         TraceMode::Off => None,
-        TraceMode::Experts | TraceMode::All => Some(Box::new(|gpus| {
-            create_run(gpus)
+        TraceMode::Experts | TraceMode::All => Some(Box::new(|session| {
+            create_run(session)
                 .map_err(anyhow::Error::reallocate_into_boxed_dyn_error_without_backtrace)
         })),
     };

@@ -5,7 +5,7 @@ use std::io;
 use moe_engine::{Decode, Logits};
 use moe_executor::cpu::threads::{Threads, n_cores};
 use moe_executor::recorder::Recorder;
-use moe_executor::{Model, Session};
+use moe_executor::{CacheParams, CacheType, Model, Session};
 use moe_gguf::Gguf;
 use moe_gguf::check::check;
 use moe_gguf::text::counted;
@@ -140,8 +140,9 @@ fn run(
     continuation: Option<&[u32]>,
 ) -> anyhow::Result<(Vec<Vec<f32>>, Vec<u32>)> {
     let threads = Threads::new(n_cores())?;
-    let n_ctx = prompt.len() + N_PREDICT;
-    let mut session = Session::new(model, &threads, Recorder::new(None), n_ctx);
+    // Not rounded, so that a difference of keys or values changes the logits.
+    let cache = CacheParams::of_type(CacheType::F32, prompt.len() + N_PREDICT);
+    let mut session = Session::new(model, &threads, Recorder::new(None), cache)?;
     let mut logits = vec![
         session
             .decode(prompt, Phase::Prompt, Logits::Last)?

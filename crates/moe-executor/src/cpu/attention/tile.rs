@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::{Inputs, Shape};
+use super::{Inputs, Rows, Shape};
 use crate::cpu::disjoint::Disjoint;
 use crate::cpu::simd::{Kernel, Simd, exp};
 
@@ -35,6 +35,8 @@ pub struct Tile<'a> {
 struct Scratch {
     /// Queries, scaled `(row, head_dim)`.
     q: Vec<f32>,
+    /// Keys or values of a block in f32 `(BLOCK, head_dim)`, if the cache has another type.
+    decoded: Vec<f32>,
     /// Transposed keys of a block `(head_dim, BLOCK)`.
     keys: Vec<f32>,
     /// Scores, then weights `(row, BLOCK)`.
@@ -76,14 +78,21 @@ impl Kernel for Tile<'_> {
 }
 
 impl Tile<'_> {
-    /// Elements of a position in the cache.
-    fn width(&self) -> usize {
-        self.shape.n_head_kv * self.shape.head_dim
-    }
-
-    /// The cache of `kv_head` from a position on, with stride `width`.
-    fn cached<'c>(&self, cache: &'c [f32], position: usize) -> &'c [f32] {
-        &cache[position * self.width() + self.kv_head * self.shape.head_dim..]
+    /// Keys or values of `kv_head` in a block of positions as f32, and the distance between two positions.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
+    #[inline(always)]
+    unsafe fn cached<'c, S: Simd>(
+        &'c self,
+        rows: Rows<'c>,
+        block: &Range<usize>,
+        decoded: &'c mut Vec<f32>,
+    ) -> (&'c [f32], usize) {
+        let (d, stride) = (self.shape.head_dim, self.inputs.stride);
+        let first = block.start * stride + self.kv_head * d;
+        // SAFETY: by the contract of this function.
+        unsafe { rows.decode::<S>(first, stride, [block.len(), d], decoded) }
     }
 
     /// Initializes the buffers.
@@ -118,10 +127,11 @@ impl Tile<'_> {
     /// The CPU has the instructions of `S`.
     #[inline(always)]
     unsafe fn score<S: Simd>(&self, block: Range<usize>, s: &mut Scratch) {
-        let (d, width) = (self.shape.head_dim, self.width());
+        let d = self.shape.head_dim;
         let rows = s.max.len();
-        let keys = self.cached(self.inputs.k, block.start);
-        let row_of = |i: usize| &keys[i * width..][..d];
+        // SAFETY: by the contract of this function.
+        let (keys, stride) = unsafe { self.cached::<S>(self.inputs.k, &block, &mut s.decoded) };
+        let row_of = |i: usize| &keys[i * stride..][..d];
         if rows < MIN_ROWS {
             for i in 0..block.len() {
                 for (q, scores) in s.q.chunks_exact(d).zip(s.scores.chunks_exact_mut(BLOCK)) {
@@ -197,12 +207,14 @@ impl Tile<'_> {
     /// The CPU has the instructions of `S`.
     #[inline(always)]
     unsafe fn add_values<S: Simd>(&self, block: Range<usize>, s: &mut Scratch) {
+        // SAFETY: by the contract of this function.
+        let (values, stride) = unsafe { self.cached::<S>(self.inputs.v, &block, &mut s.decoded) };
         let product = Product {
             a: &s.scores,
             depth: block.len(),
             stride_a: BLOCK,
-            b: self.cached(self.inputs.v, block.start),
-            stride_b: self.width(),
+            b: values,
+            stride_b: stride,
             columns: self.shape.head_dim,
         };
         // SAFETY: by the contract of this function.

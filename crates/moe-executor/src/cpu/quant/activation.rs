@@ -262,15 +262,23 @@ fn magnitude(value: f32) -> u32 {
     value.to_bits() & 0x7fff_ffff
 }
 
+/// The scale of a Q8_0 block, not rounded to half precision, and its codes.
+pub(crate) fn quantize_q8_0_block(values: &[f32; 32]) -> (f32, [i8; 32]) {
+    let amax = f32::from_bits(max_magnitude(values));
+    let inverse = if amax != 0.0 { 127.0 / amax } else { 0.0 };
+    (
+        amax / 127.0,
+        values.map(|value| round_to_i8(value * inverse)),
+    )
+}
+
 fn quantize_q8_0(ty: ActivationType, row: &[f32], out: &mut [u8]) {
     let mut out = Q8RowMut::new(ty, row.len(), out);
     let (blocks, _) = row.as_chunks::<32>();
     let (codes, _) = out.q.as_chunks_mut::<32>();
     for (i, values) in blocks.iter().enumerate() {
-        let amax = f32::from_bits(max_magnitude(values));
-        let inverse = if amax != 0.0 { 127.0 / amax } else { 0.0 };
-        codes[i] = values.map(|value| round_to_i8(value * inverse));
-        let scale = amax / 127.0;
+        let scale;
+        (scale, codes[i]) = quantize_q8_0_block(values);
         out.scale[i].set(round_to_f16(scale));
         if ty == ActivationType::Q8_1 {
             let sum: i32 = codes[i].iter().map(|&q| i32::from(q)).sum();

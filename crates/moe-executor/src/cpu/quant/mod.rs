@@ -56,7 +56,9 @@ use moe_gguf::GgmlType;
 use zerocopy::byteorder::little_endian::F32;
 
 pub use activation::ActivationType;
+pub(crate) use activation::quantize_q8_0_block;
 use float::{Bf16, FloatFormat};
+pub(crate) use format::f16_to_f32;
 use format::{F16, Format};
 pub use gemm::{Product, Put, Scratch};
 

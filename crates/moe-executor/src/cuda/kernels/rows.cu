@@ -54,12 +54,6 @@ KERNEL get_rows(const float* x, const unsigned* rows, unsigned width, float* out
     if (i < width) out[size_t(blockIdx.x) * width + i] = x[size_t(rows[blockIdx.x]) * width + i];
 }
 
-KERNEL store_rows(const float* x, const unsigned* positions, unsigned width, float* out) {
-    follow_previous();
-    const unsigned i = column();
-    if (i < width) out[size_t(positions[blockIdx.x]) * width + i] = x[size_t(blockIdx.x) * width + i];
-}
-
 // Rotates each pair of elements of a head by its angle (cos, sin) of the row. Pair i of a head has elements `stride` · i and
 // `stride` · i + `step`.
 __device__ void rotate(float* x, const float* angles, unsigned row_width, unsigned head_dim, unsigned n_dims, unsigned step, unsigned stride) {

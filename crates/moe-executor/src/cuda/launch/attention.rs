@@ -2,11 +2,13 @@
 
 use cudarc::driver::{CudaStream, LaunchConfig};
 
-use super::{Kernels, grid};
+use super::store::{Cached, Combine};
+use super::{Kernels, grid, of_type};
 use crate::cpu::attention::Shape;
 use crate::cuda::kernel::{Kernel, kernels};
 use crate::cuda::module::args;
 use crate::cuda::{Error, Ptr, Result};
+use crate::kv_cache::CacheType;
 
 kernels! {
     TOKENS_128 = "attention_tokens_128",
@@ -17,10 +19,7 @@ kernels! {
     TOKEN_1_256 = "attention_token_1_256",
     TOKEN_4_256 = "attention_token_4_256" => (
         q: Ptr, k: Ptr, v: Ptr, positions: Ptr, sinks: Ptr, n_tokens: U32, n_head: U32, n_head_kv: U32, head_dim: U32,
-        window: U32, heads: U32, splits: U32, scale: F32, out: Ptr, parts: Ptr,
-    );
-    COMBINE = "attention_combine" => (
-        parts: Ptr, sinks: Ptr, n_head: U32, head_dim: U32, splits: U32, out: Ptr,
+        window: U32, heads: U32, splits: U32, stride: U32, types: U32, scale: F32, out: Ptr, parts: Ptr,
     );
 }
 
@@ -33,16 +32,19 @@ const MAX_SPLITS: usize = 128;
 const TILE_TOKENS: usize = 8;
 const TILE_ROWS: usize = 32;
 
-/// Operands of attention. The addresses `q`, `k`, `v`, `out` and `scratch` are multiples of 16 bytes.
+/// Operands of attention. The addresses `q`, `out` and `scratch` are multiples of 16 bytes, those of keys and values multiples of
+/// four elements in F32 and F16, and of a block in Q8_0.
 pub struct Attention<'a> {
     /// Head counts, head size, window and scale.
     pub shape: &'a Shape,
     /// Queries `(n_tokens, n_head, head_dim)`.
     pub q: Ptr,
     /// Keys `(position, n_head_kv, head_dim)`.
-    pub k: Ptr,
+    pub k: Cached,
     /// Values `(position, n_head_kv, head_dim)`.
-    pub v: Ptr,
+    pub v: Cached,
+    /// Elements between two positions in `k` and `v`.
+    pub stride: usize,
     /// u32 `(n_tokens)`: position of each token in the KV cache.
     pub positions: Ptr,
     /// Attention sinks `(n_head)`: extra scores in the softmax without a value; or null.
@@ -94,14 +96,26 @@ impl Kernels {
     /// `out[t] = softmax(scale · q[t] · kᵀ) · v` for each head, over the positions that are visible to token `t`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if `head_dim` is not a multiple of 4 in 4..=256, or a driver error.
+    /// [`Error::Unsupported`] if `head_dim` is not a multiple of 4 in 4..=256, or not of the block size of the cache; or a driver
+    /// error.
     pub fn attention(&self, stream: &CudaStream, it: &Attention) -> Result<()> {
         let shape = it.shape;
+        let is_blocks = [it.k.ty, it.v.ty].contains(&CacheType::Q8_0);
+        let same = (it.k.ty == it.v.ty).then_some(it.k.ty);
+        let module = of_type(&self.attention_of, same)
+            .filter(|_| !is_blocks || shape.head_dim.is_multiple_of(32))
+            .ok_or_else(|| Error::Unsupported {
+                kernel: "attention",
+                what: format!(
+                    "heads of {} elements with a cache of type {} and {}",
+                    shape.head_dim, it.k.ty, it.v.ty
+                ),
+            })?;
         let plan = self.plan(shape, it.n_tokens, it.last_position)?;
         let args = args![
             it.q,
-            it.k,
-            it.v,
+            it.k.at,
+            it.v.at,
             it.positions,
             it.sinks,
             it.n_tokens,
@@ -111,6 +125,8 @@ impl Kernels {
             shape.window.unwrap_or(0),
             plan.heads,
             plan.splits,
+            it.stride,
+            number(it.k.ty) | number(it.v.ty) << 16,
             shape.scale,
             it.out,
             it.scratch,
@@ -121,28 +137,22 @@ impl Kernels {
             shared_mem_bytes: plan.shared as u32,
         };
         match it.n_tokens {
-            1 => self
-                .attention
-                .launch(stream, plan.kernel, grid_config, &args)?,
-            _ => self
-                .attention
-                .launch_after(stream, plan.kernel, grid_config, &args)?,
+            1 => module.launch(stream, plan.kernel, grid_config, &args)?,
+            _ => module.launch_after(stream, plan.kernel, grid_config, &args)?,
         }
         if plan.splits == 1 {
             return Ok(());
         }
-        let args = args![
-            it.scratch,
-            it.sinks,
-            shape.n_head,
-            shape.head_dim,
-            plan.splits,
-            it.out
-        ];
-        let mut rows = grid(it.n_tokens * shape.n_head, THREADS);
-        // A multiple of the unrolled loop of the kernel, which reads eight values at a time.
-        rows.shared_mem_bytes = (plan.splits.next_multiple_of(8) * size_of::<f32>()) as u32;
-        self.attention.launch(stream, COMBINE, rows, &args)
+        let combine = Combine {
+            parts: it.scratch,
+            sinks: it.sinks,
+            n_tokens: it.n_tokens,
+            n_head: shape.n_head,
+            head_dim: shape.head_dim,
+            splits: plan.splits,
+            out: it.out,
+        };
+        self.combine(stream, &combine, THREADS)
     }
 
     fn plan(&self, shape: &Shape, n_tokens: usize, last_position: usize) -> Result<Plan> {
@@ -195,5 +205,14 @@ impl Kernels {
     fn splits(&self, blocks: usize, wanted: usize, pieces: usize) -> usize {
         let idle = (wanted * self.multiprocessors) / blocks.max(1);
         idle.min(pieces).clamp(1, MAX_SPLITS)
+    }
+}
+
+/// The number of a type in cache.cuh.
+fn number(ty: CacheType) -> u32 {
+    match ty {
+        CacheType::F32 => 0,
+        CacheType::F16 => 1,
+        CacheType::Q8_0 => 2,
     }
 }

@@ -8,6 +8,7 @@ mod experts;
 mod products;
 mod router;
 mod rows;
+mod store;
 mod token;
 
 #[cfg(test)]
@@ -24,12 +25,14 @@ use moe_gguf::GgmlType;
 
 use super::module::{self, Embedded, Module};
 use super::{Error, Ptr, Result};
+use crate::kv_cache::CacheType;
 
 pub use attention::Attention;
 pub use experts::{Fetched, GateUp, MulMatId};
 pub use products::Weights;
 pub use router::{MAX_EXPERTS, Route};
 pub use rows::Rope;
+pub use store::{Cached, Store};
 pub use token::Down;
 
 /// Rows of activations.
@@ -58,7 +61,10 @@ pub struct Kernels {
     shared: usize,
     /// Whether the next kernel must start after everything its stream was given.
     in_order: Arc<AtomicBool>,
+    /// Stores to the KV cache, and the combination of partial results of attention.
     attention: Module,
+    /// Attention by the type of keys and values; `None` for any types.
+    attention_of: Vec<(Option<CacheType>, Module)>,
     router: Module,
     rows: Module,
     experts: Module,
@@ -81,11 +87,6 @@ impl Kernels {
         };
         let in_order = Arc::new(AtomicBool::new(false));
         let module = |embedded: &'static Embedded| Module::new(context, embedded, &in_order);
-        let modules = |embedded: &'static [(GgmlType, Embedded)]| {
-            let modules = embedded.iter();
-            let modules = modules.map(|(ty, ptx)| Ok((*ty, module(ptx)?)));
-            modules.collect::<Result<_>>()
-        };
         Ok(Kernels {
             multiprocessors: attribute(
                 CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
@@ -96,11 +97,12 @@ impl Kernels {
                 "reading the size of shared memory",
             )?,
             attention: module(&module::ATTENTION)?,
+            attention_of: modules(&module::ATTENTION_OF, module)?,
             router: module(&module::ROUTER)?,
             rows: module(&module::ROWS)?,
             experts: module(&module::EXPERTS)?,
-            products: modules(&module::PRODUCTS)?,
-            token: modules(&module::TOKEN)?,
+            products: modules(&module::PRODUCTS, module)?,
+            token: modules(&module::TOKEN, module)?,
             in_order,
         })
     }
@@ -117,8 +119,18 @@ impl Kernels {
     }
 }
 
-/// The entry for weights of type `ty`.
-fn of_type<T>(all: &[(GgmlType, T)], ty: GgmlType) -> Option<&T> {
+/// The modules of a list of types.
+fn modules<K: Copy>(
+    embedded: &'static [(K, Embedded)],
+    module: impl Fn(&'static Embedded) -> Result<Module>,
+) -> Result<Vec<(K, Module)>> {
+    let modules = embedded.iter();
+    let modules = modules.map(|(ty, ptx)| Ok((*ty, module(ptx)?)));
+    modules.collect()
+}
+
+/// The entry for weights or a cache of type `ty`.
+fn of_type<T, K: PartialEq>(all: &[(K, T)], ty: K) -> Option<&T> {
     all.iter().find(|(known, _)| *known == ty).map(|(_, it)| it)
 }
 

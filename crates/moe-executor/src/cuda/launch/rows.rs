@@ -17,7 +17,6 @@ kernels! {
     SCALE_ROWS_BY_SIGMOID = "scale_rows_by_sigmoid" => (x: Ptr, score: Ptr, width: U32);
     SWIGLU = "swiglu", SWIGLU_OAI = "swiglu_oai" => (gate: Ptr, up: Ptr, n: U64);
     GET_ROWS = "get_rows" => (x: Ptr, rows: Ptr, width: U32, out: Ptr);
-    STORE_ROWS = "store_rows" => (x: Ptr, positions: Ptr, width: U32, out: Ptr);
     ROPE_HALVES = "rope_halves", ROPE_NEIGHBOURS = "rope_neighbours" => (
         x: Ptr, angles: Ptr, row_width: U32, head_dim: U32, n_dims: U32,
     );
@@ -112,22 +111,6 @@ impl Kernels {
         let args = args![x, rows, width, out];
         self.rows
             .launch(stream, GET_ROWS, columns(n_rows, width), &args)
-    }
-
-    /// `out[positions[i]] = x[i]` with `rows` rows of `width` elements. `positions`: u32 `(rows)`, all less than the number of
-    /// rows of `out`.
-    pub fn store_rows(
-        &self,
-        stream: &CudaStream,
-        x: Ptr,
-        positions: Ptr,
-        rows: usize,
-        width: usize,
-        out: Ptr,
-    ) -> Result<()> {
-        let args = args![x, positions, width, out];
-        self.rows
-            .launch(stream, STORE_ROWS, columns(rows, width), &args)
     }
 
     /// Rotates the pairs of every head of every row by the angles of the row.

@@ -2,9 +2,7 @@
 
 use std::collections::HashMap;
 
-use moe_gguf::GgmlType;
-
-use super::{attention, experts, products, router, rows, token};
+use super::{attention, experts, products, router, rows, store, token};
 use crate::cuda::kernel::{Kernel, Kind};
 use crate::cuda::module::{self, Embedded};
 
@@ -51,9 +49,12 @@ fn parses_signatures_in_ptx() {
 
 #[test]
 fn declarations_match_the_ptx() {
-    let of_types = |all: &'static [(GgmlType, Embedded)]| all.iter().map(|(_, it)| it).collect();
-    let files: [(Vec<&Embedded>, &[Kernel]); 6] = [
-        (vec![&module::ATTENTION], attention::KERNELS),
+    fn of_types<K>(all: &'static [(K, Embedded)]) -> Vec<&'static Embedded> {
+        all.iter().map(|(_, it)| it).collect()
+    }
+    let files: [(Vec<&Embedded>, &[Kernel]); 7] = [
+        (vec![&module::ATTENTION], store::KERNELS),
+        (of_types(&module::ATTENTION_OF), attention::KERNELS),
         (vec![&module::ROUTER], router::KERNELS),
         (vec![&module::ROWS], rows::KERNELS),
         (vec![&module::EXPERTS], experts::KERNELS),

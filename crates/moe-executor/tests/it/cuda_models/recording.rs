@@ -10,7 +10,7 @@ use moe_engine::{Decode, Logits};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::cuda::Fallbacks;
 use moe_executor::recorder::Recorder;
-use moe_executor::{Devices, Model, Session};
+use moe_executor::{CacheParams, Devices, Model, Session};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_trace::Phase;
@@ -76,7 +76,8 @@ pub fn record(gguf: &Gguf, case: Option<&Case>, observe: bool) -> Recorded {
     let threads = Threads::new(2).unwrap();
     let devices = case.map_or_else(Devices::cpu, |case| case.open(gguf, &model));
     let recorder = Recorder::new(Some(writer));
-    let mut session = Session::with_devices(&model, &threads, devices, recorder, 1024);
+    let mut session =
+        Session::with_devices(&model, &threads, devices, recorder, CacheParams::new(1024)).unwrap();
     let observed = Rc::new(RefCell::new(Selected::new()));
     if observe {
         let seen = observed.clone();

@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 use moe_engine::{Generated, Limits, Mode, Sampler, SamplerParams, Stop, generate, max_records};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
-use moe_executor::{Model, Session};
+use moe_executor::{CacheParams, Model, Session};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_testkit::fixture;
@@ -50,7 +50,7 @@ fn record_mode(
     let writer = RunWriter::create(&run, Manifest::default(), &map, options).unwrap();
     let threads = Threads::new(1).unwrap();
     let recorder = Recorder::new(Some(writer)).with_mode(mode);
-    let mut session = Session::new(&model, &threads, recorder, 1024);
+    let mut session = Session::new(&model, &threads, recorder, CacheParams::new(1024)).unwrap();
     let mut sampler = Sampler::new(SamplerParams::default());
     let go_on = AtomicBool::new(false);
     let generated = generate(&mut session, &mut sampler, prompt, &limits, &go_on, |_| {}).unwrap();

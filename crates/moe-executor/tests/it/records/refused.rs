@@ -3,7 +3,7 @@
 use moe_engine::{Decode, Error, Logits};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
-use moe_executor::{Model, Session};
+use moe_executor::{CacheParams, Model, Session};
 use moe_gguf::Gguf;
 use moe_trace::Phase;
 
@@ -29,7 +29,8 @@ fn rejects_results_that_are_not_finite() {
         let gguf = damaged(file, tensor, value);
         let model = Model::load(&gguf).unwrap();
         let threads = Threads::new(1).unwrap();
-        let mut session = Session::new(&model, &threads, Recorder::new(None), 64);
+        let mut session =
+            Session::new(&model, &threads, Recorder::new(None), CacheParams::new(64)).unwrap();
         let error = session
             .decode(&[300, 301], Phase::Prompt, Logits::Last)
             .unwrap_err();

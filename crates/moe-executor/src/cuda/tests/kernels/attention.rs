@@ -1,11 +1,13 @@
-//! Attention.
+//! Attention, and stores to the KV cache.
 
-use crate::cpu::attention::{Inputs, Shape, attention};
+use crate::cpu::attention::{Inputs, Rows, Shape, attention};
 use crate::cpu::threads::Threads;
-use crate::cuda::launch::Attention;
+use crate::cuda::launch::{Attention, Cached, Store};
 use crate::cuda::{Error, Ptr};
+use crate::kv_cache::testing::filled;
+use crate::kv_cache::{CacheTensor, CacheType};
 
-use crate::cuda::tests::device::{Device, noise, wide};
+use crate::cuda::tests::device::{Device, Memory, noise, wide};
 use moe_testkit::Report;
 
 fn shape(n_head: usize, n_head_kv: usize, head_dim: usize, window: Option<usize>) -> Shape {
@@ -18,8 +20,8 @@ fn shape(n_head: usize, n_head_kv: usize, head_dim: usize, window: Option<usize>
     }
 }
 
-/// Attention by its definition, in f64.
-fn reference(shape: &Shape, inputs: &Inputs) -> Vec<f64> {
+/// Attention by its definition, in f64, with keys `k` and values `v` `(position, n_head_kv, head_dim)`.
+fn reference(shape: &Shape, inputs: &Inputs, [k, v]: [&[f32]; 2]) -> Vec<f64> {
     let (d, width) = (shape.head_dim, shape.n_head_kv * shape.head_dim);
     let mut out = Vec::new();
     for (t, &position) in inputs.positions.iter().enumerate() {
@@ -27,7 +29,7 @@ fn reference(shape: &Shape, inputs: &Inputs) -> Vec<f64> {
             let column = head * shape.n_head_kv / shape.n_head * d;
             let q = &inputs.q[(t * shape.n_head + head) * d..][..d];
             let weight = |p: usize| {
-                let key = &inputs.k[p * width + column..][..d];
+                let key = &k[p * width + column..][..d];
                 let products = q
                     .iter()
                     .zip(key)
@@ -39,7 +41,7 @@ fn reference(shape: &Shape, inputs: &Inputs) -> Vec<f64> {
             let sink = inputs.sinks.map_or(0.0, |s| f64::from(s[head]).exp());
             let total = weights.iter().sum::<f64>() + sink;
             for i in 0..d {
-                let value = |(p, w): (usize, &f64)| w * f64::from(inputs.v[p * width + column + i]);
+                let value = |(p, w): (usize, &f64)| w * f64::from(v[p * width + column + i]);
                 out.push(seen.clone().zip(&weights).map(value).sum::<f64>() / total);
             }
         }
@@ -47,13 +49,41 @@ fn reference(shape: &Shape, inputs: &Inputs) -> Vec<f64> {
     out
 }
 
+/// A cache of one sequence in F32.
+const F32: Cache = Cache {
+    types: [CacheType::F32; 2],
+    slot: [0, 1],
+};
+
+/// The cache of a call.
+#[derive(Clone, Copy, Debug)]
+struct Cache {
+    /// Types of keys and values.
+    types: [CacheType; 2],
+    /// The sequence, and the number of sequences.
+    slot: [usize; 2],
+}
+
+/// The keys or values of a sequence whose rows are in `memory`.
+fn sequence(
+    device: &Device,
+    tensor: &CacheTensor,
+    memory: &Memory<u32>,
+    sequence: usize,
+) -> Cached {
+    Cached {
+        at: device.at(memory).offset(sequence * tensor.row_size()),
+        ty: tensor.ty(),
+    }
+}
+
 /// Compares one call with [`reference`] if that is fast enough, else with the CPU implementation.
 fn check(
-    device: &Device,
-    threads: &Threads,
+    (device, threads): (&Device, &Threads),
     shape: &Shape,
     with_sinks: bool,
     positions: &[u32],
+    cache: Cache,
     report: &mut Report,
 ) {
     let (n, last) = (
@@ -61,25 +91,29 @@ fn check(
         positions.iter().max().map_or(0, |p| *p as usize),
     );
     let case = format!(
-        "attention, {} heads, {} KV heads of {}, window {:?}, sinks {with_sinks}, {n} tokens at {}..={last}",
+        "attention, {} heads, {} KV heads of {}, window {:?}, sinks {with_sinks}, {n} tokens at {}..={last}, {cache:?}",
         shape.n_head, shape.n_head_kv, shape.head_dim, shape.window, positions[0]
     );
-    let cached = (last + 1) * shape.n_head_kv * shape.head_dim;
+    let width = shape.n_head_kv * shape.head_dim;
+    let cached = (last + 1) * width;
     let q: Vec<f32> = noise(n * shape.n_head * shape.head_dim, 1)
         .iter()
         .map(|x| x * 6.0)
         .collect();
-    let (k, v) = (noise(cached, 2), noise(cached, 3));
+    let ([k_type, v_type], slot) = (cache.types, cache.slot);
+    let (k_rows, k) = filled(k_type, width, &noise(cached, 2), slot);
+    let (v_rows, v) = filled(v_type, width, &noise(cached, 3), slot);
     let sinks: Vec<f32> = noise(shape.n_head, 4).iter().map(|x| x * 4.0).collect();
     let inputs = Inputs {
         q: &q,
-        k: &k,
-        v: &v,
+        k: Rows::F32(&k),
+        v: Rows::F32(&v),
+        stride: width,
         positions,
         sinks: with_sinks.then_some(&sinks),
     };
     let want = if n * shape.n_head * shape.head_dim * last < 1 << 22 {
-        reference(shape, &inputs)
+        reference(shape, &inputs, [&k, &v])
     } else {
         let mut out = vec![0.0; q.len()];
         attention(threads, shape, &inputs, &mut out);
@@ -89,14 +123,16 @@ fn check(
         Ok(size) => size,
         Err(error) => return report.fail(format!("{case}: {error}")),
     };
-    let (dq, dk, dv) = (device.upload(&q), device.upload(&k), device.upload(&v));
+    let dq = device.upload(&q);
+    let [dk, dv] = [&k_rows, &v_rows].map(|rows| device.upload(rows.words.host()));
     let (dp, ds) = (device.upload(positions), device.upload(&sinks));
     let (out, scratch) = (device.nan_output(q.len()), device.nan_output(size / 4));
     let it = Attention {
         shape,
         q: device.at(&dq),
-        k: device.at(&dk),
-        v: device.at(&dv),
+        k: sequence(device, &k_rows, &dk, slot[0]),
+        v: sequence(device, &v_rows, &dv, slot[0]),
+        stride: width * slot[1],
         positions: device.at(&dp),
         sinks: if with_sinks {
             device.at(&ds)
@@ -136,7 +172,14 @@ fn single_tokens() {
         (shape(2, 2, 4, None), true),
     ] {
         for position in [0, 1, 62, 63, 64, 65, 127, 128, 300, 1000, 4095] {
-            check(device, &threads, &shape, sinks, &[position], &mut report);
+            check(
+                (device, &threads),
+                &shape,
+                sinks,
+                &[position],
+                F32,
+                &mut report,
+            );
         }
     }
     report.finish();
@@ -171,13 +214,175 @@ fn many_tokens() {
     ] {
         let positions: Vec<u32> = (past..past + n).collect();
         let shape = shape(n_head, n_head_kv, d, window);
-        check(device, &threads, &shape, sinks, &positions, &mut report);
+        check(
+            (device, &threads),
+            &shape,
+            sinks,
+            &positions,
+            F32,
+            &mut report,
+        );
     }
     // Positions that are not consecutive.
     let shape = shape(8, 2, 64, Some(90));
     let scattered: Vec<u32> = (0..40).map(|i| (i * 37) % 400).collect();
-    check(device, &threads, &shape, true, &scattered[..3], &mut report);
-    check(device, &threads, &shape, true, &scattered, &mut report);
+    check(
+        (device, &threads),
+        &shape,
+        true,
+        &scattered[..3],
+        F32,
+        &mut report,
+    );
+    check(
+        (device, &threads),
+        &shape,
+        true,
+        &scattered,
+        F32,
+        &mut report,
+    );
+    report.finish();
+}
+
+/// Shapes with sinks, token counts and earlier positions that reach all kernels, with heads of complete blocks.
+fn typed_cases() -> [(Shape, bool, u32, u32); 10] {
+    [
+        (shape(16, 16, 128, None), false, 1, 300),
+        (shape(12, 4, 96, Some(70)), true, 1, 200),
+        (shape(64, 8, 64, Some(128)), true, 1, 4095),
+        (shape(4, 4, 256, Some(100)), true, 1, 500),
+        (shape(8, 2, 192, None), false, 1, 77),
+        (shape(32, 4, 128, None), false, 3, 700),
+        (shape(32, 4, 128, None), true, 130, 5),
+        (shape(64, 8, 64, Some(128)), true, 70, 500),
+        (shape(8, 2, 256, None), false, 40, 100),
+        (shape(8, 8, 32, Some(40)), true, 65, 0),
+    ]
+}
+
+#[test]
+fn cache_types() {
+    let Some(device) = Device::open() else { return };
+    let threads = Threads::new(8).unwrap();
+    let mut report = Report::default();
+    for k in CacheType::ALL {
+        for v in CacheType::ALL {
+            let cache = Cache {
+                types: [k, v],
+                slot: [0, 1],
+            };
+            for (shape, sinks, n, past) in typed_cases() {
+                let positions: Vec<u32> = (past..past + n).collect();
+                check(
+                    (device, &threads),
+                    &shape,
+                    sinks,
+                    &positions,
+                    cache,
+                    &mut report,
+                );
+            }
+        }
+    }
+    // Heads of incomplete blocks in F16.
+    let cache = Cache {
+        types: [CacheType::F16; 2],
+        slot: [0, 1],
+    };
+    for (d, n) in [(20, 1), (20, 40), (4, 1), (100, 9)] {
+        let positions: Vec<u32> = (90..90 + n).collect();
+        let shape = shape(4, 2, d, None);
+        check(
+            (device, &threads),
+            &shape,
+            true,
+            &positions,
+            cache,
+            &mut report,
+        );
+    }
+    report.finish();
+}
+
+#[test]
+fn several_sequences() {
+    let Some(device) = Device::open() else { return };
+    let threads = Threads::new(8).unwrap();
+    let mut report = Report::default();
+    for ty in CacheType::ALL {
+        for sequence in 0..3 {
+            let cache = Cache {
+                types: [ty; 2],
+                slot: [sequence, 3],
+            };
+            for (shape, sinks, n, past) in typed_cases() {
+                let positions: Vec<u32> = (past..past + n).collect();
+                check(
+                    (device, &threads),
+                    &shape,
+                    sinks,
+                    &positions,
+                    cache,
+                    &mut report,
+                );
+            }
+        }
+    }
+    report.finish();
+}
+
+/// Stored rows have the same bytes as on the CPU, and other rows do not change.
+#[test]
+fn stores() {
+    let Some(device) = Device::open() else { return };
+    let mut report = Report::default();
+    for ty in CacheType::ALL {
+        for (width, positions, slot) in [
+            (1024, vec![8u32, 0, 3], [0, 1]),
+            (32, vec![0], [1, 2]),
+            (96, (0..40).rev().collect(), [2, 3]),
+            (64, vec![5, 7], [0, 4]),
+        ] {
+            let case = format!("{ty}, rows of {width} at {positions:?}, {slot:?}");
+            let [sequence_index, n_seq] = slot;
+            let mut x = noise(positions.len() * width, 10);
+            // A block of zeros, and halves between two codes of Q8_0.
+            x[..32].fill(0.0);
+            if positions.len() > 1 {
+                let between = |i: usize| if i == 0 { 127.0 } else { i as f32 - 0.5 };
+                x[width..width + 32]
+                    .iter_mut()
+                    .enumerate()
+                    .for_each(|(i, x)| *x = between(i));
+            }
+            let last = positions.iter().max().map_or(0, |p| *p as usize);
+            let (mut want, _) = filled(ty, width, &noise((last + 1) * width, 11), slot);
+            let (dx, dp) = (device.upload(&x), device.upload(&positions));
+            let out = device.upload(want.words.host());
+            let store = Store {
+                x: device.at(&dx),
+                positions: device.at(&dp),
+                rows: positions.len(),
+                width,
+                stride: width * n_seq,
+                out: sequence(device, &want, &out, sequence_index),
+            };
+            let done = device.kernels.store_rows(&device.stream, &store);
+            for (row, position) in x.chunks_exact(width).zip(&positions) {
+                want.store(*position as usize * n_seq + sequence_index, row);
+            }
+            let read = || {
+                done.map_err(|error| error.to_string())?;
+                device.download(&out)
+            };
+            match read() {
+                Ok(got) if got == want.words.host() => {}
+                Ok(_) => report.fail(format!("{case}: the rows differ from those of the CPU")),
+                Err(error) => report.fail(format!("{case}: {error}")),
+            }
+        }
+    }
     report.finish();
 }
 

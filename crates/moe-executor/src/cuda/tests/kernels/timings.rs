@@ -3,8 +3,10 @@
 use std::sync::OnceLock;
 
 use crate::cpu::attention::Shape;
-use crate::cuda::launch::{Attention, Route};
+use crate::cuda::launch::{Attention, Cached, Route};
 use crate::cuda::{DriverStatus, Error, Ptr, Result};
+use crate::kv_cache::testing::filled;
+use crate::kv_cache::{CacheParams, CacheType};
 use crate::ops::Gating;
 use cudarc::driver::LaunchConfig;
 use cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
@@ -90,7 +92,11 @@ fn timings() {
         );
     }
 
-    for (n_head, n_head_kv, head_dim) in [(32, 4, 128), (64, 8, 64), (16, 16, 128)] {
+    let shapes = [(32, 4, 128), (64, 8, 64), (16, 16, 128)];
+    let shapes = shapes
+        .into_iter()
+        .flat_map(|shape| CacheType::ALL.map(|ty| (ty, shape)));
+    for (ty, (n_head, n_head_kv, head_dim)) in shapes {
         for (n_tokens, past) in [
             (1, 100),
             (1, 1023),
@@ -107,11 +113,15 @@ fn timings() {
                 scale: 0.1,
             };
             let last = past + n_tokens - 1;
-            let cached = (last + 1) * n_head_kv * head_dim;
-            let (k, v) = (
-                device.upload(&noise(cached, 1)),
-                device.upload(&noise(cached, 2)),
-            );
+            let width = n_head_kv * head_dim;
+            let [k, v] = [1, 2].map(|seed| {
+                let (rows, _) = filled(ty, width, &noise((last + 1) * width, seed), [0, 1]);
+                device.upload(rows.words.host())
+            });
+            let cached = |memory| Cached {
+                at: device.at(memory),
+                ty,
+            };
             let q = device.upload(&noise(n_tokens * n_head * head_dim, 3));
             let positions: Vec<u32> = (past as u32..=last as u32).collect();
             let positions = device.upload(&positions);
@@ -123,8 +133,9 @@ fn timings() {
             let it = Attention {
                 shape: &shape,
                 q: device.at(&q),
-                k: device.at(&k),
-                v: device.at(&v),
+                k: cached(&k),
+                v: cached(&v),
+                stride: width,
                 positions: device.at(&positions),
                 sinks: Ptr::NULL,
                 n_tokens,
@@ -133,11 +144,13 @@ fn timings() {
                 scratch: device.at(&scratch),
             };
             let took = time(device, || kernels.attention(stream, &it));
+            let params = CacheParams::of_type(ty, last + 1);
+            let cache_bytes = params.bytes(1, width, last + 1);
             let seen: usize = (past..=last).map(|p| p + 1).sum();
             println!(
-                "attention {n_head} heads, {n_head_kv} KV heads of {head_dim}, {n_tokens} tokens after {past}: {took:.2} µs, \
+                "attention {n_head} heads, {n_head_kv} KV heads of {head_dim} in {ty}, {n_tokens} tokens after {past}: {took:.2} µs, \
                  {:.0} GB/s of the cache, {:.2} TFLOP/s",
-                (2 * cached * size_of::<f32>()) as f64 / took / 1e3,
+                cache_bytes as f64 / took / 1e3,
                 (4 * seen * n_head * head_dim) as f64 / took / 1e6
             );
         }

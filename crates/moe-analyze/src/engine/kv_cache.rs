@@ -1,0 +1,95 @@
+//! Options of the KV cache.
+
+use moe_executor::hparams::HParams;
+use moe_executor::{CacheParams, CacheType};
+use moe_gguf::text::counted;
+use moe_trace::manifest;
+
+use crate::output::human_bytes;
+
+/// Values of `--cache-type-k` and `--cache-type-v`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum CacheTypeArg {
+    /// 32-bit floating point
+    F32,
+    /// Half precision
+    F16,
+    /// 8-bit codes with a scale per 32 elements
+    #[value(name = "q8_0")]
+    Q8_0,
+}
+
+impl CacheTypeArg {
+    /// The type in the executor.
+    fn cache_type(self) -> CacheType {
+        match self {
+            CacheTypeArg::F32 => CacheType::F32,
+            CacheTypeArg::F16 => CacheType::F16,
+            CacheTypeArg::Q8_0 => CacheType::Q8_0,
+        }
+    }
+}
+
+/// Options of the KV cache.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct CacheArgs {
+    /// Type of the keys in the KV cache [default: f32; f16 with --engine llama.cpp]
+    #[arg(
+        long,
+        visible_alias = "ctk",
+        value_name = "TYPE",
+        value_enum,
+        help_heading = "KV cache"
+    )]
+    pub cache_type_k: Option<CacheTypeArg>,
+    /// Type of the values in the KV cache [default: f32; f16 with --engine llama.cpp]
+    #[arg(
+        long,
+        visible_alias = "ctv",
+        value_name = "TYPE",
+        value_enum,
+        help_heading = "KV cache"
+    )]
+    pub cache_type_v: Option<CacheTypeArg>,
+}
+
+impl CacheArgs {
+    /// Returns the types of keys and values in an engine whose default is `default`.
+    pub fn types(self, default: CacheType) -> [CacheType; 2] {
+        let types = [self.cache_type_k, self.cache_type_v];
+        types.map(|ty| ty.map_or(default, CacheTypeArg::cache_type))
+    }
+
+    /// Returns the cache of a session with a context of `n_ctx` positions, of which sequences use `n_positions`.
+    pub fn params(self, n_ctx: usize, n_positions: usize) -> CacheParams {
+        let [k, v] = self.types(CacheType::default());
+        CacheParams {
+            n_positions: n_positions.min(n_ctx),
+            k,
+            v,
+            ..CacheParams::new(n_ctx)
+        }
+    }
+}
+
+/// Returns the description of a cache for the manifest.
+pub fn describe(params: &CacheParams, hp: &HParams) -> manifest::KvCache {
+    manifest::KvCache {
+        type_k: params.k.name().to_owned(),
+        type_v: params.v.name().to_owned(),
+        n_seq: Some(params.n_seq as u64),
+        n_positions: Some(params.n_positions as u64),
+        size_bytes: Some(params.size_bytes(hp, params.n_positions)),
+    }
+}
+
+/// Returns a line about a cache, before it is allocated.
+pub fn note(cache: &manifest::KvCache) -> String {
+    format!(
+        "KV cache: {}, keys {}, values {}, {}",
+        human_bytes(cache.size_bytes.unwrap_or(0)),
+        cache.type_k,
+        cache.type_v,
+        counted(cache.n_positions.unwrap_or(0), "position")
+    )
+}

@@ -1,0 +1,140 @@
+use super::*;
+use crate::kv_cache::CacheType;
+use crate::kv_cache::testing::filled;
+
+/// The definition of attention, in f64. `k` and `v`: `(position, n_head_kv, head_dim)`.
+fn reference(
+    shape: &Shape,
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    positions: &[u32],
+    sinks: Option<&[f32]>,
+) -> Vec<f64> {
+    let (d, width) = (shape.head_dim, shape.n_head_kv * shape.head_dim);
+    let mut out = Vec::new();
+    for (t, &position) in positions.iter().enumerate() {
+        for head in 0..shape.n_head {
+            let column = head * shape.n_head_kv / shape.n_head * d;
+            let q = &q[(t * shape.n_head + head) * d..][..d];
+            let first = shape
+                .window
+                .map_or(0, |w| (position as usize + 1).saturating_sub(w));
+            let score = |p: usize| -> f64 {
+                let k = &k[p * width + column..][..d];
+                q.iter()
+                    .zip(k)
+                    .map(|(a, b)| *a as f64 * *b as f64)
+                    .sum::<f64>()
+                    * shape.scale as f64
+            };
+            let weights: Vec<f64> = (first..=position as usize)
+                .map(|p| score(p).exp())
+                .collect();
+            let sum = weights.iter().sum::<f64>() + sinks.map_or(0.0, |s| (s[head] as f64).exp());
+            for i in 0..d {
+                let value = weights.iter().enumerate();
+                out.push(
+                    value
+                        .map(|(p, w)| w * v[(first + p) * width + column + i] as f64)
+                        .sum::<f64>()
+                        / sum,
+                );
+            }
+        }
+    }
+    out
+}
+
+fn noise(n: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed;
+    let next = |_| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..n).map(next).collect()
+}
+
+/// n_head, n_head_kv, head_dim, window, sinks, tokens, earlier positions
+const CASES: [(usize, usize, usize, Option<usize>, bool, u32, u32); 9] = [
+    (4, 2, 20, None, false, 20, 150),
+    (4, 2, 20, Some(128), true, 20, 150),
+    (4, 4, 64, Some(3), false, 70, 0),
+    (8, 1, 33, None, true, 1, 130),
+    (8, 2, 128, None, false, 130, 7),
+    (4, 1, 8, Some(64), false, 1, 200),
+    (8, 2, 32, Some(40), true, 1, 100),
+    (2, 2, 96, None, true, 5, 60),
+    (16, 2, 64, None, false, 3, 190),
+];
+
+/// Compares all cases and instruction sets for a cache with keys and values of two types.
+fn check([k_type, v_type]: [CacheType; 2], slot @ [_, n_seq]: [usize; 2]) {
+    let threads = Threads::new(2).unwrap();
+    let all_sinks: Vec<f32> = (0..16).map(|i| [0.5, -1.0, 3.0, 0.0][i % 4]).collect();
+    let mut checked = 0;
+    for (n_head, n_head_kv, head_dim, window, with_sinks, n, past) in CASES {
+        let is_blocks = [k_type, v_type].contains(&CacheType::Q8_0);
+        if is_blocks && !head_dim.is_multiple_of(32) {
+            continue;
+        }
+        let shape = Shape {
+            n_head,
+            n_head_kv,
+            head_dim,
+            window,
+            scale: 0.7,
+        };
+        let sinks = with_sinks.then(|| &all_sinks[..n_head]);
+        let positions: Vec<u32> = (past..past + n).collect();
+        let width = n_head_kv * head_dim;
+        let q = noise(n as usize * n_head * head_dim, 1);
+        let n_cached = (past + n) as usize * width;
+        let (k, k_values) = filled(k_type, width, &noise(n_cached, 2), slot);
+        let (v, v_values) = filled(v_type, width, &noise(n_cached, 3), slot);
+        let expected = reference(&shape, &q, &k_values, &v_values, &positions, sinks);
+        let inputs = Inputs {
+            q: &q,
+            k: k.rows_from(slot[0]),
+            v: v.rows_from(slot[0]),
+            stride: n_seq * width,
+            positions: &positions,
+            sinks,
+        };
+        for isa in Isa::available() {
+            let mut out = vec![f32::NAN; q.len()];
+            attention_with(isa, &threads, &shape, &inputs, &mut out);
+            for (i, (got, want)) in out.iter().zip(&expected).enumerate() {
+                assert!(
+                    (*got as f64 - want).abs() < 2e-5,
+                    "{got} {want} at {i}, {isa:?}, {n_head} heads of {head_dim}, window {window:?}, {k_type} and {v_type}"
+                );
+            }
+        }
+        checked += 1;
+    }
+    assert!(checked >= 4, "{checked} cases");
+}
+
+#[test]
+fn agrees_with_the_definition_in_f64() {
+    check([CacheType::F32; 2], [0, 1]);
+}
+
+#[test]
+fn agrees_with_the_definition_for_all_cache_types() {
+    for k in CacheType::ALL {
+        for v in CacheType::ALL {
+            check([k, v], [0, 1]);
+        }
+    }
+}
+
+#[test]
+fn reads_only_the_rows_of_its_sequence() {
+    for ty in CacheType::ALL {
+        for sequence in 0..3 {
+            check([ty, ty], [sequence, 3]);
+        }
+    }
+}

@@ -1,0 +1,3 @@
+#include "attention.cuh"
+
+ATTENTION(F32Row)

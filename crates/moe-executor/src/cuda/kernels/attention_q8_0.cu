@@ -1,0 +1,3 @@
+#include "attention.cuh"
+
+ATTENTION(Q8Row)
