@@ -129,11 +129,6 @@ pub const OTHERS: [Variant; 3] = [
 
 /// Parameters of llama.cpp, with one thread because its results depend on the number of threads.
 pub fn params(variant: Variant) -> Params {
-    let ty = if variant.kv_f32 {
-        GgmlType::F32
-    } else {
-        GgmlType::F16
-    };
     Params {
         n_ctx: N_CTX as u32,
         n_seq: 1,
