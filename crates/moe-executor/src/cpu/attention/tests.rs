@@ -56,7 +56,9 @@ fn noise(n: usize, seed: u32) -> Vec<f32> {
 }
 
 /// n_head, n_head_kv, head_dim, window, sinks, tokens, earlier positions
-const CASES: [(usize, usize, usize, Option<usize>, bool, u32, u32); 9] = [
+type Case = (usize, usize, usize, Option<usize>, bool, u32, u32);
+
+const CASES: [Case; 9] = [
     (4, 2, 20, None, false, 20, 150),
     (4, 2, 20, Some(128), true, 20, 150),
     (4, 4, 64, Some(3), false, 70, 0),
