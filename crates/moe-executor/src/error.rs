@@ -154,6 +154,9 @@ pub enum Error {
         /// Experts per layer of the model.
         n_expert: usize,
     },
+    /// A hot cache cannot have the requested contents.
+    #[error(transparent)]
+    HotCache(#[from] crate::hot_cache::Error),
     /// A GPU failed, and the CPU cannot take over because values on the GPU are lost.
     #[error(transparent)]
     Cuda(#[from] crate::cuda::Error),

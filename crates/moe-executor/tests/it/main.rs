@@ -4,9 +4,11 @@
 
 mod allocations;
 mod cuda_models;
+mod hot_cache;
 mod hparams;
 mod llama_cpp;
 mod ptx;
 mod records;
 mod reference;
+mod stand_in;
 mod tokenizer;
