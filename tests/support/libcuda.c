@@ -14,7 +14,9 @@
    open        another process uses the GPU
    capability  the GPU's compute capability is 7.0
    stream      the second stream cannot be created
-   memory      opening succeeds, but every allocation of memory fails */
+   memory      opening succeeds, but every allocation of memory fails
+   copy        every H2D copy fails
+   kernel      every launch fails */
 
 #define _POSIX_C_SOURCE 200809L
 #include <stddef.h>
@@ -25,7 +27,7 @@
 
 enum {
     SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, DEVICE_UNAVAILABLE = 46, INVALID_DEVICE = 101, INVALID_CONTEXT = 201,
-    INVALID_HANDLE = 400, NOT_READY = 600
+    INVALID_HANDLE = 400, NOT_READY = 600, LAUNCH_FAILED = 719
 };
 /* Nanoseconds. */
 enum { START = 3000, KERNEL = 20000, LONG_KERNEL = 300000, COPY = 5000, RESOLUTION = 512, PREEMPTED = 1500000 };
@@ -177,7 +179,7 @@ static int copy(void *to, const void *from, size_t bytes, struct stream *stream)
     return work(stream, COPY);
 }
 int cuMemcpyHtoDAsync_v2(void *to, const void *from, size_t bytes, struct stream *stream) {
-    return copy(to, from, bytes, stream);
+    return fails_at("copy") ? INVALID_VALUE : copy(to, from, bytes, stream);
 }
 int cuMemcpyDtoHAsync_v2(void *to, const void *from, size_t bytes, struct stream *stream) {
     return copy(to, from, bytes, stream);
@@ -202,6 +204,7 @@ int cuFuncGetAttribute(int *value, int attribute, char *function) { *value = 0; 
 int cuFuncSetAttribute(char *function, int attribute, int value) { return SUCCESS; }
 
 static int launch(const char *function, void **args, struct stream *stream) {
+    if (fails_at("kernel")) return LAUNCH_FAILED;
     if (strncmp(function, "route_", 6) == 0) {
         uint64_t tokens = *(uint32_t *)args[5], k = *(uint32_t *)args[7];
         int32_t *ids = *(int32_t **)args[8];
@@ -231,12 +234,16 @@ int cuGetErrorName(int error, const char **name) {
     switch (error) {
     case OUT_OF_MEMORY: *name = "CUDA_ERROR_OUT_OF_MEMORY"; return SUCCESS;
     case DEVICE_UNAVAILABLE: *name = "CUDA_ERROR_DEVICE_UNAVAILABLE"; return SUCCESS;
+    case LAUNCH_FAILED: *name = "CUDA_ERROR_LAUNCH_FAILED"; return SUCCESS;
+    case INVALID_VALUE: *name = "CUDA_ERROR_INVALID_VALUE"; return SUCCESS;
     default: return INVALID_VALUE;
     }
 }
 int cuGetErrorString(int error, const char **words) {
     switch (error) {
     case OUT_OF_MEMORY: *words = "out of memory"; return SUCCESS;
+    case LAUNCH_FAILED: *words = "unspecified launch failure"; return SUCCESS;
+    case INVALID_VALUE: *words = "invalid argument"; return SUCCESS;
     case DEVICE_UNAVAILABLE: *words = "CUDA-capable device(s) is/are busy or unavailable"; return SUCCESS;
     default: return INVALID_VALUE;
     }

@@ -11,6 +11,15 @@ use crate::cuda::{Device, Download, Event, Gpu, Policy, Registered, Result};
 use crate::placement::{DeviceId, Placement};
 use crate::weights::Matrix;
 
+/// A time read from the CPU's clock, or an event of a GPU.
+#[derive(Clone, Copy)]
+pub(crate) enum TimePoint {
+    /// On the CPU's clock.
+    Cpu(Instant),
+    /// An event of the current pass.
+    Gpu(DeviceId, Event),
+}
+
 /// Maximum number of GPUs in a list.
 pub const MAX_GPUS: usize = 16;
 
@@ -135,8 +144,17 @@ impl<'g> Devices<'g> {
         self.placement.output()
     }
 
+    /// The device of a matrix according to the placement.
+    pub(crate) fn placed(&self, matrix: &Matrix) -> DeviceId {
+        self.placement.tensor(&matrix.place)
+    }
+
     /// The GPU that holds a matrix; `None` if the matrix is on the CPU or the GPU has no memory for it.
     pub(crate) fn holder(&mut self, matrix: &Matrix) -> Option<DeviceId> {
+        let hot = self.gpus.iter().find(|gpu| gpu.has_all_hot(matrix));
+        if let Some(gpu) = hot {
+            return Some(gpu.id());
+        }
         let device = self.placement.tensor(&matrix.place);
         let holds = self.gpu_mut(device)?.holds(matrix);
         holds.then_some(device)
@@ -217,6 +235,17 @@ impl<'g> Devices<'g> {
         match self.gpu(gpu) {
             Some(gpu) => gpu.time(event),
             None => Ok(Instant::now()),
+        }
+    }
+
+    /// A time of the last pass, on the CPU's clock.
+    ///
+    /// # Errors
+    /// The pass has not ended.
+    pub(crate) fn at(&self, point: TimePoint) -> Result<Instant> {
+        match point {
+            TimePoint::Cpu(at) => Ok(at),
+            TimePoint::Gpu(gpu, event) => self.time(gpu, event),
         }
     }
 

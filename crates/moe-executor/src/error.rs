@@ -212,6 +212,9 @@ pub enum Error {
          sequence separately"
     )]
     RecordedBatch,
+    /// A hot cache cannot have the requested contents.
+    #[error(transparent)]
+    HotCache(#[from] crate::hot_cache::Error),
     /// A GPU failed, and the CPU cannot take over because values on the GPU are lost.
     #[error(transparent)]
     Cuda(#[from] crate::cuda::Error),

@@ -27,6 +27,7 @@ pub mod cuda;
 pub mod devices;
 mod error;
 mod ffn;
+pub mod hot_cache;
 pub mod hparams;
 mod kv_cache;
 pub mod memory;

@@ -8,7 +8,7 @@ use crate::buffers::Inventory;
 use crate::error::Result;
 use crate::ffn::{FFN_OPS, Ffn, FfnState};
 use crate::hparams::HParams;
-use crate::ops::{Gating, Glu, Groups, Ops, Projection, RouterSpec, RouterState};
+use crate::ops::{ExpertNodes, Gating, Glu, Groups, Ops, Projection, RouterSpec, RouterState};
 use crate::placement::DeviceId;
 use crate::recorder::{LaneCounts, Routing};
 use crate::weights::{Linear, Loader, Matrix, Vector};
@@ -232,7 +232,9 @@ impl<'g> MoeLayer<'g> {
             weights_scale: self.spec.weights_scale,
             n_expert_used: self.n_expert_used,
         };
+        ops.begin_call(device);
         let weights_name = ops.route(self.il, &router, x, &mut s.router, &mut s.routing);
+        ops.end_routing(device);
         self.experts(ops, device, s, weights_name, x, out);
     }
 
@@ -248,10 +250,21 @@ impl<'g> MoeLayer<'g> {
         out: &mut Activation,
     ) -> LaneCounts {
         let weights_name = NodeName::of("ffn_moe_weights", self.il);
+        ops.begin_call(device);
         std::mem::swap(&mut s.routing, routing);
         let lanes = self.experts(ops, device, s, weights_name, x, out);
         std::mem::swap(&mut s.routing, routing);
         lanes
+    }
+
+    /// Gate, up and down of the routed experts.
+    pub(crate) fn projections(&self) -> [&Linear<'g>; 3] {
+        [&self.gate, &self.up, &self.down]
+    }
+
+    /// Number of experts.
+    pub(crate) fn n_expert(&self) -> usize {
+        self.gate.weights.n_expert
     }
 
     /// Bytes of the shared expert's weights; 0 without one.
@@ -286,17 +299,19 @@ impl<'g> MoeLayer<'g> {
             Glu::Swiglu => "ffn_moe_swiglu",
             Glu::SwigluOai => "ffn_moe_swiglu_oai",
         };
-        let glu = (name(activated), self.spec.glu);
-        let routing = &mut s.routing;
-        let mut layer = ops.begin_experts(il, &self.down, routing);
-        let buffers = [&mut s.gate, &mut s.up];
-        ops.gate_up(&mut layer, [gate, up], glu, x, routing, buffers);
+        let nodes = ExpertNodes {
+            il,
+            projections: [gate, up, down],
+            activated: name(activated),
+            glu: self.spec.glu,
+            weights_name,
+        };
         let routed = match &self.shared {
             Some(_) => &mut s.shared.routed,
             None => &mut *out,
         };
-        let (hidden, experts) = (&mut s.gate, &mut s.down);
-        let lanes = ops.down_and_merge(layer, down, weights_name, hidden, routing, experts, routed);
+        let buffers = [&mut s.gate, &mut s.up, &mut s.down];
+        let lanes = ops.experts(device, &nodes, x, &mut s.routing, buffers, routed);
         let Some(shared) = &self.shared else {
             return lanes;
         };

@@ -5,6 +5,8 @@ mod slots;
 use std::time::Instant;
 
 use moe_engine::{Decode, Logits, Observer};
+use moe_placement::perf::{PerfMode, SharedCounters};
+use moe_placement::update::Exchange;
 use moe_trace::{Phase, RunWriter, manifest};
 
 use crate::activation::NodeName;
@@ -13,6 +15,7 @@ use crate::buffers::{Inventory, Ledger};
 use crate::cpu::threads::Threads;
 use crate::devices::Devices;
 use crate::error::Result;
+use crate::hot_cache::{HotCache, HotCacheReport, LaneContents};
 use crate::kv_cache::{CacheParams, KvCache, Run};
 use crate::model::Model;
 use crate::ops::Ops;
@@ -88,6 +91,41 @@ impl<'a, 'g> Session<'a, 'g> {
     /// Calls `observer` with the routing decisions of each MoE layer.
     pub fn observe(&mut self, observer: Observer<'a>) {
         self.ops.observer = Some(observer);
+    }
+
+    /// Builds a hot cache with `lanes`, replacing the previous one. It is used from the next pass on. Without lanes, selections are
+    /// only counted.
+    ///
+    /// # Errors
+    /// [`Error::HotCache`](crate::Error::HotCache) if the model or the list of devices does not have the contents of a lane.
+    pub fn enable_hot_cache(
+        &mut self,
+        lanes: &[LaneContents],
+        counters: PerfMode,
+    ) -> Result<HotCacheReport> {
+        self.ops.enable_hot_cache(self.model, lanes, counters)
+    }
+
+    /// Removes the hot cache and frees its memory.
+    pub fn disable_hot_cache(&mut self) {
+        self.ops.disable_hot_cache();
+    }
+
+    /// The hot cache, if it is enabled.
+    pub fn hot_cache(&self) -> Option<&HotCache> {
+        self.ops.hot.as_deref()
+    }
+
+    /// Replaces cached experts. No request runs meanwhile, so that none uses a part of the exchanges. Returns the number of
+    /// completed exchanges; [`HotCache::events`] counts failed ones. An exchange has no effect if the expert to evict is not cached, or if
+    /// the expert to add is cached already.
+    pub fn exchange(&mut self, exchanges: &[Exchange]) -> usize {
+        self.ops.exchange(self.model, exchanges)
+    }
+
+    /// The counters of the hot cache. Another thread may read them while the session runs.
+    pub fn counters(&self) -> Option<SharedCounters> {
+        Some(self.hot_cache()?.counters().clone())
     }
 
     /// Runs a forward pass over `tokens`, which are within the vocabulary and the context.

@@ -69,11 +69,58 @@ pub struct Matrix<'g> {
     data: &'g [u8],
 }
 
+/// Matrices of one type and shape in CPU memory, one after the other.
+#[derive(Clone, Copy)]
+pub struct Stack<'a> {
+    /// Matrix products for their type.
+    pub kernel: Kernel,
+    /// Length of a row, elements.
+    pub n_in: usize,
+    /// Rows of one matrix.
+    pub n_out: usize,
+    /// Bytes of a row.
+    pub row_size: usize,
+    data: &'a [u8],
+}
+
+impl<'a> Stack<'a> {
+    /// The bytes of rows `rows` of a matrix.
+    pub fn rows(&self, matrix: usize, rows: std::ops::Range<usize>) -> &'a [u8] {
+        let first = matrix * self.n_out;
+        &self.data[(first + rows.start) * self.row_size..(first + rows.end) * self.row_size]
+    }
+}
+
 impl<'g> Matrix<'g> {
     /// The bytes of rows `rows` of matrix `expert`.
     pub fn rows(&self, expert: usize, rows: std::ops::Range<usize>) -> &'g [u8] {
-        let first = expert * self.n_out;
-        &self.data[(first + rows.start) * self.row_size..(first + rows.end) * self.row_size]
+        self.stack().rows(expert, rows)
+    }
+
+    /// The bytes of the matrix of an expert.
+    pub fn expert(&self, expert: usize) -> &'g [u8] {
+        self.rows(expert, 0..self.n_out)
+    }
+
+    /// Bytes of the matrix of one expert.
+    pub fn expert_bytes(&self) -> usize {
+        self.n_out * self.row_size
+    }
+
+    /// Its matrices without their location in the file.
+    pub fn stack(&self) -> Stack<'g> {
+        self.stack_of(self.data)
+    }
+
+    /// Matrices of the same type and shape whose bytes are `data`.
+    pub fn stack_of<'a>(&self, data: &'a [u8]) -> Stack<'a> {
+        Stack {
+            kernel: self.kernel,
+            n_in: self.n_in,
+            n_out: self.n_out,
+            row_size: self.row_size,
+            data,
+        }
     }
 
     /// The bytes of all matrices.
@@ -95,6 +142,13 @@ pub struct Vector {
     pub data: Vec<f32>,
     /// Length of one vector.
     pub n: usize,
+}
+
+impl Vector {
+    /// The vector of an expert.
+    pub fn expert(&self, expert: usize) -> &[f32] {
+        &self.data[expert * self.n..][..self.n]
+    }
 }
 
 /// A linear layer, or one per expert: a matrix, and the bias of its output if the architecture has one.

@@ -5,6 +5,7 @@
 //! | [`learn`] | learn files: how often each expert of each layer was selected; reading, writing, merging |
 //! | [`plan`] | plans of a hot expert cache: rank experts by a learn file, pack them into memory budgets |
 //! | [`update`] | which cached experts to exchange after a request |
+//! | [`perf`] | counters of a running hot cache, and their report as a learn file |
 //! | [`cache`] | cache policies (LRU, LFU, ARC, Belady's algorithm, …) that drive a trace replay or a real cache |
 //! | [`predict`] | predictors of the experts that a layer selects next, for prefetching |
 //! | [`random`], [`json`] | reproducible pseudorandom numbers, and parsing of JSON with clear errors |
@@ -72,6 +73,7 @@
 pub mod cache;
 pub mod json;
 pub mod learn;
+pub mod perf;
 pub mod plan;
 pub mod predict;
 pub mod random;

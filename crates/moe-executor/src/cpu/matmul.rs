@@ -7,7 +7,7 @@ use moe_gguf::ExpertId;
 use crate::cpu::disjoint::Disjoint;
 use crate::cpu::quant::{Product, Scratch};
 use crate::cpu::threads::Threads;
-use crate::weights::Matrix;
+use crate::weights::{Matrix, Stack};
 
 /// Activations of one product, converted to the type that ggml multiplies with the type of the weights. The memory is reused
 /// between products.
@@ -19,7 +19,7 @@ pub struct Quantized {
 
 impl Quantized {
     /// Converts `rows (row, n_in)`.
-    fn fill(&mut self, threads: &Threads, weights: &Matrix, rows: &[f32]) {
+    fn fill(&mut self, threads: &Threads, weights: Stack, rows: &[f32]) {
         let n_in = weights.n_in;
         let activation = weights.kernel.activation();
         self.row_size = activation.row_size(n_in);
@@ -50,6 +50,7 @@ pub fn mul_mat(
     out: &mut [f32],
     scratch: &mut Quantized,
 ) {
+    let weights = weights.stack();
     let n_out = weights.n_out;
     let n_rows = rows.len() / weights.n_in;
     scratch.fill(threads, weights, rows);
@@ -78,7 +79,7 @@ fn panel(n_tokens: usize) -> usize {
 /// Products of a block of weight rows with the activations `act(0..n)`. `put(i, r, values)` receives the products of
 /// activation `i` with row `r` of the block and the rows after it.
 fn products<'a>(
-    weights: &Matrix<'a>,
+    weights: Stack<'a>,
     block: &'a [u8],
     n: usize,
     act: &'a (dyn Fn(usize) -> &'a [u8] + 'a),
@@ -159,13 +160,31 @@ impl Worklist {
     }
 }
 
-/// Activations of the selected experts. Entry `token * n_expert_used + slot` reads row `entry / rows_per`.
+/// The row of activations that each entry reads.
+#[derive(Clone, Copy)]
+pub enum RowOf<'a> {
+    /// Row `entry / n`: `n` is `n_expert_used` if the experts of a token read the same row, else 1.
+    Every(usize),
+    /// A row for each entry.
+    Listed(&'a [u32]),
+}
+
+impl RowOf<'_> {
+    fn entry(self, entry: u32) -> usize {
+        match self {
+            RowOf::Every(n) => entry as usize / n,
+            RowOf::Listed(rows) => rows[entry as usize] as usize,
+        }
+    }
+}
+
+/// Activations of the selected experts.
 #[derive(Clone, Copy)]
 pub struct Entries<'a> {
     /// Activations `(row, n_in)`.
     pub rows: &'a [f32],
-    /// Entries per row: `n_expert_used` if the experts of a token read the same row, else 1.
-    pub rows_per: usize,
+    /// The row of each entry.
+    pub row_of: RowOf<'a>,
     /// The entries of each expert.
     pub work: &'a Worklist,
 }
@@ -177,7 +196,7 @@ pub struct Entries<'a> {
 /// not limit the parallelism.
 pub fn mul_mat_id(
     threads: &Threads,
-    weights: &Matrix,
+    weights: Stack,
     x: Entries,
     out: &mut [f32],
     scratch: &mut Quantized,
@@ -199,7 +218,7 @@ pub fn mul_mat_id(
             let first = p * panel;
             let block = weights.rows(work.active[i].index(), first..n_out.min(end * panel));
             let entries = work.entries(i);
-            let act = |e: usize| scratch.row(entries[e] as usize / x.rows_per);
+            let act = |e: usize| scratch.row(x.row_of.entry(entries[e]));
             products(
                 weights,
                 block,

@@ -2,7 +2,7 @@
 
 pub(crate) mod attention;
 pub mod bandwidth;
-mod disjoint;
+pub(crate) mod disjoint;
 pub(crate) mod glu;
 pub(crate) mod matmul;
 pub mod quant;

@@ -12,13 +12,14 @@ use std::marker::PhantomData;
 use std::rc::Rc;
 use std::time::Instant;
 
-use moe_gguf::GgmlType;
+use moe_gguf::{ExpertId, GgmlType};
 use moe_trace::manifest;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::activation::Activation;
 use crate::cpu::attention::Shape;
 use crate::cpu::glu::Glu;
+use crate::hot_cache::Projections;
 use crate::hparams::Rope;
 use crate::kv_cache::{Batch, CacheTensor, KvLayer};
 use crate::mirrored::Mirrored;
@@ -59,6 +60,7 @@ impl Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// A type without values.
+#[derive(Clone, Copy)]
 enum Never {}
 
 /// Has no values. The field is private so that the compiler does not warn of unreachable code in the rest of the crate.
@@ -159,6 +161,21 @@ impl Download {
     }
 }
 
+/// Rows of activations on a GPU; has no values.
+#[derive(Clone, Copy)]
+pub(crate) struct HotInput(Never);
+
+/// A call of a lane of the hot cache.
+pub(crate) struct HotCall<'a, 'g> {
+    pub lane: usize,
+    pub linears: Projections<'a, 'g>,
+    pub glu: Glu,
+    pub input: HotInput,
+    pub tokens: usize,
+    pub k: usize,
+    pub staged: &'a [u32],
+}
+
 /// Has no values.
 pub struct Device {
     never: Never,
@@ -256,6 +273,32 @@ impl Device {
     }
 
     pub(crate) fn holds(&mut self, _: &Matrix) -> bool {
+        match self.never {}
+    }
+
+    pub(crate) fn insert_hot(&mut self, _: usize, _: Projections, _: &[ExpertId]) -> Result<u64> {
+        match self.never {}
+    }
+
+    pub(crate) fn replace_hot(
+        &mut self,
+        _: usize,
+        _: Projections,
+        _: usize,
+        _: ExpertId,
+    ) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn clear_hot(&mut self) {
+        match self.never {}
+    }
+
+    pub(crate) fn has_all_hot(&self, _: &Matrix) -> bool {
+        match self.never {}
+    }
+
+    pub(crate) fn is_hot(&self, _: &Matrix, _: i32) -> bool {
         match self.never {}
     }
 
@@ -428,6 +471,18 @@ impl Device {
         _: &mut Routing,
         _: &mut Activation,
     ) -> Result<Vec<bool>> {
+        match self.never {}
+    }
+
+    pub(crate) fn hot_input(&mut self, _: &mut Activation) -> Result<HotInput> {
+        match self.never {}
+    }
+
+    pub(crate) fn hot_lane(&mut self, _: &HotCall, _: &mut Activation) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn add_to(&mut self, _: &mut Activation, _: &mut Activation) -> Result<()> {
         match self.never {}
     }
 

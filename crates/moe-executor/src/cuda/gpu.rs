@@ -202,6 +202,18 @@ impl Gpu {
         upload_on(self.stream(), to, values.as_bytes())
     }
 
+    /// Starts a copy of `bytes` bytes within the GPU on the compute stream. Both ranges are allocated.
+    ///
+    /// # Errors
+    /// The copy cannot be started.
+    pub(crate) fn copy(&self, from: Ptr, to: Ptr, bytes: usize) -> Result<()> {
+        self.kernels.follow_copy();
+        bind(&self.context)?;
+        // SAFETY: the caller has allocated both ranges, and the stream orders the copy with all other work on them.
+        unsafe { result::memcpy_dtod_async(to.0, from.0, bytes, self.stream().cu_stream()) }
+            .map_err(|source| Error::driver("a D2D copy", source))
+    }
+
     /// Starts a D2H copy of `n` bytes to byte `at` of pinned memory on the compute stream.
     ///
     /// # Safety

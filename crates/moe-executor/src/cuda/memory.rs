@@ -210,6 +210,11 @@ impl Pinned {
         self.bytes
     }
 
+    /// Address of the first byte. It is the same on the CPU and on GPUs.
+    pub(super) fn ptr(&self) -> Ptr {
+        Ptr(self.address as u64)
+    }
+
     /// The bytes.
     ///
     /// # Safety

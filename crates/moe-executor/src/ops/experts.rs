@@ -7,7 +7,7 @@ use moe_trace::record::lane;
 
 use crate::activation::{Activation, NodeName};
 use crate::cpu::glu::Glu;
-use crate::cpu::matmul::{self, Entries};
+use crate::cpu::matmul::{self, Entries, RowOf};
 use crate::cuda::{Device, Policy, Ptr};
 use crate::ops::{Ops, Scope, number, router};
 use crate::placement::DeviceId;
@@ -87,14 +87,17 @@ impl Ops<'_> {
             self.gate_up_on_gpu(layer, [gate, up], glu, x, routing, gate_out)
         };
         let lane = if done { lane } else { lane::CPU };
-        let mut split = vec![lane; if first_on_gpu.is_some() { entries } else { 0 }];
-        split
-            .iter_mut()
-            .skip(first_on_gpu.unwrap_or(0))
-            .for_each(|lane| *lane = lane::POST_FETCHED);
-        let lanes = match first_on_gpu {
-            Some(_) => Lanes::Each(&split),
-            None => Lanes::All(lane),
+        let split = match first_on_gpu {
+            Some(first) => {
+                let mut split = vec![lane; entries];
+                split[first..].fill(lane::POST_FETCHED);
+                split
+            }
+            None => self.lanes_of_copied(lane, device, &gate.weights, routing),
+        };
+        let lanes = match split.as_slice() {
+            [] => Lanes::All(lane),
+            split => Lanes::Each(split),
         };
         self.project_rows(&mut scope, &gate_rows, x, (routing, lanes), gate_out);
         self.project_rows(&mut scope, &up_rows, x, (routing, lanes), up_out);
@@ -134,7 +137,7 @@ impl Ops<'_> {
             self.merge_experts(il, weights_name, routing, experts, dst);
             return lanes;
         };
-        let lanes = Lanes::All(lane::GPU_RESIDENT);
+        let lanes = Lanes::All(self.lane_of_resident(&projection.linear.weights));
         self.project_rows(&mut scope, &projection, src, (routing, lanes), experts);
         self.merge_rows(scope, il, weights_name, routing, experts, dst);
         lanes.count(routing.ids.len())
@@ -191,9 +194,43 @@ impl Ops<'_> {
             self.fetch_expert_inputs(src, routing, true);
             self.work.fill(routing.ids.host(), weights.n_expert);
         }
-        let lanes = Lanes::All(if done { lane } else { lane::CPU });
+        let lane = if done { lane } else { lane::CPU };
+        let each = self.lanes_of_copied(lane, device, weights, routing);
+        let lanes = match each.as_slice() {
+            [] => Lanes::All(lane),
+            each => Lanes::Each(each),
+        };
         self.project_rows(&mut scope, &projection, src, (routing, lanes), dst);
         lanes.count(routing.ids.len())
+    }
+
+    /// The lane of experts that a GPU holds: by their placement, or because the hot cache contains all experts of the layer.
+    fn lane_of_resident(&self, stack: &Matrix) -> u8 {
+        match self.devices.placed(stack) {
+            DeviceId::Cpu => lane::HOT_CACHE,
+            DeviceId::Gpu(_) => lane::GPU_RESIDENT,
+        }
+    }
+
+    /// The lane of each selected expert whose matrix was copied to a GPU for a product: experts in the GPU's hot cache are copied
+    /// from there. Empty if all are in `lane`.
+    fn lanes_of_copied(
+        &self,
+        lane: u8,
+        device: DeviceId,
+        stack: &Matrix,
+        routing: &Routing,
+    ) -> Vec<u8> {
+        match self.devices.gpu(device) {
+            Some(gpu) if lane == lane::CACHE_MISS && self.hot.is_some() => {
+                let lane_of = |&id: &i32| match gpu.is_hot(stack, id) {
+                    true => lane::HOT_CACHE,
+                    false => lane,
+                };
+                routing.ids.host().iter().map(lane_of).collect()
+            }
+            _ => Vec::new(),
+        }
     }
 
     /// Computes product and bias of a projection on the CPU, unless a GPU has computed them, and records both. `src` has one
@@ -216,10 +253,11 @@ impl Ops<'_> {
         } else {
             let x = Entries {
                 rows: src.data(),
-                rows_per,
+                row_of: RowOf::Every(rows_per),
                 work: &self.work,
             };
             let (out, quantized) = (dst.data_mut(), &mut self.quantized);
+            let weights = weights.stack();
             matmul::mul_mat_id(self.threads, weights, x, out, quantized, start_transfers);
         }
         dst.name = product;
@@ -268,7 +306,7 @@ impl Ops<'_> {
         if let Some(gpu) = first
             && holders.all(|holder| holder == first)
         {
-            return (gpu, lane::GPU_RESIDENT);
+            return (gpu, self.lane_of_resident(stacks[0]));
         }
         let tokens = routing.ids.len() / routing.n_expert_used.max(1);
         let is_copied = self.devices.policy() == Policy::Gpu

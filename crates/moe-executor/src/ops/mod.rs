@@ -22,6 +22,7 @@
 mod attention;
 mod elementwise;
 mod experts;
+mod hot_cache;
 pub(crate) mod number;
 mod post_fetch;
 mod router;
@@ -37,12 +38,14 @@ use crate::cpu::rope::Angles;
 use crate::cpu::threads::Threads;
 use crate::cuda;
 use crate::devices::Devices;
+use crate::hot_cache::HotCache;
 use crate::placement::DeviceId;
 use crate::recorder::Recorder;
 use crate::weights::{Linear, Matrix, Vector};
 
 pub(crate) use crate::cpu::glu::Glu;
 pub(crate) use experts::Projection;
+pub(crate) use hot_cache::ExpertNodes;
 pub(crate) use router::{Gating, Groups, RouterSpec, RouterState};
 use scope::Scope;
 
@@ -56,6 +59,8 @@ pub(crate) struct Ops<'a> {
     pub observer: Option<Observer<'a>>,
     /// Devices of the session.
     pub devices: Devices<'a>,
+    /// The hot expert cache, if it is enabled.
+    pub hot: Option<Box<HotCache>>,
     /// Position of each token of the current operations, in its sequence.
     pub positions: Vec<u32>,
     /// Position of the first token of the pass.
@@ -92,6 +97,7 @@ impl<'a> Ops<'a> {
             recorder,
             observer: None,
             devices,
+            hot: None,
             positions: Vec::new(),
             first_position: TokenId::default(),
             not_finite: None,

@@ -10,7 +10,7 @@ use moe_trace::record::lane;
 
 use crate::activation::Activation;
 use crate::cpu::glu::Glu;
-use crate::cpu::matmul::{self, Entries};
+use crate::cpu::matmul::{self, Entries, RowOf};
 use crate::cuda::{Device, Policy};
 use crate::ops::Ops;
 use crate::ops::experts::{Experts, Projection};
@@ -157,11 +157,11 @@ impl Ops<'_> {
         let mut missed = vec![0.0; ids.len() * n_out];
         let x = Entries {
             rows: src.data(),
-            rows_per: 1,
+            row_of: RowOf::Every(1),
             work: &self.work,
         };
-        let out = &mut missed;
-        matmul::mul_mat_id(self.threads, weights, x, out, &mut self.quantized, || ());
+        let (stack, out) = (weights.stack(), &mut missed);
+        matmul::mul_mat_id(self.threads, stack, x, out, &mut self.quantized, || ());
         if let Some(bias) = bias {
             let rows = missed.chunks_exact_mut(n_out).zip(ids).enumerate();
             for (_, (row, &id)) in rows.filter(|(entry, _)| is_missed(*entry)) {

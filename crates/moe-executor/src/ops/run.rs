@@ -89,6 +89,9 @@ impl Ops<'_> {
     /// A GPU reports an error.
     pub fn begin_pass(&mut self) -> Result<()> {
         self.first_position = TokenId(self.positions.first().copied().unwrap_or(0));
+        if let Some(cache) = &mut self.hot {
+            cache.begin_pass();
+        }
         Ok(self.devices.begin_pass()?)
     }
 
@@ -100,6 +103,9 @@ impl Ops<'_> {
         self.devices.end_pass()?;
         if let Some(fault) = self.fault.take() {
             return Err(fault.into());
+        }
+        if let Some(cache) = &mut self.hot {
+            cache.end_pass(&self.devices)?;
         }
         let samples = self.devices.samples()?;
         self.recorder.transfers(&samples, self.first_position)?;

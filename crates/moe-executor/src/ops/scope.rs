@@ -6,6 +6,7 @@ use moe_trace::TokenId;
 
 use crate::activation::NodeName;
 use crate::cuda::{self, Device, Event};
+use crate::devices::TimePoint;
 use crate::ops::Ops;
 use crate::placement::DeviceId;
 use crate::recorder::{Lanes, RoutedRows, Routing, Source, When};
@@ -42,6 +43,16 @@ impl Scope {
         self.ran != Executor::Cpu
     }
 
+    /// Start and end of the operation on a GPU, if they are measured.
+    pub fn span(&self) -> Option<(TimePoint, TimePoint)> {
+        match self.ran {
+            Executor::Gpu(gpu, Some((from, to))) => {
+                Some((TimePoint::Gpu(gpu, from), TimePoint::Gpu(gpu, to)))
+            }
+            _ => None,
+        }
+    }
+
     /// The same operation computed on the CPU, because the GPU had no part of it to compute.
     pub fn left_to_cpu(self) -> Scope {
         Scope::on_cpu(self.start)
@@ -66,19 +77,32 @@ impl Ops<'_> {
         device: DeviceId,
         launch: impl FnOnce(&mut Device) -> cuda::Result<()>,
     ) -> bool {
+        let is_timed = self.recorder.is_on();
+        let done = self.try_on(scope, device, is_timed, launch);
+        if device != DeviceId::Cpu {
+            // The CPU continues while the GPU computes.
+            self.recorder.host_is_free();
+        }
+        done
+    }
+
+    /// Like [`Ops::on`], while the CPU computes another operation. `is_timed`: whether start and end are measured.
+    pub(super) fn try_on(
+        &mut self,
+        scope: &mut Scope,
+        device: DeviceId,
+        is_timed: bool,
+        launch: impl FnOnce(&mut Device) -> cuda::Result<()>,
+    ) -> bool {
         let Some(gpu) = self.devices.gpu_mut(device) else {
             return false;
         };
-        let timed = self.recorder.is_on();
         let run = || {
-            let from = timed.then(|| gpu.start_event()).transpose()?;
+            let from = is_timed.then(|| gpu.start_event()).transpose()?;
             launch(gpu)?;
             from.map(|from| gpu.end_events(from)).transpose()
         };
-        let ran = run();
-        // The CPU continues while the GPU computes.
-        self.recorder.host_is_free();
-        match ran {
+        match run() {
             Ok(events) => {
                 self.devices.ran(device);
                 scope.ran = Executor::Gpu(device, events);

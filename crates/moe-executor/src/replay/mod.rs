@@ -13,13 +13,16 @@ use std::time::{Duration, Instant};
 
 use moe_gguf::experts::expert_bytes_by_layer;
 use moe_gguf::map::OffsetMap;
+use moe_placement::perf::PerfMode;
+use moe_placement::update::Exchange;
 use moe_trace::{ExpertId, LayerId, TokenId};
 
 use crate::activation::{Activation, NodeName};
 use crate::cpu::threads::Threads;
-use crate::cuda::{self, Device, Event};
-use crate::devices::Devices;
+use crate::cuda::{self, Device};
+use crate::devices::{Devices, TimePoint};
 use crate::error::{Error, Result};
+use crate::hot_cache::{HotCache, HotCacheReport, LaneContents};
 use crate::model::Model;
 use crate::moe::MoeState;
 use crate::ops::{At, Ops};
@@ -64,13 +67,6 @@ pub struct Ran {
     pub lanes: LaneCounts,
 }
 
-/// A time read from the CPU's clock, or an event of a GPU.
-#[derive(Clone, Copy)]
-enum TimePoint {
-    Cpu(Instant),
-    Gpu(DeviceId, Event),
-}
-
 impl<'a, 'g> Replay<'a, 'g> {
     /// A replay through the MoE layers of `model` on `devices`. The CPU uses `threads`.
     pub fn new(
@@ -102,6 +98,29 @@ impl<'a, 'g> Replay<'a, 'g> {
             recorder.wait_for_gpu();
         }
         std::mem::replace(&mut self.ops.recorder, recorder)
+    }
+
+    /// Builds a hot cache with `lanes`, replacing the previous one: see
+    /// [`Session::enable_hot_cache`](crate::Session::enable_hot_cache).
+    ///
+    /// # Errors
+    /// [`Error::HotCache`].
+    pub fn enable_hot_cache(
+        &mut self,
+        lanes: &[LaneContents],
+        counters: PerfMode,
+    ) -> Result<HotCacheReport> {
+        self.ops.enable_hot_cache(self.model, lanes, counters)
+    }
+
+    /// The hot cache, if it is enabled.
+    pub fn hot_cache(&self) -> Option<&HotCache> {
+        self.ops.hot.as_deref()
+    }
+
+    /// Replaces cached experts: see [`Session::exchange`](crate::Session::exchange).
+    pub fn exchange(&mut self, exchanges: &[Exchange]) -> usize {
+        self.ops.exchange(self.model, exchanges)
     }
 
     /// The devices of the replay.
@@ -156,10 +175,7 @@ impl<'a, 'g> Replay<'a, 'g> {
             ran.push((done, span));
         }
         self.ops.end_pass()?;
-        let time = |point| match point {
-            TimePoint::Gpu(gpu, event) => self.ops.devices.time(gpu, event),
-            TimePoint::Cpu(at) => Ok(at),
-        };
+        let time = |point| self.ops.devices.at(point);
         let timed = ran.into_iter().map(|(ran, (from, to))| {
             let time = time(to)?.saturating_duration_since(time(from)?);
             Ok(Ran { time, ..ran })

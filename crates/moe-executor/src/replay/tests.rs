@@ -295,3 +295,28 @@ fn counts_the_bytes_of_distinct_experts() {
         "{error}"
     );
 }
+
+/// A hot cache changes where experts are computed, not the output.
+#[test]
+fn replay_with_a_hot_cache_yields_the_output_without_one() {
+    let gguf = fixture("random-gpt-oss-F16.gguf");
+    let model = Model::load(&gguf).unwrap();
+    let routes = routes(1, &[(0, &[1, 2, 3]), (1, &[3, 2, 0]), (2, &[1, 0, 5])]);
+    let expected = output(&model, &routes, 8).unwrap().0;
+    let threads = Threads::new(2).unwrap();
+    let recorder = Recorder::new(None);
+    let mut replay = Replay::new(&model, &threads, Devices::cpu(), recorder, 8);
+    let lane = LaneContents {
+        device: DeviceId::Cpu,
+        experts: [(LayerId(1), vec![ExpertId(3), ExpertId(1)])].into(),
+    };
+    replay.enable_hot_cache(&[lane], PerfMode::Full).unwrap();
+    let pass = routes.passes().next().unwrap();
+    let ran = replay.run(&pass).unwrap();
+    assert_eq!(replay.out.data(), expected);
+    assert_eq!(ran[0].lanes[usize::from(lane::HOT_CACHE)], 4);
+    assert_eq!(ran[0].lanes[usize::from(lane::CPU)], 5);
+    let counters = replay.hot_cache().unwrap().counters().lock();
+    assert_eq!((counters.hot_slots(), counters.cold_slots()), (4, 5));
+    assert_eq!(counters.selections(LayerId(1), ExpertId(3)), (2, 0));
+}

@@ -6,10 +6,13 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use moe_engine::{Decode, Logits, Mode};
 use moe_executor::cpu::threads::Threads;
+use moe_executor::hot_cache::LaneContents;
+use moe_executor::placement::DeviceId;
 use moe_executor::recorder::Recorder;
 use moe_executor::{CacheParams, Model, Session};
-use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
+use moe_gguf::{ExpertId, Gguf, LayerId};
+use moe_placement::perf::PerfMode;
 use moe_trace::{Manifest, Phase, RunOptions, RunWriter};
 
 /// Counts the allocations of all threads.
@@ -39,14 +42,30 @@ const TOKENS: u32 = 100;
 /// Maximum number of record blocks of a writer (`blocks.rs` in moe-trace).
 const MAX_BLOCKS: usize = 32;
 
-/// Allocations while [`TOKENS`] tokens are decoded, after the first 20 and before the cache grows again.
-fn while_decoding(file: &str, recorder: impl FnOnce(&Gguf) -> Recorder) -> usize {
+/// Allocations while [`TOKENS`] tokens are decoded, after the first 20 and before the cache grows again. `cached` is the number
+/// of experts per layer in a hot cache; `None`: without a cache.
+fn while_decoding(
+    file: &str,
+    recorder: impl FnOnce(&Gguf) -> Recorder,
+    cached: Option<u32>,
+) -> usize {
     let gguf = Gguf::open(moe_testkit::fixture(file)).unwrap();
     let model = Model::load(&gguf).unwrap();
     // A second thread would allocate its buffers when it first gets work, which may be late.
     let threads = Threads::new(1).unwrap();
     let mut session =
         Session::new(&model, &threads, recorder(&gguf), CacheParams::new(256)).unwrap();
+    if let Some(cached) = cached {
+        let layers = (0..model.hparams().n_layer as u16).map(LayerId);
+        let layers = layers.filter(|&layer| model.has_experts(layer));
+        let lane = LaneContents {
+            device: DeviceId::Cpu,
+            experts: layers
+                .map(|layer| (layer, (0..cached).map(ExpertId).collect()))
+                .collect(),
+        };
+        session.enable_hot_cache(&[lane], PerfMode::Full).unwrap();
+    }
     let prompt: Vec<u32> = (1..129).collect();
     session
         .decode(&prompt, Phase::Prompt, Logits::Last)
@@ -90,16 +109,27 @@ fn alone() {
         "tiny-qwen3moe-Q4_K_M.gguf",
         "tiny-gpt-oss-MXFP4.gguf",
     ] {
-        assert_eq!(while_decoding(file, |_| Recorder::new(None)), 0, "{file}");
+        for cached in [None, Some(0), Some(3)] {
+            let allocations = while_decoding(file, |_| Recorder::new(None), cached);
+            assert_eq!(
+                allocations, 0,
+                "{file}, {cached:?} experts in the hot cache"
+            );
+        }
         for mode in [Mode::All, Mode::Experts] {
             let dir = tempfile::tempdir().unwrap();
-            let recorded = while_decoding(file, |gguf| {
-                let run = dir.path().join("run");
-                let map = OffsetMap::new(gguf);
-                let options = RunOptions::default();
-                let writer = RunWriter::create(&run, Manifest::default(), &map, options).unwrap();
-                Recorder::new(Some(writer)).with_mode(mode)
-            });
+            let recorded = while_decoding(
+                file,
+                |gguf| {
+                    let run = dir.path().join("run");
+                    let map = OffsetMap::new(gguf);
+                    let options = RunOptions::default();
+                    let writer =
+                        RunWriter::create(&run, Manifest::default(), &map, options).unwrap();
+                    Recorder::new(Some(writer)).with_mode(mode)
+                },
+                Some(2),
+            );
             assert!(
                 recorded <= MAX_BLOCKS,
                 "{file}, recorded, {mode:?}: {recorded} allocations"

@@ -9,7 +9,7 @@ use moe_synth::write;
 use moe_testkit::fixture;
 
 use crate::reference::{
-    Bounds, Distance, F16, GPT_OSS, ModelRun, PROMPTS, QWEN3MOE, Reference, distances, host,
+    Bounds, Distance, F16, GPT_OSS, ModelRun, PROMPTS, QWEN3MOE, Reference, as_is, distances, host,
     reference, run,
 };
 
@@ -20,7 +20,7 @@ fn compare(file: &str, bounds: &Bounds) {
 }
 
 fn compare_with(gguf: &Gguf, stem: &str, prompts: &[&str], bounds: &Bounds) {
-    let of_prompts = distances(gguf, stem, prompts, &host, &|_| None);
+    let of_prompts = distances(gguf, stem, prompts, (&host, &as_is), &|_| None);
     if stem.contains("F16") {
         for distance in &of_prompts {
             let all = distance.all;
@@ -162,7 +162,8 @@ fn results_do_not_depend_on_the_batch_size() {
     let reference = reference("random-qwen3moe-F16.long");
     let gguf = Gguf::open(fixture("random-qwen3moe-F16.gguf")).unwrap();
     let model = Model::load(&gguf).unwrap();
-    let [one, several] = [512, 100].map(|batch| run(&model, &reference, batch, &host, &|_| None));
+    let [one, several] =
+        [512, 100].map(|batch| run(&model, &reference, batch, (&host, &as_is), &|_| None));
     let logits = |ran: &ModelRun| ran.logits.concat();
     for (a, b) in logits(&one).iter().zip(logits(&several)) {
         assert!((a - b).abs() < 1e-3, "{a} {b}");

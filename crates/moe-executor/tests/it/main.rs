@@ -4,10 +4,12 @@
 
 mod allocations;
 mod cuda_models;
+mod hot_cache;
 mod hparams;
 mod llama_cpp;
 mod ptx;
 mod records;
 mod reference;
 mod slots;
+mod stand_in;
 mod tokenizer;

@@ -78,6 +78,12 @@ pub struct Row {
 /// Opens the devices of a session.
 pub type Open<'o> = &'o dyn for<'g> Fn(&'g Gguf, &Model<'g>) -> Devices<'g>;
 
+/// Prepares a session before the first token.
+pub type Prepare<'p> = &'p dyn Fn(&mut Session);
+
+/// A session as it is.
+pub fn as_is(_: &mut Session) {}
+
 /// Checks the devices after all tokens; returns a description of a fault.
 pub type Look<'l> = &'l dyn Fn(&Devices) -> Option<String>;
 
@@ -97,7 +103,13 @@ pub struct ModelRun {
 }
 
 /// Evaluates the tokens of a reference, the prompt in batches of `batch` tokens.
-pub fn run(model: &Model, reference: &Reference, batch: usize, open: Open, look: Look) -> ModelRun {
+pub fn run(
+    model: &Model,
+    reference: &Reference,
+    batch: usize,
+    (open, prepare): (Open, Prepare),
+    look: Look,
+) -> ModelRun {
     let threads = Threads::new(2).unwrap();
     let devices = open(model.gguf(), model);
     let recorder = Recorder::new(None);
@@ -109,6 +121,7 @@ pub fn run(model: &Model, reference: &Reference, batch: usize, open: Open, look:
         CacheParams::of_type(CacheType::F32, 1024),
     )
     .unwrap();
+    prepare(&mut session);
     let routed: Rc<RefCell<Vec<Vec<Row>>>> = Rc::new(RefCell::new(
         (0..model.hparams().n_layer).map(|_| Vec::new()).collect(),
     ));
@@ -248,7 +261,7 @@ pub fn distances(
     gguf: &Gguf,
     file: &str,
     prompts: &[&str],
-    open: Open,
+    (open, prepare): (Open, Prepare),
     look: Look,
 ) -> Vec<PromptDistance> {
     let model = Model::load(gguf).unwrap();
@@ -267,7 +280,7 @@ pub fn distances(
             "{prompt}"
         );
 
-        let ran = run(&model, &reference, 512, open, look);
+        let ran = run(&model, &reference, 512, (open, prepare), look);
         let of_prompt = compare(gguf, &reference, &ran, &format!("{file} {prompt}"));
         println!("{file} {prompt}: {}", of_prompt.all);
         distances.push(of_prompt);

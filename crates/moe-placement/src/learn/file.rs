@@ -48,6 +48,11 @@ pub struct LearnFile {
 }
 
 impl LearnFile {
+    /// A learn file with these keys. They must have the types that [`LearnFile::parse`] expects.
+    pub(crate) fn from_root(root: Map<String, Value>) -> LearnFile {
+        LearnFile { root }
+    }
+
     /// Parses a learn file with the checks of the runtime.
     ///
     /// # Errors

@@ -5,6 +5,7 @@
 mod evictions;
 mod learn;
 mod merge;
+mod perf;
 mod plan;
 mod policies;
 mod properties;

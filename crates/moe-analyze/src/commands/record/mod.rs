@@ -14,7 +14,8 @@ use anyhow::{Context as _, bail};
 use echo::Echo;
 use indicatif::{ProgressBar, ProgressStyle};
 use moe_engine::{
-    CreateRun, Limits, Mode, Sampler, SamplerParams, SessionInfo, Setup, Stop, generate, max_records,
+    CreateRun, Limits, Mode, Sampler, SamplerParams, SessionInfo, Setup, Stop, generate,
+    max_records,
 };
 use moe_executor::cpu::threads::n_cores;
 use moe_gguf::map::OffsetMap;

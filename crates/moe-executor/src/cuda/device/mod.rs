@@ -1,6 +1,8 @@
 //! A GPU as a session uses it: the weights and scratch memory on it, its transfers, and the times of its operations.
 
 mod describe;
+mod hot;
+mod lane_sum;
 mod scratch;
 mod weights;
 
@@ -30,6 +32,9 @@ pub struct Device {
     /// By index in the tensor table of the GGUF file; `None` if the matrix did not fit.
     matrices: HashMap<u32, Option<Resident>>,
     vectors: HashMap<u32, DeviceBuffer>,
+    /// Experts of the hot cache.
+    hot: hot::HotExperts,
+    lane_sum: lane_sum::LaneSum,
     scratch: [Option<DeviceBuffer>; Scratch::COUNT],
     positions: Vec<u32>,
     /// The end of the last operation on this GPU, if no other device ran an operation since, nor the CPU waited: then the next
@@ -60,6 +65,8 @@ impl Device {
             placement,
             matrices: HashMap::new(),
             vectors: HashMap::new(),
+            hot: hot::HotExperts::default(),
+            lane_sum: lane_sum::LaneSum::default(),
             scratch: [const { None }; Scratch::COUNT],
             positions: Vec::new(),
             previous_end: None,

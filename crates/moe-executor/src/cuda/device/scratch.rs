@@ -28,10 +28,16 @@ pub enum Scratch {
     Table,
     /// Quantized hidden activations of the experts of one token, between up and down.
     Hidden,
+    /// Slots and router weights of a lane of the hot cache.
+    LaneEntries,
+    /// Hidden activations of a lane.
+    LaneHidden,
+    /// Down products of a lane.
+    LaneRows,
 }
 
 impl Scratch {
-    pub(super) const COUNT: usize = Scratch::Hidden as usize + 1;
+    pub(super) const COUNT: usize = Scratch::LaneRows as usize + 1;
 }
 
 impl Device {

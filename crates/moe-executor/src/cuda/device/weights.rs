@@ -12,7 +12,7 @@ use crate::recorder::Routing;
 use crate::weights::{Matrix, Vector};
 
 /// Bytes after a matrix or vector that kernels may read and ignore.
-const SLACK: usize = 256;
+pub(super) const SLACK: usize = 256;
 /// Number of elements that are converted to F16 at a time.
 const CONVERTED_AT_ONCE: usize = 1 << 20;
 
@@ -94,7 +94,8 @@ impl Device {
         })
     }
 
-    /// Copies the experts `ids` of a matrix in CPU memory into `scratch`, at the same offsets as in the matrix.
+    /// Copies the experts `ids` of a matrix in CPU memory into `scratch`, at the same offsets as in the matrix. Experts of the hot
+    /// cache are copied within the GPU.
     ///
     /// # Errors
     /// The type has no kernel, or the copies do not fit or cannot be started.
@@ -105,13 +106,16 @@ impl Device {
                 what: format!("type {}", matrix.ty.name()),
             });
         }
-        let expert_size = matrix.row_size * matrix.n_out;
+        let expert_size = matrix.expert_bytes();
         let room = self.scratch(scratch, expert_size * matrix.n_expert + SLACK)?;
         let mut wanted = vec![false; matrix.n_expert];
         ids.iter().for_each(|&id| wanted[id as usize] = true);
         for (expert, _) in wanted.iter().enumerate().filter(|(_, wanted)| **wanted) {
-            let bytes = matrix.rows(expert, 0..matrix.n_out);
-            self.gpu.upload(room.offset(expert * expert_size), bytes)?;
+            let at = room.offset(expert * expert_size);
+            match self.hot_matrix(matrix, expert) {
+                Some(hot) => self.gpu.copy(hot, at, expert_size)?,
+                None => self.gpu.upload(at, matrix.expert(expert))?,
+            }
         }
         Ok(weights(matrix, room, matrix.ty, matrix.row_size))
     }
@@ -134,8 +138,11 @@ impl Device {
         }
     }
 
-    /// The matrix, if it is resident on this GPU.
+    /// The matrix, if it is resident on this GPU: by its placement, or because the hot cache contains all its experts.
     pub(crate) fn resident(&mut self, matrix: &Matrix) -> Option<Weights> {
+        if let Some(hot) = self.complete_hot(matrix) {
+            return Some(hot);
+        }
         if self.placement.tensor(&matrix.place) == self.id() {
             self.matrix(matrix)
         } else {
@@ -169,7 +176,7 @@ impl Device {
 }
 
 /// Describes a copy of `matrix` at `ptr` with rows of type `ty`.
-fn weights(matrix: &Matrix, ptr: Ptr, ty: GgmlType, row_size: usize) -> Weights {
+pub(super) fn weights(matrix: &Matrix, ptr: Ptr, ty: GgmlType, row_size: usize) -> Weights {
     Weights {
         ptr,
         ty,

@@ -8,7 +8,10 @@
 mod attention;
 mod elementwise;
 mod experts;
+mod hot;
 mod router;
+
+pub(crate) use hot::HotCall;
 
 use moe_gguf::GgmlType;
 

@@ -98,6 +98,9 @@ impl Ops<'_> {
         inventory.vector(Input::Positions.buffer_id(), "positions", &self.positions);
         inventory.vector(GROUPS_BUFFER, "expert groups", &self.groups);
         inventory.vector(SUMS_BUFFER, "sums of weights", &self.sums);
+        if let Some(cache) = &self.hot {
+            cache.buffers(inventory);
+        }
         inventory.vector(
             QUANTIZED_BUFFER,
             "quantized activations",

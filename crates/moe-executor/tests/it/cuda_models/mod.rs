@@ -2,6 +2,7 @@
 //! memory. The tests are skipped without a GPU.
 
 mod failures;
+mod hot_cache;
 mod memory;
 mod multi_gpu;
 mod policies;
@@ -13,13 +14,17 @@ mod waits;
 
 use moe_executor::cuda::post_fetch::Settings;
 use moe_executor::cuda::{Gpu, GpuSpec, Policy};
-use moe_executor::placement::Rules;
-use moe_executor::{Devices, Model};
+use moe_executor::hot_cache::LaneContents;
+use moe_executor::placement::{DeviceId, Rules};
+use moe_executor::{Devices, Model, Session};
 use moe_gguf::Gguf;
+use moe_placement::perf::PerfMode;
+use moe_placement::random::SplitMix64;
 use moe_testkit::{Need, Report, fixture, skip};
 
+use crate::hot_cache::random_lanes;
 use crate::reference::{
-    Bounds, Distance, F16, GPT_OSS, Look, Open, PromptDistance, QWEN3MOE, distances,
+    Bounds, Distance, F16, GPT_OSS, Look, Open, Prepare, PromptDistance, QWEN3MOE, distances,
 };
 
 /// Fixtures with the maximum distance of each from llama.cpp.
@@ -76,6 +81,27 @@ struct Case {
     post_fetch: Settings,
     /// Size of the scratchpad as a multiple of the largest down matrix of an expert; `None`: as large as required.
     scratchpad: Option<f64>,
+    /// A hot cache with random experts.
+    hot: Option<RandomLanes>,
+}
+
+/// Lanes of a hot cache with random experts.
+#[derive(Clone, Copy, Debug)]
+struct RandomLanes {
+    /// Device of each lane.
+    devices: &'static [DeviceId],
+    /// Probability in percent that an expert is cached.
+    percent: usize,
+}
+
+impl RandomLanes {
+    fn contents(&self, model: &Model) -> Vec<LaneContents> {
+        let mut random = SplitMix64::new(self.percent as u64);
+        let lanes = random_lanes(model, &mut random, self.devices.len(), self.percent);
+        let devices = self.devices.iter().zip(lanes);
+        let lanes = devices.map(|(&device, lane)| LaneContents { device, ..lane });
+        lanes.collect()
+    }
 }
 
 /// The entire model on GPU 0; for the policies that compute experts on the CPU, without the experts.
@@ -93,6 +119,7 @@ fn case(policy: Policy) -> Case {
         min_batch: Some(32),
         post_fetch: Settings::default(),
         scratchpad: None,
+        hot: None,
     }
 }
 
@@ -134,6 +161,14 @@ impl Case {
         }
     }
 
+    /// Enables the hot cache of the case.
+    fn prepare(&self, session: &mut Session) {
+        if let Some(hot) = &self.hot {
+            let lanes = hot.contents(session.model());
+            session.enable_hot_cache(&lanes, PerfMode::Update).unwrap();
+        }
+    }
+
     /// Compares models with llama.cpp. Reports everything outside the bounds at the end.
     fn compare(&self, models: &[(&str, &Bounds)], prompts: &[&str]) {
         self.compare_and_check(models, prompts, &|_| None);
@@ -149,7 +184,9 @@ impl Case {
         for &(name, bounds) in models {
             let gguf = open(name);
             let open: Open = &|gguf, model| self.open(gguf, model);
-            let of_prompts = distances(&gguf, name, prompts, open, look);
+            let prepare: Prepare = &|session| self.prepare(session);
+            let setup = (open, prepare);
+            let of_prompts = distances(&gguf, name, prompts, setup, look);
             for (prompt, of_prompt) in prompts.iter().zip(&of_prompts) {
                 let outside = if name.ends_with("F16") {
                     outside(&format!("{name} {prompt}"), of_prompt, bounds)

@@ -38,7 +38,9 @@ fn require_equal_results(report: &mut Report, cases: &[Case]) {
                 &model,
                 &reference,
                 512,
-                &|gguf, model| case.open(gguf, model),
+                (&|gguf, model| case.open(gguf, model), &|session| {
+                    case.prepare(session)
+                }),
                 &|_| None,
             );
             let bits = bits(&ran);

@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 use moe_engine::{Decode, Logits};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::cuda::Fallbacks;
+use moe_executor::hot_cache::LaneEvents;
 use moe_executor::recorder::Recorder;
 use moe_executor::{CacheParams, Devices, Model, Session};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
+use moe_placement::perf::Counters;
 use moe_trace::Phase;
 use moe_trace::buffers::{self, BufferEvent};
 use moe_trace::transfers::{self, Transfer};
@@ -37,6 +39,10 @@ pub struct Recorded {
     pub passes: Vec<MeasuredPass>,
     /// Total of all GPUs.
     pub fallbacks: Fallbacks,
+    /// Counters of the hot cache, if the case has one.
+    pub counters: Option<Counters>,
+    /// Failures and shortcuts of the hot cache.
+    pub events: LaneEvents,
     pub buffers: Vec<BufferEvent>,
     /// Faults of the run directory.
     pub faults: Vec<String>,
@@ -78,6 +84,9 @@ pub fn record(gguf: &Gguf, case: Option<&Case>, observe: bool) -> Recorded {
     let recorder = Recorder::new(Some(writer));
     let mut session =
         Session::with_devices(&model, &threads, devices, recorder, CacheParams::new(1024)).unwrap();
+    if let Some(case) = case {
+        case.prepare(&mut session);
+    }
     let observed = Rc::new(RefCell::new(Selected::new()));
     if observe {
         let seen = observed.clone();
@@ -118,10 +127,14 @@ pub fn record(gguf: &Gguf, case: Option<&Case>, observe: bool) -> Recorded {
         fallbacks.tensors.extend_from_slice(&gpu.fallbacks.tensors);
         fallbacks.first = fallbacks.first.or_else(|| gpu.fallbacks.first.clone());
     }
+    let counters = session.counters().map(|counters| counters.lock().clone());
+    let events = session.hot_cache().map(|cache| cache.events().clone());
     let (recorder, ended) = session.into_recorder();
     ended.unwrap();
     recorder.into_writer().unwrap().finish().unwrap();
     Recorded {
+        counters,
+        events: events.unwrap_or_default(),
         records: Trace::open(run.join(TRACE_FILE)).unwrap().records().into(),
         transfers: transfers_of(&run),
         observed: observed.take(),

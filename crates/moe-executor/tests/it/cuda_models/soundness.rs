@@ -13,7 +13,9 @@ use moe_gguf::map::OffsetMap;
 use moe_testkit::Report;
 use moe_trace::{Manifest, Run, RunOptions, RunWriter, check};
 
-use super::{Case, MODELS, TWICE, case, has_gpu, open};
+use moe_executor::placement::DeviceId;
+
+use super::{Case, MODELS, RandomLanes, TWICE, case, has_gpu, open};
 
 const PROMPTS: [&[u32]; 2] = [&[1, 17, 300, 42, 9, 250, 77], &[5, 6, 7]];
 
@@ -111,6 +113,7 @@ fn faults(gguf: &Gguf, case: &Case, n_batch: usize, mode: Mode) -> Vec<String> {
     let recorder = Recorder::new(Some(writer)).with_mode(mode);
     let mut session =
         Session::with_devices(&model, &threads, devices, recorder, CacheParams::new(64)).unwrap();
+    case.prepare(&mut session);
     let limits = Limits {
         n_predict: 3,
         n_batch,
@@ -137,6 +140,58 @@ fn faults(gguf: &Gguf, case: &Case, n_batch: usize, mode: Mode) -> Vec<String> {
     let run = Run::open(&run).unwrap();
     let faults = check::check(&run);
     faults.iter().map(ToString::to_string).collect()
+}
+
+/// Hot caches with lanes on the GPUs and the CPU. The devices of all lanes are in the lists of all [`placements`] if
+/// `is_twice`.
+fn hot_caches(is_twice: bool) -> Vec<RandomLanes> {
+    const ONE: &[DeviceId] = &[DeviceId::Gpu(0)];
+    const MIXED: &[DeviceId] = &[DeviceId::Cpu, DeviceId::Gpu(0)];
+    const TWO: &[DeviceId] = &[DeviceId::Gpu(1), DeviceId::Gpu(0), DeviceId::Cpu];
+    let lanes = |devices, percent| RandomLanes { devices, percent };
+    let mut all = vec![lanes(ONE, 40), lanes(ONE, 100), lanes(MIXED, 60)];
+    if is_twice {
+        all.extend([lanes(TWO, 60), lanes(TWO, 100)]);
+    }
+    all
+}
+
+#[test]
+fn records_a_sound_run_with_every_hot_cache() {
+    if !has_gpu() {
+        return;
+    }
+    let mut report = Report::default();
+    let models: Vec<Gguf> = MODELS.iter().map(|(name, _)| open(name)).collect();
+    let mut n_runs = 0;
+    for placement in placements() {
+        for hot in hot_caches(placement.gpus.len() > 1) {
+            for (policy, min_batch) in [
+                (Policy::Cpu, None),
+                (Policy::Cpu, Some(3)),
+                (Policy::Gpu, None),
+            ] {
+                let case = Case {
+                    policy,
+                    min_batch,
+                    hot: Some(hot),
+                    ..placement
+                };
+                let (model, n_batch) = (n_runs % models.len(), [1, 3, 512][n_runs % 3]);
+                let mode = [Mode::All, Mode::Experts][usize::from(n_runs % 5 == 4)];
+                n_runs += 1;
+                let faults = faults(&models[model], &case, n_batch, mode);
+                if !faults.is_empty() {
+                    let name = MODELS[model].0;
+                    report.fail(format!(
+                        "{name}, batches of {n_batch}, {mode:?}, {case:?}: {faults:?}"
+                    ));
+                }
+            }
+        }
+    }
+    println!("testing: {n_runs} runs");
+    report.finish();
 }
 
 /// The models alternate, so that each model is tested with every placement, policy and batch size.

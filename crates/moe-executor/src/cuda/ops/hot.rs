@@ -1,0 +1,133 @@
+//! A lane of the hot cache.
+
+use crate::activation::Activation;
+use crate::cpu::glu::Glu;
+use crate::cuda::launch::{Down, GateUp, Kernels, MulMatId, Rows};
+use crate::cuda::{Device, Ptr, Result, Scratch};
+use crate::hot_cache::Projections;
+use crate::placement::DeviceId;
+
+/// Rows of activations on a GPU.
+#[derive(Clone, Copy)]
+pub(crate) struct HotInput {
+    rows: Rows,
+    width: usize,
+}
+
+/// A call of a lane.
+pub(crate) struct HotCall<'a, 'g> {
+    /// The lane.
+    pub lane: usize,
+    /// Gate, up and down.
+    pub linears: Projections<'a, 'g>,
+    /// The activation.
+    pub glu: Glu,
+    /// The rows of activations.
+    pub input: HotInput,
+    /// Number of tokens.
+    pub tokens: usize,
+    /// Entries per token.
+    pub k: usize,
+    /// Slots `(tokens, k)`, then the bits of the router weights `(tokens, k)`.
+    pub staged: &'a [u32],
+}
+
+impl Device {
+    /// The rows of `x (token, n_embd)` on this GPU.
+    pub(crate) fn hot_input(&mut self, x: &mut Activation) -> Result<HotInput> {
+        Ok(HotInput {
+            rows: Rows {
+                x: x.values.device(self.gpu())?,
+                quantized: x.quantized(self.gpu()),
+            },
+            width: x.width,
+        })
+    }
+
+    /// `out[t] = Σ weight · expert(x[t])` over the entries of each token.
+    pub(crate) fn hot_lane(&mut self, call: &HotCall, out: &mut Activation) -> Result<()> {
+        let HotCall { tokens, k, .. } = *call;
+        let entries = tokens * k;
+        let [gate, up, down] = call.linears;
+        let gate = self.hot_weights(call.lane, gate)?;
+        let up = self.hot_weights(call.lane, up)?;
+        let down = self.hot_weights(call.lane, down)?;
+        let (n_slots, n_ff) = (gate.n_slots, gate.weights.n_out);
+        let ids = self.scratch(Scratch::LaneEntries, size_of_val(call.staged))?;
+        let router = ids.offset(entries * size_of::<i32>());
+        let quantized = match tokens {
+            1 => self.scratch(Scratch::Hidden, Kernels::scratch_size(k, n_ff))?,
+            _ => Ptr::NULL,
+        };
+        let hidden = self.scratch(Scratch::LaneHidden, entries * n_ff * size_of::<f32>())?;
+        let work = Kernels::work_size(tokens, k, n_slots);
+        let work = self.scratch(Scratch::Worklist, work)?;
+        let operands = GateUp {
+            gate: gate.weights,
+            up: up.weights,
+            gate_bias: gate.bias,
+            up_bias: up.bias,
+            glu: call.glu,
+            x: call.input.rows,
+            ids,
+            tokens,
+            k,
+            n_expert: n_slots,
+            out: hidden,
+            quantized,
+            scratch: self.quantized(tokens, call.input.width)?,
+            work,
+        };
+        self.gpu().upload(ids, call.staged)?;
+        let is_quantized = self.kernels().experts_gate_up(self.stream(), &operands)?;
+        let sum = out.values.fill_device(self.gpu())?;
+        if is_quantized {
+            let product = Down {
+                weights: down.weights,
+                bias: down.bias,
+                ids,
+                router,
+                k,
+                quantized,
+                out: sum,
+            };
+            if self.kernels().down(self.stream(), &product)? {
+                return Ok(());
+            }
+        }
+        let n_out = down.weights.n_out;
+        let rows = self.scratch(Scratch::LaneRows, entries * n_out * size_of::<f32>())?;
+        let operands = MulMatId {
+            weights: down.weights,
+            bias: down.bias,
+            x: hidden.into(),
+            rows_per: 1,
+            ids,
+            tokens,
+            k,
+            n_expert: n_slots,
+            out: rows,
+            scratch: self.quantized(entries, n_ff)?,
+            work,
+        };
+        self.kernels().mul_mat_id(self.stream(), &operands)?;
+        let kernels = self.kernels();
+        kernels.merge(self.stream(), rows, router, tokens, k, n_out, sum)
+    }
+
+    /// `dst += x`. The kernel reads small values from CPU memory.
+    pub(crate) fn add_to(&mut self, dst: &mut Activation, x: &mut Activation) -> Result<()> {
+        let pinned = match x.values.home() {
+            DeviceId::Cpu => self.pinned_sum(x.data())?,
+            DeviceId::Gpu(_) => None,
+        };
+        let gpu = self.gpu();
+        let sum = dst.values.update_device(gpu)?;
+        let more = match pinned {
+            Some(pinned) => pinned,
+            None => x.values.device(gpu)?,
+        };
+        self.kernels()
+            .add(self.stream(), sum, more, dst.values.len(), sum)
+    }
+}

@@ -1,0 +1,117 @@
+//! Exchanges between requests.
+
+use moe_executor::cpu::threads::Threads;
+use moe_executor::hot_cache::LaneContents;
+use moe_executor::recorder::Recorder;
+use moe_executor::{CacheParams, Model, Session};
+use moe_gguf::{ExpertId, LayerId};
+use moe_placement::perf::PerfMode;
+use moe_placement::random::SplitMix64;
+use moe_placement::update::Exchange;
+
+use super::{MODELS, moe_layers, open, pairs, random_lanes, request};
+
+fn exchange(layer: LayerId, evict: ExpertId, add: ExpertId) -> Exchange {
+    Exchange {
+        layer,
+        evict,
+        add,
+        evict_score: 0,
+        add_score: 1,
+    }
+}
+
+/// Random exchanges that a cache can make one after the other; makes them in `lanes`.
+fn exchanges(
+    model: &Model,
+    random: &mut SplitMix64,
+    lanes: &mut [LaneContents],
+    n: usize,
+) -> Vec<Exchange> {
+    let layers = moe_layers(model);
+    let n_expert = model.hparams().n_expert;
+    let mut made = Vec::new();
+    while made.len() < n {
+        let layer = layers[random.below(layers.len())];
+        let add = ExpertId(random.below(n_expert) as u32);
+        let is_cached = pairs(lanes).contains(&(layer, add));
+        let n_lanes = lanes.len();
+        let lane = &mut lanes[random.below(n_lanes)];
+        let Some(experts) = lane.experts.get_mut(&layer).filter(|_| !is_cached) else {
+            continue;
+        };
+        let slot = random.below(experts.len());
+        made.push(exchange(layer, experts[slot], add));
+        experts[slot] = add;
+    }
+    made
+}
+
+#[test]
+fn cache_after_exchanges_equals_a_cache_built_with_the_new_experts() {
+    let mut random = SplitMix64::new(23);
+    let threads = Threads::new(2).unwrap();
+    for name in MODELS {
+        let gguf = open(name);
+        let model = Model::load(&gguf).unwrap();
+        let mut session =
+            Session::new(&model, &threads, Recorder::new(None), CacheParams::new(64)).unwrap();
+        let expected = request(&mut session, 0, 60);
+        let mut lanes = random_lanes(&model, &mut random, 2, 30);
+        session.enable_hot_cache(&lanes, PerfMode::Update).unwrap();
+        for round in 0..4 {
+            // All exchanges between two requests, in one call or in several.
+            for n in [[7, 0], [1, 5]][round % 2] {
+                let exchanges = exchanges(&model, &mut random, &mut lanes, n);
+                assert_eq!(session.exchange(&exchanges), n, "{name}");
+            }
+            for (lane, contents) in lanes.iter().enumerate() {
+                let cached = session.hot_cache().unwrap().experts(lane);
+                assert_eq!(cached, contents.experts, "{name}");
+            }
+            session.counters().unwrap().lock().reset();
+            let result = request(&mut session, 1 + round as u32, 60);
+            assert_eq!(result, expected, "{name}, round {round}");
+            let counted = session.counters().unwrap().lock().clone();
+
+            let mut built =
+                Session::new(&model, &threads, Recorder::new(None), CacheParams::new(64)).unwrap();
+            built.enable_hot_cache(&lanes, PerfMode::Update).unwrap();
+            assert_eq!(
+                request(&mut built, 0, 60),
+                expected,
+                "{name}, round {round}"
+            );
+            assert_eq!(*built.counters().unwrap().lock(), counted, "{name}");
+        }
+    }
+}
+
+#[test]
+fn impossible_exchanges_have_no_effect() {
+    let gguf = open("random-dots1-F16.gguf");
+    let model = Model::load(&gguf).unwrap();
+    let threads = Threads::new(1).unwrap();
+    let mut session =
+        Session::new(&model, &threads, Recorder::new(None), CacheParams::new(64)).unwrap();
+    let layer = moe_layers(&model)[0];
+    let n_expert = model.hparams().n_expert as u32;
+    let [a, b, c] = [0, 1, 2].map(ExpertId);
+    assert_eq!(session.exchange(&[exchange(layer, a, c)]), 0, "no cache");
+    let lanes = [LaneContents {
+        device: moe_executor::placement::DeviceId::Cpu,
+        experts: [(layer, vec![a, b])].into(),
+    }];
+    session.enable_hot_cache(&lanes, PerfMode::Off).unwrap();
+    let impossible = [
+        exchange(layer, c, ExpertId(3)),
+        exchange(layer, a, b),
+        exchange(layer, a, a),
+        exchange(layer, a, ExpertId(n_expert)),
+        exchange(layer, ExpertId(n_expert), c),
+        exchange(LayerId(0), a, c),
+        exchange(LayerId(u16::MAX), a, c),
+    ];
+    assert_eq!(session.exchange(&impossible), 0);
+    assert_eq!(session.hot_cache().unwrap().experts(0), lanes[0].experts);
+}

@@ -1,0 +1,390 @@
+//! Counters of the layers of a model.
+
+use std::collections::BTreeMap;
+
+use moe_ids::{ExpertId, LayerId};
+
+use super::{LaneIndex, PerfMode};
+use crate::plan::MAX_LANES;
+
+/// Times of one call of a MoE layer, in ns. 0 for a part that did not run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LayerTimes {
+    /// The complete MoE block, from the router to the merged output.
+    pub total: u64,
+    /// Router and selection of the experts.
+    pub routing: u64,
+    /// Assignment of the expert slots to lanes.
+    pub worklist: u64,
+    /// Each hot lane, from its start to its last result.
+    pub hot_lanes: [u64; MAX_LANES],
+    /// The cold lane, from its start to its last result.
+    pub cold_lane: u64,
+    /// From the end of the first hot lane that ran to the end of the last lane; 0 if no hot lane ran.
+    pub join_wait: u64,
+    /// From the start of the first lane to the end of the last one.
+    pub region: u64,
+    /// Addition of the results of the lanes.
+    pub merge: u64,
+}
+
+/// One call of a MoE layer: the routing of a batch of tokens.
+#[derive(Debug, Clone, Copy)]
+pub struct LayerCall<'a> {
+    /// Block number in the model.
+    pub layer: LayerId,
+    /// Selected experts of all tokens. An id that is not an expert of the layer is ignored.
+    pub ids: &'a [i32],
+    /// The lane that computes each entry of `ids`. Missing entries are cold.
+    pub lanes: &'a [LaneIndex],
+    /// Times of the call; ignored unless the mode is [`PerfMode::Full`].
+    pub times: Option<&'a LayerTimes>,
+}
+
+/// Counters of one layer. Never overflow: no counter exceeds `slots`, `calls`, a sum of times or `fallbacks`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct LayerCounters {
+    pub(super) calls: u64,
+    /// Counted expert slots of all lanes.
+    pub(super) slots: u64,
+    /// Slots of each hot lane.
+    pub(super) hot_slots: [u64; MAX_LANES],
+    /// `[n_expert]`: selections of each expert that a hot lane computed.
+    pub(super) hot: Vec<u64>,
+    /// `[n_expert]`: selections of each expert that the cold lane computed.
+    pub(super) cold: Vec<u64>,
+    /// Sums of the times of the calls.
+    pub(super) times: LayerTimes,
+    pub(super) overlap: u64,
+    pub(super) hot_launches: u64,
+    pub(super) hot_skips: u64,
+    pub(super) cold_launches: u64,
+    pub(super) fallbacks: u64,
+}
+
+impl LayerCounters {
+    fn new(n_expert: u32) -> LayerCounters {
+        let zeros = vec![0; n_expert as usize];
+        LayerCounters {
+            calls: 0,
+            slots: 0,
+            hot_slots: [0; MAX_LANES],
+            hot: zeros.clone(),
+            cold: zeros,
+            times: LayerTimes::default(),
+            overlap: 0,
+            hot_launches: 0,
+            hot_skips: 0,
+            cold_launches: 0,
+            fallbacks: 0,
+        }
+    }
+
+    /// Slots that all hot lanes computed.
+    pub(super) fn hot_slots_total(&self) -> u64 {
+        self.hot_slots.iter().sum()
+    }
+
+    /// Slots that the cold lane computed.
+    pub(super) fn cold_slots_total(&self) -> u64 {
+        self.slots - self.hot_slots_total()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.calls == 0 && self.slots == 0 && self.times.total == 0 && self.fallbacks == 0
+    }
+}
+
+/// Counters of selections, lanes and times. The rules are those of the runtime: each call of a layer adds 1 to its calls and 1
+/// for each selected expert. The prompt and generated tokens are both counted.
+///
+/// If a counter would overflow, all counters restart at 0, [`overflow_resets`](Counters::overflow_resets) grows by 1, and
+/// the call is counted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Counters {
+    pub(super) mode: PerfMode,
+    pub(super) n_expert: u32,
+    pub(super) n_expert_used: u32,
+    pub(super) updates: u64,
+    pub(super) overflow_resets: u64,
+    pub(super) layers: BTreeMap<LayerId, LayerCounters>,
+}
+
+impl Counters {
+    /// Counters at 0.
+    ///
+    /// - `n_expert`: experts per layer; the maximum if layers differ.
+    /// - `n_expert_used`: selected experts per token.
+    pub fn new(mode: PerfMode, n_expert: u32, n_expert_used: u32) -> Counters {
+        Counters {
+            mode,
+            n_expert,
+            n_expert_used,
+            updates: 0,
+            overflow_resets: 0,
+            layers: BTreeMap::new(),
+        }
+    }
+
+    /// What is counted.
+    pub fn mode(&self) -> PerfMode {
+        self.mode
+    }
+
+    /// Changes what is counted, and restarts all counters at 0.
+    pub fn set_mode(&mut self, mode: PerfMode) {
+        self.mode = mode;
+        self.reset();
+    }
+
+    /// Counts a forward pass. A batch of any number of tokens is one pass.
+    pub fn start_pass(&mut self) {
+        if self.mode == PerfMode::Off {
+            return;
+        }
+        if self.updates == u64::MAX {
+            self.restart_after_overflow();
+        }
+        self.updates += 1;
+    }
+
+    /// Counts a call of a layer.
+    pub fn add_call(&mut self, call: &LayerCall) {
+        if self.mode == PerfMode::Off {
+            return;
+        }
+        if self.would_overflow(call) {
+            self.restart_after_overflow();
+        }
+        let is_full = self.mode == PerfMode::Full;
+        let layer = self.layer(call.layer);
+        layer.calls += 1;
+        let lanes = call.lanes.iter().copied();
+        let lanes = lanes.chain(std::iter::repeat(LaneIndex::Cold));
+        let mut slots = [0; MAX_LANES];
+        let mut cold_slots = 0;
+        for (&id, lane) in call.ids.iter().zip(lanes) {
+            let counts = if lane.is_hot() {
+                &mut layer.hot
+            } else {
+                &mut layer.cold
+            };
+            let Some(count) = usize::try_from(id).ok().and_then(|id| counts.get_mut(id)) else {
+                continue;
+            };
+            *count += 1;
+            *lane
+                .hot_index()
+                .map_or(&mut cold_slots, |lane| &mut slots[lane]) += 1;
+        }
+        layer.slots += cold_slots + slots.iter().sum::<u64>();
+        for (total, slots) in layer.hot_slots.iter_mut().zip(slots) {
+            *total += slots;
+        }
+        if is_full {
+            let launched = slots.iter().filter(|&&slots| slots > 0).count() as u64;
+            layer.hot_launches = layer.hot_launches.saturating_add(launched);
+            layer.hot_skips += u64::from(launched == 0);
+            layer.cold_launches += u64::from(cold_slots > 0);
+        }
+        if let Some(times) = call.times {
+            self.add_times(call.layer, times);
+        }
+    }
+
+    /// Adds the times of a call whose [`LayerCall::times`] were not known yet. Ignored unless the mode is [`PerfMode::Full`].
+    pub fn add_times(&mut self, layer: LayerId, times: &LayerTimes) {
+        if self.mode != PerfMode::Full {
+            return;
+        }
+        let has_room = |layer: &LayerCounters| sum(&layer.times, times).is_some();
+        if !self.layers.get(&layer).is_none_or(has_room) {
+            self.restart_after_overflow();
+        }
+        let layer = self.layer(layer);
+        layer.times = sum(&layer.times, times).unwrap_or(*times);
+        let lanes = times.hot_lanes.iter().chain([&times.cold_lane]);
+        let lanes = lanes.fold(0, |sum: u64, &lane| sum.saturating_add(lane));
+        let overlap = lanes.saturating_sub(times.region);
+        layer.overlap = layer.overlap.saturating_add(overlap);
+    }
+
+    /// Counts a call in which a hot lane failed and the cold lane computed its slots. Ignored unless the mode is
+    /// [`PerfMode::Full`].
+    pub fn add_fallback(&mut self, layer: LayerId) {
+        if self.mode != PerfMode::Full {
+            return;
+        }
+        let has_room = |layer: &LayerCounters| layer.fallbacks < u64::MAX;
+        if !self.layers.get(&layer).is_none_or(has_room) {
+            self.restart_after_overflow();
+        }
+        self.layer(layer).fallbacks += 1;
+    }
+
+    /// Restarts all counters at 0. [`overflow_resets`](Counters::overflow_resets) keeps its value.
+    pub fn reset(&mut self) {
+        self.layers.clear();
+        self.updates = 0;
+    }
+
+    /// Number of counted forward passes.
+    pub fn updates(&self) -> u64 {
+        self.updates
+    }
+
+    /// Number of times that a counter would have overflowed and all counters restarted.
+    pub fn overflow_resets(&self) -> u64 {
+        self.overflow_resets
+    }
+
+    /// Slots that the hot lanes computed, over all layers. Saturates.
+    pub fn hot_slots(&self) -> u64 {
+        let slots = self.layers.values().map(LayerCounters::hot_slots_total);
+        slots.fold(0, u64::saturating_add)
+    }
+
+    /// Slots that the cold lane computed, over all layers. Saturates.
+    pub fn cold_slots(&self) -> u64 {
+        let slots = self.layers.values().map(LayerCounters::cold_slots_total);
+        slots.fold(0, u64::saturating_add)
+    }
+
+    /// Fraction of the slots that hot lanes computed, 0.0 to 1.0; `None` without slots.
+    pub fn hit_rate(&self) -> Option<f64> {
+        let hot = self.hot_slots();
+        let slots = hot.saturating_add(self.cold_slots());
+        (slots > 0).then(|| hot as f64 / slots as f64)
+    }
+
+    /// Selections of an expert of a layer: `(hot, cold)`.
+    pub fn selections(&self, layer: LayerId, expert: ExpertId) -> (u64, u64) {
+        let Some(layer) = self.layers.get(&layer) else {
+            return (0, 0);
+        };
+        let count = |counts: &[u64]| counts.get(expert.index()).copied().unwrap_or(0);
+        (count(&layer.hot), count(&layer.cold))
+    }
+
+    fn layer(&mut self, layer: LayerId) -> &mut LayerCounters {
+        let n_expert = self.n_expert;
+        let new = || LayerCounters::new(n_expert);
+        self.layers.entry(layer).or_insert_with(new)
+    }
+
+    fn would_overflow(&self, call: &LayerCall) -> bool {
+        self.layers.get(&call.layer).is_some_and(|layer| {
+            let slots = layer.slots.checked_add(call.ids.len() as u64);
+            slots.is_none() || layer.calls == u64::MAX
+        })
+    }
+
+    fn restart_after_overflow(&mut self) {
+        self.reset();
+        self.overflow_resets = self.overflow_resets.saturating_add(1);
+    }
+}
+
+/// Sum of two times; `None` if one of its fields overflows.
+fn sum(a: &LayerTimes, b: &LayerTimes) -> Option<LayerTimes> {
+    let mut hot_lanes = a.hot_lanes;
+    for (sum, time) in hot_lanes.iter_mut().zip(b.hot_lanes) {
+        *sum = sum.checked_add(time)?;
+    }
+    Some(LayerTimes {
+        total: a.total.checked_add(b.total)?,
+        routing: a.routing.checked_add(b.routing)?,
+        worklist: a.worklist.checked_add(b.worklist)?,
+        hot_lanes,
+        cold_lane: a.cold_lane.checked_add(b.cold_lane)?,
+        join_wait: a.join_wait.checked_add(b.join_wait)?,
+        region: a.region.checked_add(b.region)?,
+        merge: a.merge.checked_add(b.merge)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(ids: &[i32]) -> LayerCall<'_> {
+        LayerCall {
+            layer: LayerId(1),
+            ids,
+            lanes: &[LaneIndex::Hot1],
+            times: None,
+        }
+    }
+
+    fn near_limit(limit: impl Fn(&mut LayerCounters)) -> Counters {
+        let mut counters = Counters::new(PerfMode::Full, 4, 2);
+        counters.start_pass();
+        counters.add_call(&call(&[0, 1]));
+        limit(counters.layers.get_mut(&LayerId(1)).unwrap());
+        counters
+    }
+
+    /// After a restart, only the last call is counted.
+    fn assert_restarted(mut counters: Counters) {
+        assert_eq!((counters.updates, counters.overflow_resets), (0, 1));
+        assert_eq!((counters.hot_slots(), counters.cold_slots()), (1, 1));
+        let (hot, cold) = (ExpertId(2), ExpertId(3));
+        assert_eq!(counters.selections(LayerId(1), hot), (1, 0));
+        assert_eq!(counters.selections(LayerId(1), cold), (0, 1));
+        counters.reset();
+        assert_eq!(counters.overflow_resets(), 1, "a reset keeps the number");
+        assert_eq!(counters.hit_rate(), None);
+    }
+
+    #[test]
+    fn restarts_before_calls_overflow() {
+        let mut counters = near_limit(|layer| layer.calls = u64::MAX - 1);
+        counters.add_call(&call(&[2]));
+        assert_eq!(counters.overflow_resets, 0, "the limit is not reached");
+        counters.add_call(&call(&[2, 3]));
+        assert_restarted(counters);
+    }
+
+    #[test]
+    fn restarts_before_slots_overflow() {
+        let mut counters = near_limit(|layer| {
+            layer.slots = u64::MAX - 1;
+            layer.hot_slots = [0, u64::MAX - 1, 0];
+            layer.hot[2] = u64::MAX - 1;
+        });
+        counters.add_call(&call(&[2]));
+        assert_eq!(counters.hot_slots(), u64::MAX);
+        counters.add_call(&call(&[2, 3]));
+        assert_restarted(counters);
+    }
+
+    #[test]
+    fn restarts_before_passes_overflow() {
+        let mut counters = near_limit(|_| ());
+        counters.updates = u64::MAX;
+        counters.start_pass();
+        assert_eq!((counters.updates, counters.overflow_resets), (1, 1));
+        assert_eq!(counters.hit_rate(), None);
+    }
+
+    #[test]
+    fn restarts_before_times_or_fallbacks_overflow() {
+        let mut counters = near_limit(|layer| {
+            layer.times.total = u64::MAX;
+            layer.fallbacks = u64::MAX;
+        });
+        counters.add_times(LayerId(1), &LayerTimes::default());
+        assert_eq!(counters.overflow_resets, 0);
+        let times = LayerTimes {
+            total: 1,
+            ..Default::default()
+        };
+        let mut other = counters.clone();
+        counters.add_times(LayerId(1), &times);
+        assert_eq!(counters.overflow_resets, 1);
+        assert_eq!(counters.layers[&LayerId(1)].times, times);
+        other.add_fallback(LayerId(1));
+        assert_eq!(other.overflow_resets, 1);
+        assert_eq!(other.layers[&LayerId(1)].fallbacks, 1);
+    }
+}
