@@ -69,6 +69,7 @@ pages! {
     page_foreign_traces: "docs/foreign-traces.md",
     page_getting_started: "docs/getting-started.md",
     page_gpu_and_post_fetch: "docs/gpu-and-post-fetch.md",
+    page_hot_cache: "docs/hot-cache.md",
     page_hotness_and_stability: "docs/hotness-and-stability.md",
     page_llama_cpp_engine: "docs/llama-cpp-engine.md",
     page_offset_map: "docs/offset-map.md",

@@ -26,7 +26,7 @@ fn bench_prints_engine_and_accepts_ranges() {
     let text = run![bench, sizes];
     let mut lines = text.lines().map(|line| line.split(',').collect::<Vec<_>>());
     let header = lines.next().unwrap();
-    assert!(header.ends_with(&["engine", "gpu_info", "policy", "fallbacks"]));
+    assert!(header.ends_with(&["engine", "gpu_info", "policy", "fallbacks", "hit_rate"]));
     let at = |name| header.iter().position(|&column| column == name).unwrap();
     let tests: Vec<[&str; 4]> = lines
         .map(|row| ["n_threads", "n_prompt", "n_gen", "engine"].map(|name| row[at(name)]))

@@ -20,6 +20,7 @@ mod gpu_that_fails;
 #[cfg(all(target_os = "linux", feature = "cuda"))]
 mod gpu_times;
 mod graph;
+mod hot_cache;
 mod hotness;
 mod info;
 mod library_messages;

@@ -28,6 +28,16 @@ fn run_directory() {
     let replayed = dir.path().join("replayed");
     run!["--quiet", "replay", run, "--model", repository(MODEL), "-t", "1", "--out", replayed];
     validate("run", &parse(&fs::read_to_string(replayed.join("manifest.json")).unwrap()));
+    let cached = dir.path().join("cached");
+    let cache = args!["--policy", "hot-cache", "--hot-cache", run, "--hot-cache-mib", "1,1"];
+    for perf in ["off", "update", "full"] {
+        let how = ["--force", "-n", "4", "--perf", perf];
+        let model = repository(MODEL);
+        run!["--quiet", "record", "--model", model, how, cache, "--out", cached];
+        for (schema, file) in [("run", "manifest.json"), ("perf", "perf.json")] {
+            validate(schema, &parse(&fs::read_to_string(cached.join(file)).unwrap()));
+        }
+    }
     let with_transfers = dir.path().join("transfers");
     crate::overlap::recorded(&with_transfers, &crate::overlap::example());
     let transfers = fs::read_to_string(with_transfers.join("transfers.jsonl")).unwrap();

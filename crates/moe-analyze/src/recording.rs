@@ -12,7 +12,7 @@ use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use crate::engine::device::DeviceArgs;
+use crate::engine::device::{DeviceArgs, HOT_CACHE};
 
 /// Returns the part of the manifest that all recordings share: engine, model, host, and the current time as start time.
 pub fn manifest(
@@ -40,9 +40,10 @@ pub fn manifest(
     })
 }
 
-/// Stores the GPUs of a run in its manifest. Without a GPU the policy is `cpu`, also with `--device auto`.
+/// Stores the GPUs of a run in its manifest. Without a GPU the policy is `cpu`, also with `--device auto`; a hot cache is then on
+/// the CPU.
 pub fn set_gpus(manifest: &mut Manifest, gpus: Vec<manifest::Gpu>) {
-    if gpus.is_empty() {
+    if gpus.is_empty() && manifest.policy != HOT_CACHE {
         manifest.policy = "cpu".into();
     }
     manifest.set_gpus(gpus);

@@ -143,6 +143,12 @@ pub trait Session: Decode {
         None
     }
 
+    /// Fraction of the expert slots so far that hot lanes of a hot expert cache computed, 0.0 to 1.0; `None` without a cache or
+    /// without counts. Ends the sequence.
+    fn hit_rate(&mut self) -> Option<f64> {
+        None
+    }
+
     /// Ends the session and returns the writer, whose `finish` completes the run, and the result of the last writes.
     fn into_writer(self: Box<Self>) -> (Option<RunWriter>, Result<()>);
 }

@@ -28,6 +28,7 @@
 //! | [`check`] | consistency checks of a run |
 //! | [`correlation`], [`names`] | from the sources of an operation to tensors of the model |
 //! | [`graph`] | computation graph of a pass |
+//! | [`hot_cache`] | hot expert cache of a run, and its counters |
 //! | [`buffers`], [`transfers`] | memory use over time, and H2D copies of Post-Fetch |
 //! | [`bounded`], [`json`] | reading untrusted files with limits, and descriptions of JSON errors |
 //!
@@ -54,6 +55,7 @@ mod error;
 mod expert_ranges;
 mod fault;
 pub mod graph;
+pub mod hot_cache;
 pub mod json;
 mod lines;
 pub mod manifest;

@@ -13,6 +13,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::bounded;
 use crate::error::Error;
 use crate::fault::ManifestFault;
+use crate::hot_cache::HotCache;
 use crate::ops::OpTable;
 
 /// Name of the file in a run directory.
@@ -88,8 +89,11 @@ pub struct Manifest {
     pub sequences: Vec<Sequence>,
     /// How tokens were sampled.
     pub sampling: Sampling,
-    /// Placement policy of the experts: `cpu`, `gpu`, `post-fetch`, ...
+    /// Placement policy of the experts: `cpu`, `gpu`, `post-fetch`, `hot-cache`, ...
     pub policy: String,
+    /// The hot expert cache of policy `hot-cache`; missing for other policies.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hot_cache: Option<HotCache>,
     /// Number of compute threads.
     pub n_threads: u32,
     /// The KV cache; missing if the run has none, or if unknown.
@@ -327,6 +331,7 @@ impl Default for Manifest {
             sequences: Vec::new(),
             sampling: Sampling::default(),
             policy: String::new(),
+            hot_cache: None,
             n_threads: 0,
             kv_cache: None,
             host: Host::default(),

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::manifest::{self, Manifest};
 use crate::phase::Phase;
 use crate::run::TRACE_FILE;
-use crate::{buffers, graph, map_table, transfers};
+use crate::{buffers, graph, hot_cache, map_table, transfers};
 
 /// Files that a run has from its creation on.
 const RUN_FILES: [&str; 4] = [
@@ -177,12 +177,13 @@ fn remove_temporary_files(dir: &Path) -> Result<(), Error> {
 fn optional_files(dir: &Path) -> Vec<PathBuf> {
     let graphs = dir.join(graph::DIRECTORY);
     let transfers = dir.join(transfers::FILE_NAME);
+    let perf = dir.join(hot_cache::PERF_FILE);
     if graphs.is_symlink() {
         // A symlink: files in another directory are not removed.
-        return vec![graphs, transfers];
+        return vec![graphs, transfers, perf];
     }
     let [prompt, generate] = Phase::ALL.map(|phase| graph::path(dir, phase));
-    vec![prompt, generate, transfers]
+    vec![prompt, generate, transfers, perf]
 }
 
 /// Removes the optional files of an earlier run.

@@ -12,6 +12,7 @@ use crate::blocks::{BlockWriter, WriteFailure};
 use crate::buffers::{self, BufferEvent};
 use crate::error::Error;
 use crate::graph::{self, Graph};
+use crate::hot_cache;
 use crate::manifest::{self, Manifest};
 use crate::map_table;
 use crate::phase::Phase;
@@ -218,6 +219,22 @@ impl RunWriter {
             let file = self.transfers.insert(file);
             append_lines(file, &path, "transfer", transfers)
         });
+        self.note(written)
+    }
+
+    /// Writes `perf.json`, the counters of a hot expert cache, completely or not at all. `report` is JSON without a newline at
+    /// the end. Call it at the end of the run, before [`finish`](Self::finish).
+    ///
+    /// # Errors
+    /// [`Error::Write`], [`Error::Output`].
+    pub fn write_perf(&mut self, report: &str) -> Result<(), Error> {
+        let path = self.dir.join(hot_cache::PERF_FILE);
+        let written = AtomicFile::create(&path, true)
+            .map_err(Error::from)
+            .and_then(|mut file| {
+                writeln!(file, "{report}").map_err(Error::writing(&path))?;
+                Ok(file.commit_unchecked()?)
+            });
         self.note(written)
     }
 

@@ -8,6 +8,7 @@ use moe_executor::{Devices, Model};
 use moe_gguf::text::counted;
 
 use super::device_list::DeviceList;
+use super::hot_cache::HotCacheArgs;
 use super::scratchpad;
 use crate::context::Context;
 use crate::env_option::{EnvOption, EnvOptionParser, InvalidVariable};
@@ -22,7 +23,12 @@ pub enum PolicyArg {
     Gpu,
     /// The CPU computes gate and up while the down matrix is copied to the GPU, which computes the down product
     PostFetch,
+    /// The GPU computes the experts that a hot cache contains, and the CPU the others at the same time; see --hot-cache
+    HotCache,
 }
+
+/// Name of the policy of a hot cache in manifests.
+pub const HOT_CACHE: &str = "hot-cache";
 
 /// Parses a number of layers. -1 means all layers, as in llama.cpp.
 fn layers(text: &str) -> Result<usize, ValueError> {
@@ -55,7 +61,8 @@ pub struct DeviceArgs {
     /// Device that computes selected experts whose weights are in CPU memory [default: gpu; cpu with --cpu-moe, --n-cpu-moe or
     /// --override-tensor]
     ///
-    /// cpu and post-fetch keep the weights of all experts in CPU memory, unless --n-cpu-moe or --override-tensor places them.
+    /// cpu, post-fetch and hot-cache keep the weights of all experts in CPU memory, unless --n-cpu-moe or --override-tensor places
+    /// them. Without a GPU, the experts of a hot cache are copied to CPU memory.
     #[arg(long, value_enum)]
     pub policy: Option<PolicyArg>,
     /// Keep the weights of all experts in CPU memory
@@ -82,6 +89,8 @@ pub struct DeviceArgs {
         value_parser = EnvOptionParser(str::parse::<usize>)
     )]
     pub offload_min_batch: EnvOption<usize>,
+    #[command(flatten)]
+    pub hot_cache: HotCacheArgs,
     #[command(flatten)]
     pub post_fetch: PostFetchArgs,
 }
@@ -210,7 +219,7 @@ impl PostFetchArgs {
 }
 
 /// Parses 0 or 1.
-fn switch(text: &str) -> Result<bool, ValueError> {
+pub fn switch(text: &str) -> Result<bool, ValueError> {
     match text {
         "0" => Ok(false),
         "1" => Ok(true),
@@ -353,6 +362,13 @@ impl DeviceArgs {
     /// # Errors
     /// A setting is invalid, or has no effect with the other settings.
     pub fn check(&self) -> anyhow::Result<()> {
+        match (self.has_hot_cache(), self.hot_cache.given()) {
+            (true, _) => self.hot_cache.check()?,
+            (false, Some(option)) => {
+                bail!("{option} has no effect without --policy hot-cache; add it, or omit {option}")
+            }
+            (false, None) => {}
+        }
         if self.device == DeviceList::Cpu {
             return match self.gpu_option() {
                 Some(option) => bail!(
@@ -381,9 +397,23 @@ impl DeviceArgs {
         }
     }
 
-    /// Returns the first option on the command line that needs a GPU. `--policy cpu` does not.
+    /// Returns whether a hot cache is used.
+    pub fn has_hot_cache(&self) -> bool {
+        self.policy == Some(PolicyArg::HotCache)
+    }
+
+    /// Returns the first option on the command line that describes a hot cache.
+    pub fn hot_cache_option(&self) -> Option<&'static str> {
+        let policy = self.has_hot_cache().then_some("--policy hot-cache");
+        policy.or(self.hot_cache.given())
+    }
+
+    /// Returns the first option on the command line that needs a GPU. `--policy cpu` and `--policy hot-cache` do not.
     pub fn gpu_option(&self) -> Option<&'static str> {
-        let policy = self.policy.is_some_and(|policy| policy != PolicyArg::Cpu);
+        let needs_gpu = [PolicyArg::Gpu, PolicyArg::PostFetch];
+        let policy = self
+            .policy
+            .is_some_and(|policy| needs_gpu.contains(&policy));
         let option = first_given([
             ("--policy", policy),
             ("--n-gpu-layers", self.n_gpu_layers.is_some()),
@@ -400,6 +430,7 @@ impl DeviceArgs {
     /// Returns the policy's name in a manifest.
     pub fn policy_name(&self) -> &'static str {
         match (&self.device, self.policy()) {
+            _ if self.has_hot_cache() => HOT_CACHE,
             (DeviceList::Cpu, _) | (_, Policy::Cpu) => "cpu",
             (_, Policy::Gpu) => "gpu",
             (_, Policy::PostFetch) => "post-fetch",
@@ -408,7 +439,7 @@ impl DeviceArgs {
 
     fn policy(&self) -> Policy {
         match self.policy {
-            Some(PolicyArg::Cpu) => Policy::Cpu,
+            Some(PolicyArg::Cpu | PolicyArg::HotCache) => Policy::Cpu,
             Some(PolicyArg::Gpu) => Policy::Gpu,
             Some(PolicyArg::PostFetch) => Policy::PostFetch,
             None if self.places_experts() => Policy::Cpu,

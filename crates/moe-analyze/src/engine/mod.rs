@@ -2,6 +2,7 @@
 
 pub mod device;
 mod device_list;
+pub mod hot_cache;
 pub mod kv_cache;
 #[cfg(feature = "llama-cpp")]
 mod llama_cpp;
@@ -38,7 +39,8 @@ pub fn load<'g>(
 ) -> anyhow::Result<Box<dyn Engine + 'g>> {
     if kind != Kind::Native {
         let is_gpu = device.device != DeviceList::Cpu;
-        if let Some(option) = is_gpu.then_some("--device").or(device.gpu_option()) {
+        let option = is_gpu.then_some("--device").or(device.gpu_option());
+        if let Some(option) = option.or(device.hot_cache_option()) {
             anyhow::bail!(
                 "{option} has no effect with --engine llama.cpp; omit one of the options"
             );

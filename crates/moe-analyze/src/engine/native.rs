@@ -2,16 +2,18 @@
 
 use std::fmt::Display;
 
-use moe_engine::{Engine, EngineInfo, Error, Mode, SessionInfo, Setup};
+use moe_engine::{Decode as _, Engine, EngineInfo, Error, Logits, Mode, SessionInfo, Setup};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
 use moe_executor::{Devices, Model, Session};
 use moe_gguf::Gguf;
 use moe_gguf::text::counted;
-use moe_trace::manifest;
+use moe_placement::perf::{Counters, PerfMode};
+use moe_trace::{Phase, manifest};
 
 use super::boxed;
 use super::device::DeviceArgs;
+use super::hot_cache::{Bandwidths, Machine, PreparedCache};
 use super::kv_cache::{self, CacheArgs};
 use crate::context::Context;
 
@@ -100,6 +102,10 @@ impl Engine for Native<'_> {
         setup: Setup<'s>,
     ) -> moe_engine::Result<Box<dyn moe_engine::Session + 's>> {
         let devices = self.device.open(&self.model, &self.ctx).map_err(boxed)?;
+        let hot = match self.device.has_hot_cache() {
+            true => Some(self.hot_cache(&devices, &setup).map_err(boxed)?),
+            false => None,
+        };
         let (model, threads) = (&self.model, &self.threads);
         let cache = self.cache.params(setup.n_ctx, setup.n_positions);
         cache.check(model.gguf(), model.hparams())?;
@@ -118,7 +124,47 @@ impl Engine for Native<'_> {
         if let Some(observer) = setup.observer {
             session.observe(observer);
         }
-        Ok(Box::new(session))
+        let Some(hot) = hot else {
+            return Ok(Box::new(session));
+        };
+        Ok(Box::new(hot.enable(session).map_err(boxed)?))
+    }
+}
+
+impl Native<'_> {
+    /// Plans the hot cache of a session, and runs the warm-up prompt.
+    fn hot_cache(&self, devices: &Devices, setup: &Setup) -> anyhow::Result<PreparedCache> {
+        let args = &self.device.hot_cache;
+        let warm_up = match args.warmup_text()? {
+            Some(text) => Some(self.warm_up(&text, setup)?),
+            None => None,
+        };
+        let machine = Machine {
+            model: &self.model,
+            devices,
+            n_positions: setup.n_positions,
+        };
+        let measure = || Bandwidths::measure(&self.threads, devices, &self.ctx);
+        PreparedCache::new(args, &machine, warm_up, measure, self.ctx)
+    }
+
+    /// Runs a prompt without recording it, and returns the counters of its experts.
+    fn warm_up(&self, text: &str, setup: &Setup) -> anyhow::Result<Counters> {
+        let devices = self.device.open(&self.model, &Context { quiet: true })?;
+        let recorder = Recorder::new(None);
+        let mut session =
+            Session::with_devices(&self.model, &self.threads, devices, recorder, setup.n_ctx);
+        session.enable_hot_cache(&[], PerfMode::Update)?;
+        let mut tokens = self.encode(text)?;
+        tokens.truncate(setup.n_ctx);
+        for batch in tokens.chunks(setup.n_batch.max(1)) {
+            session.decode(batch, Phase::Prompt, Logits::None)?;
+        }
+        let counters = session.counters();
+        Ok(counters.map_or_else(
+            || Counters::new(PerfMode::Update, 0, 0),
+            |counters| counters.lock().clone(),
+        ))
     }
 }
 

@@ -80,6 +80,29 @@ impl LayerCounters {
         }
     }
 
+    /// Adds other counters. Returns `None`, and invalid sums, if one overflows.
+    fn add(&mut self, other: &LayerCounters) -> Option<()> {
+        self.calls = self.calls.checked_add(other.calls)?;
+        self.slots = self.slots.checked_add(other.slots)?;
+        self.fallbacks = self.fallbacks.checked_add(other.fallbacks)?;
+        self.times = sum(&self.times, &other.times)?;
+        // None of these exceeds `slots` or `calls`, or they saturate.
+        let slots = [(&mut self.hot, &other.hot), (&mut self.cold, &other.cold)];
+        for (counts, others) in slots {
+            for (count, other) in counts.iter_mut().zip(others) {
+                *count += other;
+            }
+        }
+        for (slots, other) in self.hot_slots.iter_mut().zip(other.hot_slots) {
+            *slots += other;
+        }
+        self.hot_skips += other.hot_skips;
+        self.cold_launches += other.cold_launches;
+        self.hot_launches = self.hot_launches.saturating_add(other.hot_launches);
+        self.overlap = self.overlap.saturating_add(other.overlap);
+        Some(())
+    }
+
     /// Slots that all hot lanes computed.
     pub(super) fn hot_slots_total(&self) -> u64 {
         self.hot_slots.iter().sum()
@@ -222,6 +245,29 @@ impl Counters {
         self.layer(layer).fallbacks += 1;
     }
 
+    /// Adds other counters, such as those of a later request. Their mode and numbers of experts are those of these counters.
+    pub fn add(&mut self, other: &Counters) {
+        let overflow_resets = self.overflow_resets;
+        let Some(sum) = self.plus(other) else {
+            *self = other.clone();
+            self.overflow_resets = overflow_resets.saturating_add(other.overflow_resets);
+            self.overflow_resets = self.overflow_resets.saturating_add(1);
+            return;
+        };
+        *self = sum;
+    }
+
+    /// The sum; `None` if a counter overflows.
+    fn plus(&self, other: &Counters) -> Option<Counters> {
+        let mut sum = self.clone();
+        sum.updates = sum.updates.checked_add(other.updates)?;
+        sum.overflow_resets = sum.overflow_resets.saturating_add(other.overflow_resets);
+        for (&id, other) in &other.layers {
+            sum.layer(id).add(other)?;
+        }
+        Some(sum)
+    }
+
     /// Restarts all counters at 0. [`overflow_resets`](Counters::overflow_resets) keeps its value.
     pub fn reset(&mut self) {
         self.layers.clear();
@@ -356,6 +402,20 @@ mod tests {
         assert_eq!(counters.hot_slots(), u64::MAX);
         counters.add_call(&call(&[2, 3]));
         assert_restarted(counters);
+    }
+
+    #[test]
+    fn sum_restarts_before_it_overflows() {
+        let full = near_limit(|layer| layer.calls = u64::MAX);
+        let mut one = Counters::new(PerfMode::Full, 4, 2);
+        one.add_call(&call(&[2, 3]));
+        let mut sum = full.clone();
+        sum.add(&one);
+        assert_restarted(sum);
+        let mut sum = one.clone();
+        sum.add(&full);
+        assert_eq!(sum.overflow_resets, 1);
+        assert_eq!(sum.layers, full.layers);
     }
 
     #[test]

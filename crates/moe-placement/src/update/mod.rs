@@ -1,6 +1,8 @@
 //! Exchanges that the hot expert cache makes after a request: in each layer, experts that were selected more often replace
 //! cached experts that were selected less often. The number of cached experts of a layer does not change.
 
+mod payback;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,6 +10,8 @@ use moe_ids::{ExpertId, LayerId};
 
 use crate::learn::LayerSlots;
 use crate::plan::Entry;
+
+pub use payback::Payback;
 
 /// The experts in a running hot cache, by layer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -224,6 +224,34 @@ fn all_selections_are_cold_without_lanes() {
     assert_eq!(layer["cold_experts"], layer["experts"]);
 }
 
+/// The sum over requests equals the counters of all of them.
+#[test]
+fn adds_counters_of_requests() {
+    let mut all = example(PerfMode::Full);
+    let mut sum = all.clone();
+    let mut request = Counters::new(PerfMode::Full, 5, 2);
+    for counters in [&mut all, &mut request] {
+        counters.start_pass();
+        counters.add_call(&LayerCall {
+            layer: LayerId(4),
+            ids: &[2, 1],
+            lanes: &[Cold, Hot1],
+            times: Some(&TIMES),
+        });
+        counters.add_call(&LayerCall {
+            layer: LayerId(7),
+            ids: &[0],
+            lanes: &[],
+            times: None,
+        });
+        counters.add_fallback(LayerId(7));
+    }
+    sum.add(&request);
+    assert_eq!(sum, all);
+    sum.add(&Counters::new(PerfMode::Full, 5, 2));
+    assert_eq!(sum, all);
+}
+
 #[test]
 fn new_mode_starts_a_new_window() {
     let mut counters = example(PerfMode::Full);

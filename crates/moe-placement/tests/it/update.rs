@@ -1,8 +1,8 @@
 //! Updates of a running hot cache.
 
-use moe_placement::learn::LayerSlots;
-use moe_placement::plan::Entry;
-use moe_placement::update::{Cache, Exchange, Update, max_exchange};
+use moe_placement::learn::{LayerSlots, parse_observations};
+use moe_placement::plan::{Entry, LayerCurve, Weighting, rank};
+use moe_placement::update::{Cache, Exchange, Payback, Update, max_exchange};
 use moe_placement::{ExpertId, LayerId};
 
 #[test]
@@ -98,4 +98,58 @@ fn ignores_expert_ids_above_limit() {
         tuples(&Update::new(&cache, &scores, &[], 100, 1.0).candidates),
         [(0, 0, 99, 49)]
     );
+}
+
+/// 1 GB/s from CPU memory, 10 GB/s from GPU memory, 0.5 GB/s for uploads: an exchange of an expert of b bytes takes 2b ns, and
+/// each further selection saves 0.9b ns.
+const PAYBACK: Payback = Payback {
+    horizon: 100.0,
+    cold: 1e9,
+    hot: 10e9,
+    upload: 0.5e9,
+};
+
+#[test]
+fn payback_compares_saved_time_with_upload() {
+    // 100 tokens with 3 more selections in 10 tokens: 30 reads at 0.9 ns per byte.
+    assert!((PAYBACK.saving_s(3, 10, 1_000) - 27e-6).abs() < 1e-18);
+    assert_eq!(PAYBACK.upload_s(1_000), 2e-6);
+    let slower = Payback {
+        hot: 0.5e9,
+        ..PAYBACK
+    };
+    assert!(slower.saving_s(3, 10, 1_000) < 0.0);
+    assert_eq!(PAYBACK.saving_s(0, 0, 1_000), 0.0);
+}
+
+/// Expert 0 is cached and selected twice in 1,000 tokens. Expert 1 gains 998 selections, expert 3 gains 22 over expert 2. With
+/// a horizon of 100 tokens, an exchange must gain 23 selections.
+#[test]
+fn payback_keeps_experts_whose_upload_costs_more() {
+    let learn = r#"{"schema": "llama.cpp.moe_layer_opt_perf.v1", "layers": [
+        {"layer": 0, "experts": [[0, 2], [1, 1000]]}, {"layer": 1, "experts": [[2, 5], [3, 27]]}]}"#;
+    let observations = parse_observations(learn).unwrap();
+    let cache = cache([(0, 0), (1, 2)]);
+    let ranking = rank(&observations, Weighting::Flat, LayerCurve::DEFAULT);
+    let update = Update::new(&cache, &ranking, &[], 4, 1.0);
+    assert_eq!(update.exchanges().len(), 2);
+    let paying = |payback: &Payback, bytes: u64| {
+        let exchanges = update.paying(payback, &observations, 1_000, |_, _| bytes);
+        exchanges.iter().map(|e| e.add.0).collect::<Vec<_>>()
+    };
+    assert_eq!(paying(&PAYBACK, 4_096), [1]);
+    let longer = Payback {
+        horizon: 102.0,
+        ..PAYBACK
+    };
+    assert_eq!(paying(&longer, 4_096), [1, 3]);
+    assert!(paying(&longer, 0).is_empty(), "an expert without a size");
+    let same = Payback {
+        hot: PAYBACK.cold,
+        ..PAYBACK
+    };
+    assert!(paying(&same, 4_096).is_empty());
+    let halved = Update::new(&cache, &ranking, &[], 4, 0.5);
+    let exchanges = halved.paying(&longer, &observations, 1_000, |_, _| 1);
+    assert_eq!(exchanges.len(), 1, "the update rate applies, too");
 }

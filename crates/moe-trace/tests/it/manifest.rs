@@ -2,9 +2,31 @@
 
 use std::fs;
 
-use moe_trace::{Error, Manifest, ManifestFault, RunOptions, RunWriter};
+use moe_trace::hot_cache::{HotCache, HotFailures, HotLane, HotRequest};
+use moe_trace::{Error, ExpertId, LayerId, Manifest, ManifestFault, RunOptions, RunWriter};
 
 use super::common::{gpt_oss, manifest};
+
+fn hot_cache() -> HotCache {
+    let experts = |ids: &[u32]| ids.iter().copied().map(ExpertId).collect();
+    HotCache {
+        source: "learn.json".into(),
+        kind: "learn".into(),
+        strategy: "warm".into(),
+        weighting: "flat".into(),
+        layer_curve: 0.5,
+        lanes: vec![HotLane {
+            device: "CUDA0".into(),
+            budget_bytes: 1 << 20,
+            planned_bytes: 300,
+            bytes: 300,
+            experts: [(LayerId(2), experts(&[3])), (LayerId(11), experts(&[0, 7]))].into(),
+        }],
+        perf: "update".into(),
+        update_policy: "fork".into(),
+        ..HotCache::default()
+    }
+}
 
 #[test]
 fn manifest_conforms_to_its_schema() {
@@ -58,9 +80,20 @@ fn manifest_conforms_to_its_schema() {
         .parameters
         .insert("temperature".into(), 0.8.into());
     full.prompts = Some(vec!["The".into()]);
+    full.hot_cache = Some(hot_cache());
     let dir = tmp.path().join("run");
-    let writer = RunWriter::create(&dir, full, &map, RunOptions::default()).unwrap();
+    let mut writer = RunWriter::create(&dir, full, &map, RunOptions::default()).unwrap();
     let json = check(&dir);
+    assert_eq!(json["hot_cache"]["lanes"][0]["experts"]["11"][1], 7);
+    assert_eq!(json["hot_cache"].get("failures"), None);
+    let started = Manifest::of_run(&dir).unwrap().unwrap();
+    assert_eq!(started.hot_cache, Some(hot_cache()));
+    let hot = writer.manifest_mut().hot_cache.as_mut().unwrap();
+    hot.requests.push(HotRequest::default());
+    hot.failures = Some(HotFailures {
+        first_error: Some("out of memory".into()),
+        ..Default::default()
+    });
     assert_eq!(json.get("records"), None);
     assert_eq!(json["ops"]["30"], "MUL_MAT_ID");
     assert_eq!(json["sampling"]["temperature"], 0.8);

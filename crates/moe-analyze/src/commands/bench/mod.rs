@@ -22,7 +22,7 @@ use self::numbers::Numbers;
 use self::report::Measured;
 use self::weights::Weights;
 use crate::context::Context;
-use crate::engine::device::DeviceArgs;
+use crate::engine::device::{DeviceArgs, HOT_CACHE};
 use crate::engine::kv_cache::CacheArgs;
 use crate::engine::{self, native, native::BANDWIDTH_BYTES};
 use crate::exit_status::ExitStatus;
@@ -197,12 +197,12 @@ impl Bench<'_> {
             progress.inc(1);
         }
         drop(progress);
+        let hit_rate = session.hit_rate();
         let gpus = session.gpus();
         // With weights in CPU and GPU memory, no single bandwidth applies.
-        let policy = if gpus.is_empty() {
-            "cpu"
-        } else {
-            self.args.device.policy_name()
+        let policy = match self.args.device.policy_name() {
+            policy if gpus.is_empty() && policy != HOT_CACHE => "cpu",
+            policy => policy,
         };
         let bandwidth = match (!gpus.is_empty(), policy) {
             (false, _) => Some(self.bandwidth),
@@ -227,6 +227,7 @@ impl Bench<'_> {
             bandwidth,
             engine: self.engine_name(),
             policy,
+            hit_rate,
             gpus,
         })
     }

@@ -26,6 +26,8 @@ pub struct Measured {
     pub bandwidth: Option<f64>,
     pub engine: String,
     pub policy: &'static str,
+    /// Fraction of the expert slots that hot lanes computed in all runs of the test; `None` without a hot cache.
+    pub hit_rate: Option<f64>,
     pub gpus: Vec<Gpu>,
 }
 
@@ -87,6 +89,9 @@ pub fn print(out: &mut dyn Write, format: Format, rows: &[Measured]) -> io::Resu
         .column("gpu_info", "GPU", |row| row.gpu_names())
         .column("policy", "policy", |row| row.policy)
         .column("fallbacks", "CPU fallbacks", |row| row.fallbacks())
+        .column("hit_rate", "hit rate (fraction)", move |row| {
+            row.hit_rate.map(|rate| round(rate, 4))
+        })
         .write(out, format)
 }
 

@@ -6,6 +6,7 @@ use moe_gguf::text::counted;
 use moe_trace::check::{
     CheckReport, mismatched_map, report, stale_tables, truncated_files, unfinished_state,
 };
+use moe_trace::hot_cache::HotCache;
 use moe_trace::manifest::{self, Tokens};
 use moe_trace::{Manifest, ModelInfo, Run};
 
@@ -102,6 +103,31 @@ fn record_format(report: &CheckReport) -> &'static str {
     }
 }
 
+fn describe_hot_cache(hot_cache: &HotCache, findings: &mut Findings) {
+    let lanes = hot_cache.lanes.iter();
+    let experts = lanes.clone().flat_map(|lane| lane.experts.values());
+    findings.fact("hot cache source", hot_cache.source.clone());
+    findings.fact("hot cache lanes", hot_cache.lanes.len() as u64);
+    findings.fact(
+        "hot cache experts",
+        experts.map(|experts| experts.len() as u64).sum::<u64>(),
+    );
+    let bytes = lanes.map(|lane| lane.bytes);
+    findings.size("hot cache size", bytes.fold(0, u64::saturating_add));
+    let requests = hot_cache.requests.iter();
+    let sum = |slots: u64, more: u64| slots.saturating_add(more);
+    let hot = requests.clone().map(|request| request.hot_slots);
+    let hot = hot.fold(0, sum);
+    let slots = requests.map(|request| request.cold_slots).fold(hot, sum);
+    if slots > 0 {
+        let hit_rate = 100.0 * hot as f64 / slots as f64;
+        findings.fact(
+            "hot cache hit rate",
+            format!("{hit_rate:.1} % (counters in perf.json)"),
+        );
+    }
+}
+
 fn describe_manifest(manifest: &Manifest, findings: &mut Findings) {
     let model = &manifest.model;
     findings.fact(
@@ -128,6 +154,9 @@ fn describe_manifest(manifest: &Manifest, findings: &mut Findings) {
         if let Some(bytes) = cache.size_bytes {
             findings.size("KV cache size", bytes);
         }
+    }
+    if let Some(hot_cache) = &manifest.hot_cache {
+        describe_hot_cache(hot_cache, findings);
     }
     findings.fact("started", manifest.started.clone());
     // Counts are written at the end. After a kill or on a full disk they are zero.

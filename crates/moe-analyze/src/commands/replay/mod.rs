@@ -21,6 +21,7 @@ use moe_trace::{LayerId, RunOptions, RunWriter};
 
 use crate::context::Context;
 use crate::engine::device::DeviceArgs;
+use crate::engine::hot_cache::{Bandwidths, HotResults, Machine, PreparedCache};
 use crate::engine::native::{self, BANDWIDTH_BYTES};
 use crate::exit_status::ExitStatus;
 use crate::files::OutputPath;
@@ -83,6 +84,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         bail!("replay needs the weights of the model; pass --model FILE.gguf");
     };
     args.device.check()?;
+    args.device.hot_cache.check_replay()?;
     let gguf = model::open(Some(path))?;
     let model = Model::load(&gguf)?;
     native::print_warnings(&model, ctx);
@@ -91,6 +93,10 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let n_threads = args.threads.map_or_else(n_cores, usize::from);
     let threads = Threads::new(n_threads)?;
     let devices = args.device.open(&model, ctx)?;
+    let prepared = match args.device.has_hot_cache() {
+        true => Some(hot_cache(&args, &model, &threads, &devices, ctx)?),
+        false => None,
+    };
     if let Some(out) = &args.out {
         RunWriter::check(out, args.force)?;
     }
@@ -98,35 +104,60 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 
     let silent = Recorder::new(None);
     let mut replay = Replay::new(&model, &threads, devices, silent, args.seed);
+    let mut hot = match prepared {
+        Some(prepared) => Some(prepared.enable_replay(&mut replay)?),
+        None => None,
+    };
     let n_passes = routes.passes().count() as u64;
     let n_runs = 1 + u64::from(args.repetitions) + u64::from(args.out.is_some());
     let progress = Progress::items(ctx, "passes", n_passes * n_runs);
-    let over_the_trace = |replay: &mut Replay, report: &mut ReplayReport| -> anyhow::Result<()> {
-        for pass in routes.passes() {
-            if interrupted.load(Ordering::Relaxed) {
-                bail!("interrupted");
+    let mut over_the_trace =
+        |replay: &mut Replay, report: &mut ReplayReport| -> anyhow::Result<()> {
+            if let Some(hot) = &mut hot {
+                hot.restart(replay)?;
             }
-            report.add(pass.phase, &replay.run(&pass)?);
-            progress.inc(1);
-        }
-        Ok(())
-    };
+            let mut sequence = None;
+            for pass in routes.passes() {
+                if interrupted.load(Ordering::Relaxed) {
+                    bail!("interrupted");
+                }
+                let last = sequence.replace(pass.sequence_id);
+                if last.is_some_and(|last| last != pass.sequence_id)
+                    && let Some(hot) = &mut hot
+                {
+                    hot.end_sequence(replay, false);
+                }
+                report.add(pass.phase, &replay.run(&pass)?);
+                progress.inc(1);
+            }
+            if let Some(hot) = &mut hot {
+                hot.end_sequence(replay, true);
+            }
+            Ok(())
+        };
     over_the_trace(&mut replay, &mut ReplayReport::default())?;
     let mut report = ReplayReport::default();
     for _ in 0..args.repetitions {
         over_the_trace(&mut replay, &mut report)?;
     }
-    let recorded = args.out.as_deref().map_or(Ok(()), |out| {
+    let ran = match args.out.as_deref() {
+        None => Ok(()),
         // Only now, so that a run that it replaces stays unchanged until here.
-        let writer = begin_run(&args, out, &gguf, &model, n_threads, replay.devices())?;
-        replay.record(Recorder::new(Some(writer)).with_mode(Mode::Experts));
-        let ran = over_the_trace(&mut replay, &mut ReplayReport::default());
-        let gpus = replay.devices().describe();
-        match replay.record(Recorder::new(None)).into_writer() {
-            Some(writer) => finish_run(writer, ran, gpus, &routes, ctx),
-            None => ran,
+        Some(out) => {
+            begin_run(&args, out, &gguf, &model, n_threads, replay.devices()).and_then(|writer| {
+                replay.record(Recorder::new(Some(writer)).with_mode(Mode::Experts));
+                over_the_trace(&mut replay, &mut ReplayReport::default())
+            })
         }
-    });
+    };
+    let results = hot
+        .zip(replay.hot_cache())
+        .map(|(hot, cache)| hot.finish(cache));
+    let gpus = replay.devices().describe();
+    let recorded = match replay.record(Recorder::new(None)).into_writer() {
+        Some(writer) => finish_run(writer, ran, gpus, results, &routes, ctx),
+        None => ran,
+    };
     for fallbacks in native::fallbacks(&replay.devices().describe()) {
         ctx.note(fallbacks);
     }
@@ -142,6 +173,23 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     // The measurement is complete without the recorded run.
     recorded?;
     Ok(ExitStatus::Done)
+}
+
+/// Plans the hot cache.
+fn hot_cache(
+    args: &Args,
+    model: &Model,
+    threads: &Threads,
+    devices: &Devices,
+    ctx: &Context,
+) -> anyhow::Result<PreparedCache> {
+    let machine = Machine {
+        model,
+        devices,
+        n_positions: 0,
+    };
+    let measure = || Bandwidths::measure(threads, devices, ctx);
+    PreparedCache::new(&args.device.hot_cache, &machine, None, measure, *ctx)
 }
 
 /// Reads the routing of the trace.
@@ -237,9 +285,14 @@ fn finish_run(
     mut writer: RunWriter,
     ran: anyhow::Result<()>,
     gpus: Vec<Gpu>,
+    results: Option<HotResults>,
     routes: &Routes,
     ctx: &Context,
 ) -> anyhow::Result<()> {
+    if let Some(results) = results {
+        // `finish` returns the error of a failed write.
+        let _ = results.write(&mut writer);
+    }
     let manifest = writer.manifest_mut();
     recording::set_gpus(manifest, gpus);
     match &ran {

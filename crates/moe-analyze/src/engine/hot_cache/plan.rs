@@ -1,0 +1,306 @@
+//! The planned contents of a cache: experts of each lane.
+
+use std::collections::BTreeMap;
+
+use anyhow::bail;
+use moe_executor::hot_cache::LaneContents;
+use moe_executor::placement::DeviceId;
+use moe_executor::{Devices, Model};
+use moe_gguf::map::{Category, OffsetMap};
+use moe_gguf::text::counted;
+use moe_placement::learn::LayerObservation;
+use moe_placement::plan::{ExpertSizes, LayerCurve, MIB, Plan, PlanVerdict, Weighting, rank};
+use moe_trace::hot_cache::{HotCache, HotLane};
+use moe_trace::{ExpertId, Facts, LayerId};
+use sysinfo::{MemoryRefreshKind, RefreshKind, System};
+
+use super::HotCacheArgs;
+use super::budget::LaneBudget;
+use super::source::{PlanExpert, PlanFile, Source, observations};
+use crate::context::Context;
+use crate::experts::sizes_of;
+
+/// Random seed of experts that fill free memory, the same as in the fork.
+const FILL_SEED: u64 = 0x6d_6f_65;
+
+/// A planned cache.
+#[derive(Clone)]
+pub struct Planned {
+    /// Contents of each lane.
+    pub lanes: Vec<LaneContents>,
+    /// Sizes of the model's experts in bytes.
+    pub sizes: ExpertSizes,
+    pub weighting: Weighting,
+    pub curve: LayerCurve,
+    /// Description for the manifest, without what is known only at the end of the run.
+    pub manifest: HotCache,
+}
+
+/// What a plan depends on.
+pub struct Machine<'m, 'g> {
+    pub model: &'m Model<'g>,
+    pub devices: &'m Devices<'m>,
+    /// Number of positions of the longest sequence.
+    pub n_positions: usize,
+}
+
+impl Planned {
+    /// Plans a cache from the file of `--hot-cache`.
+    ///
+    /// # Errors
+    /// The file cannot be read or is of another model, or options do not fit to the file or the devices.
+    pub fn read(args: &HotCacheArgs, machine: &Machine, ctx: &Context) -> anyhow::Result<Planned> {
+        let Some(path) = &args.hot_cache else {
+            bail!("a cache needs a plan or a learn file; pass --hot-cache FILE");
+        };
+        let mut planned = match Source::read(path, facts(machine.model)?, ctx)? {
+            Source::Plan(plan) => {
+                args.check_plan_options()?;
+                Planned::of_plan(args, &plan, machine)?
+            }
+            Source::Learn(observations) => Planned::of_learn(args, &observations, machine, ctx)?,
+        };
+        planned.manifest.source = path.display().to_string();
+        Ok(planned)
+    }
+
+    /// Plans a cache from observations.
+    pub fn of_learn(
+        args: &HotCacheArgs,
+        observations: &[LayerObservation],
+        machine: &Machine,
+        ctx: &Context,
+    ) -> anyhow::Result<Planned> {
+        let budgets = args.budgets();
+        if budgets.is_empty() {
+            bail!(
+                "a cache that is planned from counts needs a size; pass --hot-cache-mib N or --hot-cache-mib auto"
+            );
+        }
+        let devices = lane_devices(budgets.len(), machine.devices)?;
+        let sizes = sizes(machine.model)?;
+        let (weighting, curve) = weighting(args, machine.model)?;
+        let reserves = args.reserves();
+        let budgets = budgets.into_iter().enumerate().map(|(lane, budget)| {
+            let bytes = |free, needed| budget.bytes(lane, reserves.get(lane).copied(), free, needed);
+            if budget != LaneBudget::Auto {
+                return bytes(0, 0);
+            }
+            let (free, needed) = (machine.free(devices[lane]), machine.needed(devices[lane]));
+            let budget = bytes(free, needed);
+            ctx.note(format_args!(
+                "lane {lane}: {} MiB, with {} MiB free on {} and {} MiB for the model and its KV cache",
+                budget / MIB,
+                free / MIB,
+                devices[lane],
+                needed / MIB
+            ));
+            budget
+        });
+        let budgets: Vec<u64> = budgets.collect();
+        let fill = args.fill_random()?;
+        let seed = fill.then_some(FILL_SEED);
+        let ranking = rank(observations, weighting, curve);
+        let plan = Plan::new(&ranking, &sizes, &budgets, args.strategy(), seed)?;
+        let unknown = plan.decisions.iter();
+        let unknown = unknown.filter(|d| d.verdict == PlanVerdict::UnknownSize);
+        let unknown = unknown.count();
+        if unknown > 0 {
+            ctx.note(format_args!(
+                "warning: {} of the learn file not in the model; check that the learn file is of this model",
+                match unknown {
+                    1 => "1 expert is".to_owned(),
+                    n => format!("{n} experts are"),
+                }
+            ));
+        }
+        if plan.is_empty() {
+            ctx.note("the hot cache is empty: its size allows no expert, and the empty expert that each layer needs");
+        }
+        let lanes = plan.lanes.iter().zip(devices);
+        let contents = lanes
+            .clone()
+            .map(|(lane, device)| LaneContents::new(device, lane));
+        let contents: Vec<LaneContents> = contents.collect();
+        let described = lanes
+            .zip(&contents)
+            .map(|((lane, device), contents)| HotLane {
+                device: device.to_string(),
+                budget_bytes: lane.budget_bytes,
+                planned_bytes: lane.used_bytes,
+                bytes: 0,
+                experts: contents.experts.clone(),
+            });
+        Ok(Planned {
+            manifest: HotCache {
+                kind: "learn".into(),
+                strategy: args.strategy().name().into(),
+                fill_random: fill,
+                lanes: described.collect(),
+                ..described_settings(args, weighting, curve)?
+            },
+            lanes: contents,
+            sizes,
+            weighting,
+            curve,
+        })
+    }
+
+    /// The cache of a plan.
+    fn of_plan(args: &HotCacheArgs, plan: &PlanFile, machine: &Machine) -> anyhow::Result<Planned> {
+        let sizes = sizes(machine.model)?;
+        let is_unknown = |e: &&PlanExpert| sizes.get(e.layer, e.expert).is_none();
+        if let Some(unknown) = plan.selected.iter().find(is_unknown) {
+            bail!(
+                "the plan contains expert {} of layer {}, which the model does not have; plan again with this model",
+                unknown.expert,
+                unknown.layer
+            );
+        }
+        let weighting = args.weighting()?.map_or_else(|| plan.weighting(), Ok)?;
+        let curve = args.curve()?.unwrap_or(plan.curve());
+        let devices = lane_devices(plan.lanes.len(), machine.devices)?;
+        let experts = |lane: usize| {
+            let mut experts: BTreeMap<LayerId, Vec<ExpertId>> = BTreeMap::new();
+            for expert in plan.selected.iter().filter(|expert| expert.lane == lane) {
+                experts.entry(expert.layer).or_default().push(expert.expert);
+            }
+            experts
+        };
+        let lanes = devices.into_iter().enumerate();
+        let lanes = lanes.map(|(lane, device)| LaneContents {
+            device,
+            experts: experts(lane),
+        });
+        let lanes: Vec<LaneContents> = lanes.collect();
+        let described = plan
+            .lanes
+            .iter()
+            .zip(&lanes)
+            .map(|(lane, contents)| HotLane {
+                device: contents.device.to_string(),
+                budget_bytes: lane.budget_bytes,
+                planned_bytes: lane.used_bytes,
+                bytes: 0,
+                experts: contents.experts.clone(),
+            });
+        Ok(Planned {
+            manifest: HotCache {
+                kind: "plan".into(),
+                strategy: plan.strategy()?.name().into(),
+                fill_random: plan.selected.iter().any(|expert| expert.hits == 0),
+                lanes: described.collect(),
+                ..described_settings(args, weighting, curve)?
+            },
+            lanes,
+            sizes,
+            weighting,
+            curve,
+        })
+    }
+
+    /// Whether the learn file of `--hot-cache` must be learned first: it does not exist, or has no counts.
+    pub fn must_learn(args: &HotCacheArgs, model: &Model, ctx: &Context) -> anyhow::Result<bool> {
+        match &args.hot_cache {
+            Some(path) if args.auto_learn => {
+                Ok(!path.exists() || observations(path, facts(model)?, ctx)?.is_empty())
+            }
+            _ => Ok(false),
+        }
+    }
+}
+
+impl Machine<'_, '_> {
+    /// Free memory of a device in bytes, within its limit.
+    fn free(&self, device: DeviceId) -> u64 {
+        match device {
+            DeviceId::Cpu => {
+                let memory = MemoryRefreshKind::nothing().with_ram();
+                let kind = RefreshKind::nothing().with_memory(memory);
+                System::new_with_specifics(kind).available_memory()
+            }
+            DeviceId::Gpu(index) => self.devices.gpus().get(index).map_or(0, |gpu| {
+                let (used, _, limit) = gpu.gpu().memory();
+                limit.saturating_sub(used)
+            }),
+        }
+    }
+
+    /// Memory in bytes that the model's other weights and the KV cache need on a device: an equal part for each GPU. On the CPU, the
+    /// weights are mapped from the file.
+    fn needed(&self, device: DeviceId) -> u64 {
+        let n_gpus = self.devices.gpus().len() as u64;
+        if device == DeviceId::Cpu || n_gpus == 0 {
+            return 0;
+        }
+        let hp = self.model.hparams();
+        let map = OffsetMap::new(self.model.gguf());
+        let rows = map
+            .rows
+            .iter()
+            .filter(|row| row.category != Category::Expert);
+        let weights = rows.map(|row| row.size_bytes).fold(0, u64::saturating_add);
+        let row = hp
+            .n_layer
+            .saturating_mul(hp.n_head_kv)
+            .saturating_mul(hp.head_dim);
+        let kv = (2 * size_of::<f32>() as u64).saturating_mul(row as u64);
+        let kv = kv.saturating_mul(self.n_positions as u64);
+        weights.saturating_add(kv) / n_gpus
+    }
+}
+
+/// Devices of `n` lanes: the GPUs in the order of the list, or the CPU without a GPU.
+fn lane_devices(n: usize, devices: &Devices) -> anyhow::Result<Vec<DeviceId>> {
+    let n_gpus = devices.gpus().len();
+    if n_gpus == 0 {
+        return Ok(vec![DeviceId::Cpu; n]);
+    }
+    if n > n_gpus {
+        bail!(
+            "the hot cache has {} for {}; list a GPU for each lane in --device, or pass fewer values to --hot-cache-mib",
+            counted(n, "lane"),
+            counted(n_gpus, "GPU")
+        );
+    }
+    Ok((0..n).map(DeviceId::Gpu).collect())
+}
+
+/// The weighting of the options, or the fork's default for the model.
+fn weighting(args: &HotCacheArgs, model: &Model) -> anyhow::Result<(Weighting, LayerCurve)> {
+    let is_gpt_oss = model.hparams().arch == "gpt-oss";
+    let default = match is_gpt_oss {
+        true => (Weighting::Time, LayerCurve::new(1.0)),
+        false => (Weighting::default(), LayerCurve::DEFAULT),
+    };
+    Ok((
+        args.weighting()?.unwrap_or(default.0),
+        args.curve()?.unwrap_or(default.1),
+    ))
+}
+
+fn described_settings(
+    args: &HotCacheArgs,
+    weighting: Weighting,
+    curve: LayerCurve,
+) -> anyhow::Result<HotCache> {
+    Ok(HotCache {
+        weighting: weighting.name().into(),
+        layer_curve: curve.get(),
+        perf: args.perf()?.name().into(),
+        update_policy: args.update_policy().name().into(),
+        update_rate: args.update_rate(),
+        ..HotCache::default()
+    })
+}
+
+fn facts(model: &Model) -> anyhow::Result<Facts> {
+    let gguf = model.gguf();
+    let path = gguf.files()[0].path.to_string_lossy().into_owned();
+    Ok(Facts::of_model(&path, gguf)?)
+}
+
+fn sizes(model: &Model) -> anyhow::Result<ExpertSizes> {
+    let n_layer = facts(model)?.n_hidden_layer();
+    Ok(sizes_of(&OffsetMap::new(model.gguf()), n_layer))
+}

@@ -1,0 +1,283 @@
+//! A hot cache while a run uses it: counters of all requests, and exchanges after each of them.
+
+use std::time::Duration;
+
+use moe_executor::Devices;
+use moe_executor::cpu::bandwidth::read_bandwidth;
+use moe_executor::cpu::threads::Threads;
+use moe_executor::hot_cache::{HotCache, HotCacheReport};
+use moe_gguf::text::counted;
+use moe_placement::learn::{LayerCounts, LayerObservation};
+use moe_placement::perf::{Counters, PerfMode};
+use moe_placement::plan::rank;
+use moe_placement::update::{Exchange, Payback, Update};
+use moe_trace::hot_cache::{HotFailures, HotRequest};
+use moe_trace::{RunWriter, hot_cache};
+
+use super::plan::Planned;
+use super::{HotCacheArgs, UpdatePolicy};
+use crate::context::Context;
+use crate::engine::native::{BANDWIDTH_BYTES, gpu_bandwidth};
+use crate::output::human_bytes;
+
+/// A hot cache of a run.
+pub struct HotRun {
+    planned: Planned,
+    policy: UpdatePolicy,
+    rate: f64,
+    /// Which exchanges pay; `None` for other policies.
+    payback: Option<Payback>,
+    mode: PerfMode,
+    n_expert: u64,
+    n_expert_used: u32,
+    /// Counters of the completed requests.
+    total: Counters,
+    requests: Vec<HotRequest>,
+    ctx: Context,
+}
+
+/// Measured bandwidths in bytes/s of the memory of the CPU and of the first lane.
+pub struct Bandwidths {
+    pub cold: f64,
+    /// `None` if the lanes are on the CPU.
+    pub hot: Option<f64>,
+}
+
+impl Bandwidths {
+    /// Measures the memory of the CPU and of the first GPU.
+    pub fn measure(threads: &Threads, devices: &Devices, ctx: &Context) -> Bandwidths {
+        let gpu = devices.gpus().first();
+        Bandwidths {
+            cold: read_bandwidth(threads, BANDWIDTH_BYTES),
+            hot: gpu.and_then(|gpu| gpu_bandwidth(gpu.bandwidth(), ctx)),
+        }
+    }
+}
+
+impl HotRun {
+    /// A run with a planned cache. `measure` is called if updates need bandwidths that were not given.
+    pub fn new(
+        args: &HotCacheArgs,
+        planned: Planned,
+        [n_expert, n_expert_used]: [usize; 2],
+        measure: impl FnOnce() -> Bandwidths,
+        ctx: Context,
+    ) -> anyhow::Result<HotRun> {
+        let (mode, policy) = (args.perf()?, args.update_policy());
+        let payback = (policy == UpdatePolicy::Payback).then(|| {
+            let (horizon, given) = args.payback();
+            given.unwrap_or_else(|| {
+                let Bandwidths { cold, hot } = measure();
+                // The upload is measured when the cache is built.
+                let upload = f64::INFINITY;
+                Payback {
+                    horizon,
+                    cold,
+                    hot: hot.unwrap_or(cold),
+                    upload,
+                }
+            })
+        });
+        if policy == UpdatePolicy::Fork && args.update_rate() > 0.0 && planned.lanes.len() > 1 {
+            ctx.note("warning: with several lanes, no expert is exchanged, as in the fork; use --update-policy payback");
+        }
+        let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        Ok(HotRun {
+            policy,
+            rate: args.update_rate(),
+            payback,
+            mode,
+            n_expert: n_expert as u64,
+            n_expert_used: number(n_expert_used),
+            total: Counters::new(mode, number(n_expert), number(n_expert_used)),
+            requests: Vec::new(),
+            planned,
+            ctx,
+        })
+    }
+
+    /// The planned cache.
+    pub fn planned(&self) -> &Planned {
+        &self.planned
+    }
+
+    /// What is counted.
+    pub fn mode(&self) -> PerfMode {
+        self.mode
+    }
+
+    /// Whether experts may be exchanged after a request.
+    pub fn updates(&self) -> bool {
+        self.rate > 0.0 && (self.policy == UpdatePolicy::Payback || self.planned.lanes.len() < 2)
+    }
+
+    /// Stores and prints what was allocated. `time` is how long the copies took.
+    pub fn built(&mut self, report: &HotCacheReport, time: Duration) {
+        let lanes = self.planned.manifest.lanes.iter_mut();
+        for (lane, &bytes) in lanes.zip(&report.lane_bytes) {
+            lane.bytes = bytes;
+        }
+        let bytes = report.lane_bytes.iter().sum::<u64>();
+        if let Some(payback) = &mut self.payback
+            && payback.upload.is_infinite()
+            && bytes > 0
+        {
+            payback.upload = bytes as f64 / time.as_secs_f64().max(1e-9);
+        }
+        for (number, lane) in self.planned.manifest.lanes.iter().enumerate() {
+            let experts = lane.experts.values().map(Vec::len).sum::<usize>();
+            self.ctx.note(format_args!(
+                "hot cache, lane {number}: {} in {} on {}, {}",
+                counted(experts, "expert"),
+                counted(lane.experts.len(), "layer"),
+                lane.device,
+                human_bytes(lane.bytes)
+            ));
+        }
+        if let Some(first) = report.dropped.first() {
+            self.ctx.note(format_args!(
+                "warning: {} of the hot cache could not be copied, so the CPU computes their experts; first error, lane {} and \
+                 layer {}: {}",
+                counted(report.dropped.len(), "layer"),
+                first.lane,
+                first.layer,
+                first.reason
+            ));
+        }
+    }
+
+    /// Removes the counters of all requests.
+    pub fn forget(&mut self) {
+        self.total.reset();
+        self.requests.clear();
+    }
+
+    /// Ends a request: adds its counters to the total, and returns the exchanges to make before the next request.
+    pub fn end_request(&mut self, cache: &HotCache) -> Vec<Exchange> {
+        let request = {
+            let mut counters = cache.counters().lock();
+            let request = counters.clone();
+            counters.reset();
+            request
+        };
+        if self.mode == PerfMode::Off {
+            return Vec::new();
+        }
+        self.total.add(&request);
+        self.requests.push(HotRequest {
+            hot_slots: request.hot_slots(),
+            cold_slots: request.cold_slots(),
+            exchanged: 0,
+        });
+        if self.updates() {
+            self.exchanges(cache, &request)
+        } else {
+            Vec::new()
+        }
+    }
+
+    /// Returns the exchanges that an update by `request` makes.
+    pub fn exchanges(&self, cache: &HotCache, request: &Counters) -> Vec<Exchange> {
+        let report = request.to_learn_file();
+        let observations = report.observations().unwrap_or_default();
+        let ranking = rank(&observations, self.planned.weighting, self.planned.curve);
+        let slots = report.layer_slots().unwrap_or_default();
+        let update = Update::new(&cache.cached(), &ranking, &slots, self.n_expert, self.rate);
+        let Some(payback) = &self.payback else {
+            return update.exchanges().to_vec();
+        };
+        let n_tokens = self.n_tokens(&observations);
+        update.paying(payback, &observations, n_tokens, |layer, expert| {
+            self.planned.sizes.get(layer, expert).unwrap_or(0)
+        })
+    }
+
+    /// Stores the number of experts exchanged after the last request.
+    pub fn exchanged(&mut self, n: usize) {
+        if let Some(last) = self.requests.last_mut() {
+            last.exchanged = n as u64;
+        }
+    }
+
+    /// Number of tokens of a request: selections of the layer with the most, by selections of a token.
+    fn n_tokens(&self, observations: &[LayerObservation]) -> u64 {
+        let selections = observations.iter().map(|layer| {
+            let hits = layer.experts.iter().map(|expert| expert.hits());
+            hits.fold(0, u64::saturating_add)
+        });
+        LayerCounts::tokens_of(selections.max().unwrap_or(0), self.n_expert_used)
+    }
+
+    /// Fraction of the expert slots that hot lanes computed, 0.0 to 1.0; `None` without counts.
+    pub fn hit_rate(&self) -> Option<f64> {
+        self.total.hit_rate()
+    }
+
+    /// Prints the hit rate and failures, and returns what a run directory stores. Call it after the last request.
+    pub fn finish(self, cache: &HotCache) -> HotResults {
+        self.print(cache);
+        HotResults {
+            manifest: hot_cache::HotCache {
+                requests: self.requests,
+                failures: Some(failures(cache)),
+                ..self.planned.manifest
+            },
+            report: self.total.to_learn_file().to_json(),
+        }
+    }
+
+    fn print(&self, cache: &HotCache) {
+        let exchanged: u64 = self.requests.iter().map(|request| request.exchanged).sum();
+        if let Some(hit_rate) = self.total.hit_rate() {
+            let slots = self
+                .total
+                .hot_slots()
+                .saturating_add(self.total.cold_slots());
+            self.ctx.note(format_args!(
+                "hot cache: {:.1} % of {} computed by hot lanes; {} exchanged",
+                100.0 * hit_rate,
+                counted(slots, "activation"),
+                counted(exchanged, "expert")
+            ));
+        }
+        let failures = failures(cache);
+        if let (Some(error), 1..) = (&failures.first_error, failures.calls + failures.exchanges) {
+            self.ctx.note(format_args!(
+                "warning: the CPU ran {} of hot lanes, and {} not be exchanged; first error: {error}",
+                counted(failures.calls, "call"),
+                match failures.exchanges {
+                    1 => "1 expert could".to_owned(),
+                    n => format!("{n} experts could"),
+                }
+            ));
+        }
+    }
+}
+
+/// What a run directory stores of a hot cache.
+pub struct HotResults {
+    manifest: hot_cache::HotCache,
+    /// Text of perf.json.
+    report: String,
+}
+
+impl HotResults {
+    /// Writes perf.json, and the description of the cache to the manifest.
+    ///
+    /// # Errors
+    /// perf.json cannot be written. The writer reports the error again when it completes the run.
+    pub fn write(self, writer: &mut RunWriter) -> Result<(), moe_trace::Error> {
+        writer.manifest_mut().hot_cache = Some(self.manifest);
+        writer.write_perf(&self.report)
+    }
+}
+
+fn failures(cache: &HotCache) -> HotFailures {
+    let events = cache.events();
+    HotFailures {
+        layers: events.dropped_layers,
+        calls: events.failed_calls,
+        exchanges: events.failed_exchanges,
+        first_error: events.first_failure.clone(),
+    }
+}

@@ -1,0 +1,125 @@
+//! What a cache is planned from: a plan, a learn file, or a trace.
+
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+use moe_foreign::ImportOptions;
+use moe_placement::learn::{LayerObservation, has_schema, is_usable};
+use moe_placement::plan::{LayerCurve, Strategy, Weighting};
+use moe_trace::{ExpertId, Facts, LayerId, bounded};
+use serde::Deserialize;
+
+use crate::context::Context;
+use crate::inputs::Kind;
+use crate::learn_files;
+use crate::{json_input, traces};
+
+/// Contents of the file of `--hot-cache`.
+pub enum Source {
+    /// The output of `plan -o json`.
+    Plan(PlanFile),
+    /// Observations of a learn file or a trace. Never empty.
+    Learn(Vec<LayerObservation>),
+}
+
+/// The part of the output of `plan -o json` that is read.
+#[derive(Deserialize)]
+pub struct PlanFile {
+    pub lanes: Vec<PlanLane>,
+    pub selected: Vec<PlanExpert>,
+    weighting: String,
+    layer_curve: f64,
+    strategy: String,
+}
+
+/// A lane of a plan.
+#[derive(Deserialize)]
+pub struct PlanLane {
+    pub budget_bytes: u64,
+    pub used_bytes: u64,
+}
+
+/// An expert of a plan.
+#[derive(Deserialize)]
+pub struct PlanExpert {
+    pub layer: LayerId,
+    pub expert: ExpertId,
+    #[serde(default)]
+    pub lane: usize,
+    #[serde(default)]
+    pub hits: u64,
+}
+
+impl PlanFile {
+    pub fn weighting(&self) -> anyhow::Result<Weighting> {
+        Ok(self.weighting.parse()?)
+    }
+
+    pub fn curve(&self) -> LayerCurve {
+        LayerCurve::new(self.layer_curve)
+    }
+
+    pub fn strategy(&self) -> anyhow::Result<Strategy> {
+        Ok(self.strategy.parse()?)
+    }
+}
+
+impl Source {
+    /// Reads a plan, a learn file, or a trace of the model that `facts` describes.
+    ///
+    /// # Errors
+    /// The file cannot be read, is of another model, or contains no experts.
+    pub fn read(path: &Path, facts: Facts, ctx: &Context) -> anyhow::Result<Source> {
+        let place = || path.display().to_string();
+        if is_plan(path).with_context(place)? {
+            let text = bounded::read_json(path)?;
+            let plan: PlanFile = json_input::parse(&text).with_context(|| {
+                format!(
+                    "{} is not a plan; pass the output of `plan -o json`",
+                    path.display()
+                )
+            })?;
+            if let Some(expert) = plan.selected.iter().find(|e| e.lane >= plan.lanes.len()) {
+                bail!(
+                    "{}: expert {} of layer {} is in lane {}, which the plan does not list; plan again",
+                    path.display(),
+                    expert.expert,
+                    expert.layer,
+                    expert.lane
+                );
+            }
+            return Ok(Source::Plan(plan));
+        }
+        let observations = observations(path, facts, ctx)?;
+        if !is_usable(&observations) {
+            bail!(
+                "{} contains no activations; record a longer run",
+                path.display()
+            );
+        }
+        Ok(Source::Learn(observations))
+    }
+}
+
+/// Returns the observations of a learn file or a trace; empty if it has no counts.
+pub fn observations(
+    path: &Path,
+    facts: Facts,
+    ctx: &Context,
+) -> anyhow::Result<Vec<LayerObservation>> {
+    let options = ImportOptions {
+        model: Some(facts),
+        ..ImportOptions::default()
+    };
+    let file = learn_files::read_learn_file(path, &options, ctx)?;
+    let observations = file.observations();
+    observations.with_context(|| path.display().to_string())
+}
+
+/// Whether a file is JSON without the schema of a learn file, and not a trace.
+fn is_plan(path: &Path) -> anyhow::Result<bool> {
+    if Kind::of(path)? != Kind::Json || traces::detect(path)?.is_some() {
+        return Ok(false);
+    }
+    Ok(!has_schema(&bounded::read_json(path)?)?)
+}

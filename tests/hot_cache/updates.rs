@@ -1,0 +1,106 @@
+//! Updates after each sequence, and caches that a run learns.
+
+use std::fs;
+
+use serde_json::Value;
+
+use super::{Workplace, hot_cache, slots_of_report, slots_of_trace, sum};
+use crate::support::{arg, file_of, run};
+
+/// Number of exchanges after each sequence.
+fn exchanged(work: &Workplace, name: &str, options: &[&str]) -> Vec<u64> {
+    let cache = ["--hot-cache", arg(&work.learn)];
+    let run = work.record(name, &[&cache[..], options].concat());
+    assert_eq!(slots_of_report(&run), slots_of_trace(&run), "{name}");
+    hot_cache(&run)
+        .requests
+        .iter()
+        .map(|request| request.exchanged)
+        .collect()
+}
+
+/// The rules of the fork: at most the rate, and none with several lanes.
+#[test]
+fn update_rate_limits_exchanges() {
+    let work = Workplace::new();
+    let mib = ["--hot-cache-mib", "1"];
+    assert_eq!(exchanged(&work, "none", &mib), [0, 0, 0]);
+    let some = exchanged(&work, "some", &[&mib[..], &["--update-rate", "0.05"]].concat());
+    let all = exchanged(&work, "all", &[&mib[..], &["--update-rate", "1"]].concat());
+    assert!(some[0] > 0 && some[0] < all[0], "{some:?} {all:?}");
+    let lanes = ["--hot-cache-mib", "1,1", "--update-rate", "1"];
+    assert_eq!(exchanged(&work, "lanes", &lanes), [0, 0, 0]);
+}
+
+/// The faster the lane and the longer the horizon, the more exchanges pay.
+#[test]
+fn payback_exchanges_only_what_pays() {
+    let work = Workplace::new();
+    let with = |name: &str, horizon: &str, bandwidths: &str| {
+        let rule = ["--update-policy", "payback", "--update-horizon", horizon];
+        let cache = ["--hot-cache-mib", "1,1", "--update-bandwidths", bandwidths];
+        exchanged(&work, name, &[&rule[..], &cache].concat())
+    };
+    assert_eq!(with("slow", "1000", "10,10,10"), [0, 0, 0], "a lane as slow as the CPU");
+    assert_eq!(with("short", "0.001", "10,1000,10"), [0, 0, 0]);
+    let few = with("few", "4", "10,1000,10");
+    let many = with("many", "1000", "10,1000,10");
+    assert!(few[0] > 0 && few[0] < many[0], "{few:?} {many:?}");
+}
+
+/// A learned cache contains the experts of the warm-up prompt, and others in free memory.
+#[test]
+fn learns_from_the_warmup_prompt() {
+    let work = Workplace::new();
+    let warmup = file_of(work.dir.path(), "warmup.txt", "The kernel driver is responsible for\n");
+    let file = work.path("learned.json");
+    let learn = ["--hot-cache", arg(&file), "--hot-cache-mib", "2", "--auto-learn"];
+    let options = [&learn[..], &["--warmup-prompt", arg(&warmup)]].concat();
+    let run = work.record("first", &options);
+    let first = hot_cache(&run);
+    assert_eq!((first.kind.as_str(), first.fill_random), ("auto-learn", true));
+    let counted = fs::read_to_string(&file).unwrap();
+    let report: Value = serde_json::from_str(&counted).unwrap();
+    assert_eq!(report["summary"]["hot_slot_ratio"], 0.0);
+    // 9 tokens with 4 experts in each layer but the last, which computes only the last token.
+    assert_eq!(report["layers"][0]["cold_slots_total"], 36);
+    assert_eq!(slots_of_report(&run), slots_of_trace(&run), "the warm-up prompt is not counted");
+    assert!(sum(&slots_of_report(&run)).0 > 0);
+
+    // The next run reads the file.
+    let second = hot_cache(&work.record("second", &options));
+    assert_eq!(second.kind, "learn");
+    assert_eq!(second.lanes, first.lanes);
+    assert_eq!(fs::read_to_string(&file).unwrap(), counted);
+
+    // A file without counts is replaced.
+    fs::write(&file, r#"{"schema": "llama.cpp.moe_layer_opt_perf.v1", "layers": []}"#).unwrap();
+    assert_eq!(hot_cache(&work.record("third", &options)).lanes, first.lanes);
+    assert_eq!(fs::read_to_string(&file).unwrap(), counted);
+}
+
+/// A warm-up prompt is a request: its exchanges precede the first sequence.
+#[test]
+fn warmup_prompt_updates_the_cache() {
+    let work = Workplace::new();
+    let warmup = file_of(work.dir.path(), "warmup.txt", "int main(void) { return 0; }");
+    let cache = ["--hot-cache", arg(&work.learn), "--hot-cache-mib", "1", "--update-rate", "1"];
+    let cold = work.record("cold", &cache);
+    let warm = work.record("warm", &[&cache[..], &["--warmup-prompt", arg(&warmup)]].concat());
+    let first = |run| hot_cache(run).requests[0].clone();
+    assert_ne!(first(&cold).hot_slots, first(&warm).hot_slots);
+    assert_eq!(slots_of_report(&warm), slots_of_trace(&warm));
+}
+
+/// The cache of a replay starts with the plan in each run over the trace.
+#[test]
+fn replay_updates_between_sequences() {
+    let work = Workplace::new();
+    let cache = ["--hot-cache", arg(&work.learn), "--hot-cache-mib", "1", "--update-rate", "0.1"];
+    let recorded = work.record("recorded", &cache);
+    let out = work.path("replayed");
+    let how = ["--policy", "hot-cache", "-r", "2", "-t", "1"];
+    run!["--quiet", "replay", recorded, "--model", super::model(), how, cache, "--out", out];
+    assert_eq!(hot_cache(&out).requests, hot_cache(&recorded).requests);
+    assert_eq!(slots_of_trace(&out), slots_of_trace(&recorded));
+}
