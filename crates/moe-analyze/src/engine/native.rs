@@ -13,7 +13,7 @@ use moe_trace::{Phase, manifest};
 
 use super::boxed;
 use super::device::DeviceArgs;
-use super::hot_cache::{Bandwidths, Machine, PreparedCache};
+use super::hot_cache::{LaneBandwidths, Machine, PreparedCache};
 use super::kv_cache::{self, CacheArgs};
 use crate::context::Context;
 
@@ -102,9 +102,10 @@ impl Engine for Native<'_> {
         setup: Setup<'s>,
     ) -> moe_engine::Result<Box<dyn moe_engine::Session + 's>> {
         let devices = self.device.open(&self.model, &self.ctx).map_err(boxed)?;
-        let hot = match self.device.has_hot_cache() {
-            true => Some(self.hot_cache(&devices, &setup).map_err(boxed)?),
-            false => None,
+        let hot = if self.device.has_hot_cache() {
+            Some(self.hot_cache(&devices, &setup).map_err(boxed)?)
+        } else {
+            None
         };
         let (model, threads) = (&self.model, &self.threads);
         let cache = self.cache.params(setup.n_ctx, setup.n_positions);
@@ -144,7 +145,7 @@ impl Native<'_> {
             devices,
             n_positions: setup.n_positions,
         };
-        let measure = || Bandwidths::measure(&self.threads, devices, &self.ctx);
+        let measure = || LaneBandwidths::measure(&self.threads, devices, &self.ctx);
         PreparedCache::new(args, &machine, warm_up, measure, self.ctx)
     }
 
@@ -152,8 +153,9 @@ impl Native<'_> {
     fn warm_up(&self, text: &str, setup: &Setup) -> anyhow::Result<Counters> {
         let devices = self.device.open(&self.model, &Context { quiet: true })?;
         let recorder = Recorder::new(None);
+        let cache = self.cache.params(setup.n_ctx, setup.n_ctx);
         let mut session =
-            Session::with_devices(&self.model, &self.threads, devices, recorder, setup.n_ctx);
+            Session::with_devices(&self.model, &self.threads, devices, recorder, cache)?;
         session.enable_hot_cache(&[], PerfMode::Update)?;
         let mut tokens = self.encode(text)?;
         tokens.truncate(setup.n_ctx);

@@ -147,9 +147,12 @@ impl LaneWorklist {
             return self.count(lane);
         }
         let entries = || self.lane.iter().zip(&self.position);
-        staged.extend(entries().map(|(&of, &at)| match of == lane {
-            true => self.index[at as usize] as u32,
-            false => dummy as u32,
+        staged.extend(entries().map(|(&of, &at)| {
+            if of == lane {
+                self.index[at as usize] as u32
+            } else {
+                dummy as u32
+            }
         }));
         staged.extend(entries().map(|(_, &at)| self.weight[at as usize].to_bits()));
         k

@@ -223,9 +223,12 @@ impl Ops<'_> {
     ) -> Vec<u8> {
         match self.devices.gpu(device) {
             Some(gpu) if lane == lane::CACHE_MISS && self.hot.is_some() => {
-                let lane_of = |&id: &i32| match gpu.is_hot(stack, id) {
-                    true => lane::HOT_CACHE,
-                    false => lane,
+                let lane_of = |&id: &i32| {
+                    if gpu.is_hot(stack, id) {
+                        lane::HOT_CACHE
+                    } else {
+                        lane
+                    }
                 };
                 routing.ids.host().iter().map(lane_of).collect()
             }

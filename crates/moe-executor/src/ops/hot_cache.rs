@@ -399,9 +399,12 @@ impl<'o> Ops<'o> {
         let on_cpu = LANES.map(|lane| is_used(lane).then(|| lane_on_cpu(lane)));
         let computes = on_cpu.iter().any(Option::is_some);
         let is_hot = |lane: LaneIndex| on_gpu[lane as usize] || lane_on_cpu(lane).copies.is_some();
-        let number = |&lane: &LaneIndex| match is_hot(lane) {
-            true => lane::HOT_CACHE,
-            false => lane::CPU,
+        let number = |&lane: &LaneIndex| {
+            if is_hot(lane) {
+                lane::HOT_CACHE
+            } else {
+                lane::CPU
+            }
         };
         scratch.record_lanes.clear();
         scratch.record_lanes.extend(work.lanes().iter().map(number));
@@ -439,10 +442,7 @@ impl<'o> Ops<'o> {
         self.finish_projection(&mut scope, &products, (2, &down), gate_out, down_out);
         if let Some(start) = cpu_start.filter(|_| computes) {
             times.cpu = Some((start, now()));
-            times.cpu_entries = LANES.map(|lane| match is_used(lane) {
-                true => work.count(lane),
-                false => 0,
-            });
+            times.cpu_entries = LANES.map(|lane| if is_used(lane) { work.count(lane) } else { 0 });
         }
 
         // The sum.
@@ -479,10 +479,11 @@ impl<'o> Ops<'o> {
         let failed_after = events.failed_calls;
         let computed_by = &mut scratch.computed_by;
         computed_by.clear();
-        computed_by.extend(work.lanes().iter().map(|&lane| match is_hot(lane) {
-            true => lane,
-            false => LaneIndex::Cold,
-        }));
+        computed_by.extend(
+            work.lanes()
+                .iter()
+                .map(|&lane| if is_hot(lane) { lane } else { LaneIndex::Cold }),
+        );
         if failed_before < failed_after {
             cache.count_fallback(nodes.il);
         }
@@ -613,9 +614,10 @@ impl<'o> Ops<'o> {
                     let at = work.positions()[entry] as usize;
                     let (row, weight) = (&rows[at * width + first..][..n], weights[at]);
                     let pairs = out.iter_mut().zip(row);
-                    match is_first {
-                        true => pairs.for_each(|(o, x)| *o = x * weight),
-                        false => pairs.for_each(|(o, x)| *o += x * weight),
+                    if is_first {
+                        pairs.for_each(|(o, x)| *o = x * weight)
+                    } else {
+                        pairs.for_each(|(o, x)| *o += x * weight)
                     }
                     is_first = false;
                 }

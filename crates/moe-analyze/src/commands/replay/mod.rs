@@ -21,7 +21,7 @@ use moe_trace::{LayerId, RunOptions, RunWriter};
 
 use crate::context::Context;
 use crate::engine::device::DeviceArgs;
-use crate::engine::hot_cache::{Bandwidths, HotResults, Machine, PreparedCache};
+use crate::engine::hot_cache::{HotResults, LaneBandwidths, Machine, PreparedCache};
 use crate::engine::native::{self, BANDWIDTH_BYTES};
 use crate::exit_status::ExitStatus;
 use crate::files::OutputPath;
@@ -93,9 +93,10 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let n_threads = args.threads.map_or_else(n_cores, usize::from);
     let threads = Threads::new(n_threads)?;
     let devices = args.device.open(&model, ctx)?;
-    let prepared = match args.device.has_hot_cache() {
-        true => Some(hot_cache(&args, &model, &threads, &devices, ctx)?),
-        false => None,
+    let prepared = if args.device.has_hot_cache() {
+        Some(hot_cache(&args, &model, &threads, &devices, ctx)?)
+    } else {
+        None
     };
     if let Some(out) = &args.out {
         RunWriter::check(out, args.force)?;
@@ -188,7 +189,7 @@ fn hot_cache(
         devices,
         n_positions: 0,
     };
-    let measure = || Bandwidths::measure(threads, devices, ctx);
+    let measure = || LaneBandwidths::measure(threads, devices, ctx);
     PreparedCache::new(&args.device.hot_cache, &machine, None, measure, *ctx)
 }
 

@@ -22,7 +22,7 @@ use budget::LaneBudget;
 
 pub use plan::Machine;
 pub use prepared::PreparedCache;
-pub use run::{Bandwidths, HotResults, HotRun};
+pub use run::{HotResults, HotRun, LaneBandwidths};
 
 /// Values of `--update-policy`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -123,7 +123,7 @@ pub struct HotCacheArgs {
     /// Number of tokens within which an exchange must save its upload time, with --update-policy payback [default: 1000]
     #[arg(long, value_name = "TOKENS", value_parser = positive)]
     update_horizon: Option<f64>,
-    /// Bandwidths in GB/s for --update-policy payback: CPU memory, memory of the lanes, upload [default: measured]
+    /// LaneBandwidths in GB/s for --update-policy payback: CPU memory, memory of the lanes, upload [default: measured]
     #[arg(long, value_name = "CPU,LANE,UPLOAD", value_delimiter = ',', value_parser = positive)]
     update_bandwidths: Vec<f64>,
     /// If the file of --hot-cache does not exist or has no counts, count the prompt of --warmup-prompt, write the file, and plan

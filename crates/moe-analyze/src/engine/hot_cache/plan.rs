@@ -11,7 +11,7 @@ use moe_gguf::text::counted;
 use moe_placement::learn::LayerObservation;
 use moe_placement::plan::{ExpertSizes, LayerCurve, MIB, Plan, PlanVerdict, Weighting, rank};
 use moe_trace::hot_cache::{HotCache, HotLane};
-use moe_trace::{ExpertId, Facts, LayerId};
+use moe_trace::{ExpertId, LayerId, ModelInfo};
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
 use super::HotCacheArgs;
@@ -269,9 +269,10 @@ fn lane_devices(n: usize, devices: &Devices) -> anyhow::Result<Vec<DeviceId>> {
 /// The weighting of the options, or the fork's default for the model.
 fn weighting(args: &HotCacheArgs, model: &Model) -> anyhow::Result<(Weighting, LayerCurve)> {
     let is_gpt_oss = model.hparams().arch == "gpt-oss";
-    let default = match is_gpt_oss {
-        true => (Weighting::Time, LayerCurve::new(1.0)),
-        false => (Weighting::default(), LayerCurve::DEFAULT),
+    let default = if is_gpt_oss {
+        (Weighting::Time, LayerCurve::new(1.0))
+    } else {
+        (Weighting::default(), LayerCurve::DEFAULT)
     };
     Ok((
         args.weighting()?.unwrap_or(default.0),
@@ -294,10 +295,10 @@ fn described_settings(
     })
 }
 
-fn facts(model: &Model) -> anyhow::Result<Facts> {
+fn facts(model: &Model) -> anyhow::Result<ModelInfo> {
     let gguf = model.gguf();
     let path = gguf.files()[0].path.to_string_lossy().into_owned();
-    Ok(Facts::of_model(&path, gguf)?)
+    Ok(ModelInfo::from_gguf(&path, gguf)?)
 }
 
 fn sizes(model: &Model) -> anyhow::Result<ExpertSizes> {

@@ -10,7 +10,7 @@ use moe_placement::perf::Counters;
 
 use super::HotCacheArgs;
 use super::plan::{Machine, Planned};
-use super::run::{Bandwidths, HotRun};
+use super::run::{HotRun, LaneBandwidths};
 use super::session::HotSession;
 use crate::context::Context;
 use crate::files;
@@ -31,7 +31,7 @@ impl PreparedCache {
         args: &HotCacheArgs,
         machine: &Machine,
         warm_up: Option<Counters>,
-        measure: impl FnOnce() -> Bandwidths,
+        measure: impl FnOnce() -> LaneBandwidths,
         ctx: Context,
     ) -> anyhow::Result<PreparedCache> {
         let must_learn = Planned::must_learn(args, machine.model, &ctx)?;

@@ -37,17 +37,17 @@ pub struct HotRun {
 }
 
 /// Measured bandwidths in bytes/s of the memory of the CPU and of the first lane.
-pub struct Bandwidths {
+pub struct LaneBandwidths {
     pub cold: f64,
     /// `None` if the lanes are on the CPU.
     pub hot: Option<f64>,
 }
 
-impl Bandwidths {
+impl LaneBandwidths {
     /// Measures the memory of the CPU and of the first GPU.
-    pub fn measure(threads: &Threads, devices: &Devices, ctx: &Context) -> Bandwidths {
+    pub fn measure(threads: &Threads, devices: &Devices, ctx: &Context) -> LaneBandwidths {
         let gpu = devices.gpus().first();
-        Bandwidths {
+        LaneBandwidths {
             cold: read_bandwidth(threads, BANDWIDTH_BYTES),
             hot: gpu.and_then(|gpu| gpu_bandwidth(gpu.bandwidth(), ctx)),
         }
@@ -60,14 +60,14 @@ impl HotRun {
         args: &HotCacheArgs,
         planned: Planned,
         [n_expert, n_expert_used]: [usize; 2],
-        measure: impl FnOnce() -> Bandwidths,
+        measure: impl FnOnce() -> LaneBandwidths,
         ctx: Context,
     ) -> anyhow::Result<HotRun> {
         let (mode, policy) = (args.perf()?, args.update_policy());
         let payback = (policy == UpdatePolicy::Payback).then(|| {
             let (horizon, given) = args.payback();
             given.unwrap_or_else(|| {
-                let Bandwidths { cold, hot } = measure();
+                let LaneBandwidths { cold, hot } = measure();
                 // The upload is measured when the cache is built.
                 let upload = f64::INFINITY;
                 Payback {

@@ -6,7 +6,7 @@ use anyhow::{Context as _, bail};
 use moe_foreign::ImportOptions;
 use moe_placement::learn::{LayerObservation, has_schema, is_usable};
 use moe_placement::plan::{LayerCurve, Strategy, Weighting};
-use moe_trace::{ExpertId, Facts, LayerId, bounded};
+use moe_trace::{ExpertId, LayerId, ModelInfo, bounded};
 use serde::Deserialize;
 
 use crate::context::Context;
@@ -69,7 +69,7 @@ impl Source {
     ///
     /// # Errors
     /// The file cannot be read, is of another model, or contains no experts.
-    pub fn read(path: &Path, facts: Facts, ctx: &Context) -> anyhow::Result<Source> {
+    pub fn read(path: &Path, facts: ModelInfo, ctx: &Context) -> anyhow::Result<Source> {
         let place = || path.display().to_string();
         if is_plan(path).with_context(place)? {
             let text = bounded::read_json(path)?;
@@ -104,7 +104,7 @@ impl Source {
 /// Returns the observations of a learn file or a trace; empty if it has no counts.
 pub fn observations(
     path: &Path,
-    facts: Facts,
+    facts: ModelInfo,
     ctx: &Context,
 ) -> anyhow::Result<Vec<LayerObservation>> {
     let options = ImportOptions {

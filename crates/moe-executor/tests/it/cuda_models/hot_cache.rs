@@ -115,9 +115,10 @@ fn records_and_counts_the_lane_of_each_expert() {
             {
                 for (id, &of) in down.expert_ids().iter().zip(&down.expert_lane) {
                     let key = (LayerId(down.layer_id.get()), ExpertId(id.get() as u32));
-                    let expected = match cached.contains(&key) {
-                        true => lane::HOT_CACHE,
-                        false => lane::CPU,
+                    let expected = if cached.contains(&key) {
+                        lane::HOT_CACHE
+                    } else {
+                        lane::CPU
                     };
                     wrong += u64::from(of != expected);
                     n[usize::from(of)] += 1;

@@ -66,9 +66,10 @@ fn counts_hot_and_cold_selections_of_each_expert() {
                         .get(&(layer, expert))
                         .copied()
                         .unwrap_or(0);
-                    let expected = match cached.contains(&(layer, expert)) {
-                        true => (n, 0),
-                        false => (0, n),
+                    let expected = if cached.contains(&(layer, expert)) {
+                        (n, 0)
+                    } else {
+                        (0, n)
                     };
                     (hot, cold) = (hot + expected.0, cold + expected.1);
                     let counted = counters.lock().selections(layer, expert);
