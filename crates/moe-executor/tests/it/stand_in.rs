@@ -8,7 +8,7 @@ use moe_executor::cuda::{Gpu, GpuSpec, Policy};
 use moe_executor::hot_cache::{LaneContents, LaneEvents};
 use moe_executor::placement::{DeviceId, Rules};
 use moe_executor::recorder::Recorder;
-use moe_executor::{Devices, Model, Session};
+use moe_executor::{CacheParams, Devices, Model, Session};
 use moe_gguf::ExpertId;
 use moe_placement::perf::PerfMode;
 use moe_placement::random::SplitMix64;
@@ -78,7 +78,8 @@ fn failures() {
         let gguf = open(name);
         let model = Model::load(&gguf).unwrap();
         let n_layers = moe_layers(&model).len() as u64;
-        let mut plain = Session::new(&model, &threads, Recorder::new(None), 64);
+        let mut plain =
+            Session::new(&model, &threads, Recorder::new(None), CacheParams::new(64)).unwrap();
         let expected = request(&mut plain, 0, 20);
         let mut random = SplitMix64::new(5);
         let lanes = random_lanes(&model, &mut random, 1, 60);
@@ -95,7 +96,14 @@ fn failures() {
             let names = gguf.tensors().iter().map(|tensor| tensor.name.as_str());
             let placement = rules.experts_on_cpu(None).resolve(names).unwrap();
             let devices = Devices::new(gpus, placement, Policy::Cpu, None);
-            Session::with_devices(&model, &threads, devices, Recorder::new(None), 64)
+            Session::with_devices(
+                &model,
+                &threads,
+                devices,
+                Recorder::new(None),
+                CacheParams::new(64),
+            )
+            .unwrap()
         };
 
         // Allocations, then copies fail while the cache is built.
