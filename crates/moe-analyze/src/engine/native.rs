@@ -143,7 +143,8 @@ impl Native<'_> {
         let machine = Machine {
             model: &self.model,
             devices,
-            n_positions: setup.n_positions,
+            kv_cache: self.cache.params(setup.n_ctx, setup.n_positions),
+            n_batch: setup.n_batch,
         };
         let measure = || LaneBandwidths::measure(&self.threads, devices, &self.ctx);
         PreparedCache::new(args, &machine, warm_up, measure, self.ctx)

@@ -12,7 +12,7 @@ use moe_executor::cpu::bandwidth::read_bandwidth;
 use moe_executor::cpu::threads::{Threads, n_cores};
 use moe_executor::recorder::Recorder;
 use moe_executor::replay::{Collector, Replay, Routes};
-use moe_executor::{Devices, Model};
+use moe_executor::{CacheParams, Devices, Model};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_gguf::text::counted;
@@ -187,7 +187,8 @@ fn hot_cache(
     let machine = Machine {
         model,
         devices,
-        n_positions: 0,
+        kv_cache: CacheParams::new(0),
+        n_batch: args.batch_size,
     };
     let measure = || LaneBandwidths::measure(threads, devices, ctx);
     PreparedCache::new(&args.device.hot_cache, &machine, None, measure, *ctx)

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use anyhow::bail;
 use moe_executor::hot_cache::LaneContents;
 use moe_executor::placement::DeviceId;
-use moe_executor::{Devices, Model};
+use moe_executor::{CacheParams, Devices, Model};
+use moe_gguf::kv_cache::{Cells, KvShape, KvTypes, LayerBytes};
 use moe_gguf::map::{Category, OffsetMap};
 use moe_gguf::text::counted;
 use moe_placement::learn::LayerObservation;
@@ -40,8 +41,10 @@ pub struct Planned {
 pub struct Machine<'m, 'g> {
     pub model: &'m Model<'g>,
     pub devices: &'m Devices<'m>,
-    /// Number of positions of the longest sequence.
-    pub n_positions: usize,
+    /// Type and positions of the KV cache; no positions if there is no KV cache.
+    pub kv_cache: CacheParams,
+    /// Maximum number of tokens of a pass.
+    pub n_batch: usize,
 }
 
 impl Planned {
@@ -89,7 +92,7 @@ impl Planned {
             let (free, needed) = (machine.free(devices[lane]), machine.needed(devices[lane]));
             let budget = bytes(free, needed);
             ctx.note(format_args!(
-                "lane {lane}: {} MiB, with {} MiB free on {} and {} MiB for the model and its KV cache",
+                "lane {lane}: {} MiB, with {} MiB free on {} and {} MiB for the model and its context",
                 budget / MIB,
                 free / MIB,
                 devices[lane],
@@ -226,27 +229,37 @@ impl Machine<'_, '_> {
         }
     }
 
-    /// Memory in bytes that the model's other weights and the KV cache need on a device: an equal part for each GPU. On the CPU, the
-    /// weights are mapped from the file.
+    /// Memory in bytes that the model needs on a device in addition to the cache: its other weights and the KV cache, an equal part for each
+    /// GPU, and the buffers of a pass. On the CPU, the weights are mapped from the file.
     fn needed(&self, device: DeviceId) -> u64 {
         let n_gpus = self.devices.gpus().len() as u64;
         if device == DeviceId::Cpu || n_gpus == 0 {
             return 0;
         }
-        let hp = self.model.hparams();
         let map = OffsetMap::new(self.model.gguf());
-        let rows = map
-            .rows
-            .iter()
-            .filter(|row| row.category != Category::Expert);
+        let rows = map.rows.iter();
+        let rows = rows.filter(|row| row.category != Category::Expert);
         let weights = rows.map(|row| row.size_bytes).fold(0, u64::saturating_add);
-        let row = hp
-            .n_layer
-            .saturating_mul(hp.n_head_kv)
-            .saturating_mul(hp.head_dim);
-        let kv = (2 * size_of::<f32>() as u64).saturating_mul(row as u64);
-        let kv = kv.saturating_mul(self.n_positions as u64);
-        weights.saturating_add(kv) / n_gpus
+        let compute = self.model.compute_memory(self.n_batch);
+        let context = self.kv_bytes();
+        (weights.saturating_add(context) / n_gpus)
+            .saturating_add(compute.gpu_bytes)
+            .saturating_add(compute.expert_copy_bytes)
+    }
+
+    /// Bytes of the KV cache in all layers; 0 if its structure is unknown.
+    fn kv_bytes(&self) -> u64 {
+        let types = KvTypes {
+            k: self.kv_cache.k.ggml(),
+            v: self.kv_cache.v.ggml(),
+        };
+        let cells = Cells::uniform(self.kv_cache.n_positions as u64, 1);
+        let layers = KvShape::of(self.model.gguf()).and_then(|shape| shape.bytes(types, cells));
+        let layers = layers.unwrap_or_default();
+        layers
+            .iter()
+            .map(LayerBytes::total)
+            .fold(0, u64::saturating_add)
     }
 }
 
