@@ -188,7 +188,7 @@ fn hot_cache(
         model,
         devices,
         kv_cache: CacheParams::new(0),
-        n_batch: args.batch_size,
+        n_batch: args.batch_size as usize,
     };
     let measure = || LaneBandwidths::measure(threads, devices, ctx);
     PreparedCache::new(&args.device.hot_cache, &machine, None, measure, *ctx)
