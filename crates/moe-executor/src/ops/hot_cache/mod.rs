@@ -3,24 +3,24 @@
 //! The operations have the records of a layer without a cache. If the CPU computes any expert, the times are those of the CPU;
 //! the launches of the lanes on GPUs, which run at the same time, have no records of their own.
 
+mod count;
+mod products;
+mod sum;
+
 use std::time::{Duration, Instant};
 
 use moe_placement::perf::{LaneIndex, PerfMode};
 use moe_placement::update::Exchange;
 use moe_trace::LayerId;
 use moe_trace::record::lane;
+use products::{CpuLane, Products, elements};
 
 use crate::activation::{Activation, NodeName};
-use crate::cpu::disjoint::Disjoint;
 use crate::cpu::glu::Glu;
-use crate::cpu::matmul::{self, Entries, RowOf, Worklist};
-use crate::cuda::{Device, Download, HotCall, Policy};
+use crate::cuda::{Device, HotCall, Policy};
 use crate::devices::TimePoint;
 use crate::error::Result;
-use crate::hot_cache::{
-    Call, CallTimes, Compact, HotCache, HotCacheReport, LANES, LaneContents, LaneWorklist, N_LANES,
-    PendingCall, PendingTimes,
-};
+use crate::hot_cache::{Call, HotCache, HotCacheReport, LANES, LaneContents, N_LANES};
 use crate::model::Model;
 use crate::ops::experts::Projection;
 use crate::ops::{Ops, Scope, number, router};
@@ -51,15 +51,6 @@ impl<'a, 'g> ExpertNodes<'a, 'g> {
 
 /// Buffers of the experts of a layer: gate, up and down `(token, slot, width)`.
 pub(crate) type Buffers<'b> = [&'b mut Activation; 3];
-
-/// A lane that the CPU computes.
-struct CpuLane<'c> {
-    lane: LaneIndex,
-    /// Index of the matrices of each entry.
-    indices: &'c [i32],
-    /// Copies of gate, up and down; `None`: those of the file.
-    copies: Option<&'c [Compact; 3]>,
-}
 
 /// Launches the lanes on GPUs.
 type Launch<'l, 'o> = &'l mut dyn FnMut(&mut Ops<'o>);
@@ -152,92 +143,6 @@ impl<'o> Ops<'o> {
             self.down_and_merge(layer, down, weights_name, gate_out, routing, down_out, dst);
         self.count_without_lanes(nodes, routing, &lanes);
         lanes
-    }
-
-    /// Notes the start of a call of a MoE layer on `device`, if times are counted.
-    pub(crate) fn begin_call(&mut self, device: DeviceId) {
-        let began = self.time_point(device);
-        if let Some(cache) = &mut self.hot {
-            cache.scratch.times = CallTimes {
-                began,
-                ..CallTimes::default()
-            };
-        }
-    }
-
-    /// Notes the end of the router of a MoE layer on `device`, if times are counted.
-    pub(crate) fn end_routing(&mut self, device: DeviceId) {
-        let routed = self.time_point(device);
-        if let Some(cache) = &mut self.hot {
-            cache.scratch.times.routed = routed;
-        }
-    }
-
-    /// Notes the end of a call of a MoE layer on `device`, if times are counted.
-    fn end_call(&mut self, device: DeviceId, layer: LayerId) {
-        let ended = self.time_point(device);
-        if let (Some(cache), Some(ended)) = (&mut self.hot, ended) {
-            let complete = cache.layer(layer).and_then(|layer| layer.complete);
-            let mut times = cache.scratch.times;
-            times.only(complete.unwrap_or(LaneIndex::Cold), ended);
-            cache.scratch.pending_times.push(PendingTimes {
-                layer,
-                times,
-                ended,
-            });
-        }
-    }
-
-    /// The current time on a device; `None` if times are not counted.
-    fn time_point(&mut self, device: DeviceId) -> Option<TimePoint> {
-        if self.hot.as_ref()?.mode() != PerfMode::Full {
-            return None;
-        }
-        match self.devices.gpu_mut(device) {
-            Some(gpu) => Some(TimePoint::Gpu(device, gpu.record_event().ok()?)),
-            None => Some(TimePoint::Cpu(Instant::now())),
-        }
-    }
-
-    /// Counts a call of a layer whose experts were computed without lanes. If only a GPU has the ids, they are counted at the end
-    /// of the pass: nothing waits for them.
-    fn count_without_lanes(
-        &mut self,
-        nodes: &ExpertNodes,
-        routing: &mut Routing,
-        lanes: &LaneCounts,
-    ) {
-        let Some(mut cache) = self.hot.take() else {
-            return;
-        };
-        if cache.mode() != PerfMode::Off {
-            let has_hot = lanes[usize::from(lane::HOT_CACHE)] > 0;
-            let layer = cache.layer(nodes.il).filter(|_| has_hot);
-            let all = layer.map_or(Some(LaneIndex::Cold), |layer| layer.complete);
-            match all.and_then(|lane| Some((lane, self.download_ids(routing)?))) {
-                Some((lane, ids)) => cache.scratch.pending.push(PendingCall {
-                    layer: nodes.il,
-                    ids,
-                    lane,
-                }),
-                None => {
-                    self.fetch(&mut routing.ids);
-                    let [_, _, down] = nodes.linears();
-                    let gpu = self.devices.nearest_gpu(&down.weights).filter(|_| has_hot);
-                    cache.count_on_gpu(nodes.il, routing.ids.host(), gpu);
-                }
-            }
-        }
-        self.hot = Some(cache);
-    }
-
-    /// The D2H copy of the ids of a layer, which is complete at the end of the pass, if only a GPU has them.
-    fn download_ids(&mut self, routing: &mut Routing) -> Option<Download> {
-        let gpu = self.devices.gpu_mut(routing.ids.home())?;
-        if routing.copy.is_none() {
-            gpu.begin_download(routing).ok()?;
-        }
-        routing.copy
     }
 
     /// Computes the experts of a layer with the lanes of the hot cache: `dst (token, n_embd)` is the sum over the selected
@@ -496,189 +401,4 @@ impl<'o> Ops<'o> {
     fn failure(&self, gpu: DeviceId) -> Option<&String> {
         self.devices.gpu(gpu)?.fallbacks.first.as_ref()
     }
-
-    /// Computes gate (`which` 0), up (1) or down (2) of a lane on the CPU. The calling thread calls `launch` meanwhile.
-    #[allow(clippy::too_many_arguments)] // the entries, the matrices, input, output, callback
-    fn multiply(
-        &mut self,
-        work: &LaneWorklist,
-        group: &Worklist,
-        lane: &CpuLane,
-        (which, projection): (usize, &Projection),
-        src: &Activation,
-        dst: &mut Activation,
-        launch: Option<Launch<'_, 'o>>,
-    ) {
-        let weights = &projection.linear.weights;
-        let entries = match which {
-            2 => Entries {
-                rows: &src.data()[elements(work, lane.lane, weights.n_in)],
-                row_of: RowOf::Every(1),
-                work: group,
-            },
-            _ => Entries {
-                rows: src.data(),
-                row_of: RowOf::Listed(work.tokens(lane.lane)),
-                work: group,
-            },
-        };
-        let stack = match lane.copies {
-            Some(copies) => copies[which].stack(projection.linear),
-            None => weights.stack(),
-        };
-        let out = &mut dst.data_mut()[elements(work, lane.lane, weights.n_out)];
-        let (threads, mut quantized) = (self.threads, std::mem::take(&mut self.quantized));
-        matmul::mul_mat_id(threads, stack, entries, out, &mut quantized, || {
-            if let Some(launch) = launch {
-                launch(self);
-            }
-        });
-        self.quantized = quantized;
-    }
-
-    /// Records the products of a projection after [`Ops::multiply`], and adds the bias of the lanes on the CPU.
-    fn finish_projection(
-        &mut self,
-        scope: &mut Scope,
-        products: &Products,
-        (which, projection): (usize, &Projection),
-        src: &Activation,
-        dst: &mut Activation,
-    ) {
-        let work = products.work;
-        let Linear { weights, bias } = projection.linear;
-        let n_out = weights.n_out;
-        dst.name = projection.names[0];
-        let (routing, _) = products.experts;
-        let is_reshaped = which != 2 && routing.n_expert_used > 1;
-        let suffix = if is_reshaped { " (reshaped)" } else { "" };
-        let ids = router::ids(projection.il, routing);
-        let sources = [weights.into(), Source::view(src, suffix), ids];
-        self.record_experts(
-            scope,
-            number::MUL_MAT_ID,
-            dst.name,
-            &sources,
-            products.experts,
-        );
-        let Some(bias) = bias else {
-            return;
-        };
-        let before = Source::from(&*dst);
-        for lane in products.lanes.iter().flatten() {
-            let values = match lane.copies {
-                Some(copies) => copies[which].bias(),
-                None => &bias.data,
-            };
-            let out = &mut dst.data_mut()[elements(work, lane.lane, n_out)];
-            self.threads.rows(out, n_out, |entry, row| {
-                let bias = &values[lane.indices[entry] as usize * n_out..][..n_out];
-                row.iter_mut().zip(bias).for_each(|(x, b)| *x += b);
-            });
-        }
-        dst.name = projection.names[1];
-        let sources = [before, bias.into(), ids];
-        self.record_experts(scope, number::ADD_ID, dst.name, &sources, products.experts);
-    }
-
-    /// `sum[t] = Σ weight · row` over the entries of each token that the CPU computed, in the order of its slots. `rows` has the
-    /// order of the worklist.
-    fn sum_lanes(
-        &self,
-        work: &LaneWorklist,
-        k: usize,
-        on_gpu: &[bool; N_LANES],
-        rows: &Activation,
-        sum: &mut Activation,
-    ) {
-        let width = rows.width;
-        let (rows, weights) = (rows.data(), work.weights());
-        // Columns are split, too: a single token would run on one thread.
-        const COLUMNS: usize = 512;
-        let chunks = width.div_ceil(COLUMNS);
-        let tokens = sum.rows;
-        let out = Disjoint::new(sum.data_mut());
-        let bytes = work.len() * width * size_of::<f32>();
-        self.threads.split(tokens * chunks, bytes, |range| {
-            for at in range {
-                let (token, first) = (at / chunks, at % chunks * COLUMNS);
-                let n = COLUMNS.min(width - first);
-                let start = token * width + first;
-                // SAFETY: `split` passes disjoint ranges, and each index has columns of its own.
-                let out = unsafe { out.slice(start..start + n) };
-                let mut is_first = true;
-                for entry in token * k..(token + 1) * k {
-                    if on_gpu[work.lanes()[entry] as usize] {
-                        continue;
-                    }
-                    let at = work.positions()[entry] as usize;
-                    let (row, weight) = (&rows[at * width + first..][..n], weights[at]);
-                    let pairs = out.iter_mut().zip(row);
-                    if is_first {
-                        pairs.for_each(|(o, x)| *o = x * weight)
-                    } else {
-                        pairs.for_each(|(o, x)| *o += x * weight)
-                    }
-                    is_first = false;
-                }
-                if is_first {
-                    out.fill(0.0);
-                }
-            }
-        });
-    }
-
-    /// Adds the sum of a lane to `dst` on `device`. Returns the scope of the addition.
-    fn add_lane(&mut self, device: DeviceId, sum: &mut Activation, dst: &mut Activation) -> Scope {
-        let mut scope = self.start();
-        if !self.on(&mut scope, device, |gpu| gpu.add_to(dst, sum)) {
-            self.fetch(&mut dst.values);
-            self.fetch(&mut sum.values);
-            let pairs = dst.data_mut().iter_mut().zip(sum.data());
-            pairs.for_each(|(out, x)| *out += x);
-        }
-        scope
-    }
-
-    /// Records the additions of the weighted sum. `merged` is the scope of the last addition of a lane; then the last record has
-    /// its time.
-    fn record_sum(
-        &mut self,
-        mut scope: Scope,
-        mut merged: Option<Scope>,
-        nodes: &ExpertNodes,
-        experts: &Activation,
-        k: usize,
-        dst: &mut Activation,
-    ) {
-        for slot in 1..k.max(2) {
-            let summed = Source::from(&*dst);
-            let last = slot + 1 >= k;
-            let stem = if last { "ffn_moe_out" } else { "ffn_moe_sum" };
-            dst.name = NodeName::of(stem, nodes.il);
-            let view = Source::slots(experts, k);
-            let (op, sources): (u8, &[Source]) = match (slot, k) {
-                (1, 1) => (number::CONT, &[view]),
-                (1, _) => (number::ADD, &[view, view]),
-                _ => (number::ADD, &[summed, view]),
-            };
-            let merged = merged.as_mut().filter(|_| last);
-            self.record(merged.unwrap_or(&mut scope), op, dst.name, sources);
-        }
-    }
-}
-
-/// What the products of a layer have in common.
-struct Products<'p> {
-    work: &'p LaneWorklist,
-    /// The lanes on the CPU.
-    lanes: &'p [Option<CpuLane<'p>>; N_LANES],
-    /// The selected experts, and their lanes in records.
-    experts: (&'p Routing, Lanes<'p>),
-}
-
-/// The elements of a lane's entries in `(entry, width)`, in the order of the worklist.
-fn elements(work: &LaneWorklist, lane: LaneIndex, width: usize) -> std::ops::Range<usize> {
-    let entries = work.range(lane);
-    entries.start * width..entries.end * width
 }
