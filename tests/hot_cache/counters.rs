@@ -133,7 +133,7 @@ fn replay_counts_the_same_slots_as_its_trace() {
         .as_array()
         .unwrap()
         .iter()
-        .filter(|row| !row["layer"].is_null());
+        .filter(|row| !row["layer_id"].is_null());
     let hot: u64 = hot.map(|row| row["hot_cache"].as_u64().unwrap()).sum();
     assert_eq!(hot, sum(&slots_of_report(&out)).0);
 }

@@ -56,7 +56,7 @@ fn slots_contain_their_experts_before_and_after_exchanges() {
         let (mut cache, _) = HotCache::build(&model, &mut devices, &lanes, PerfMode::Off).unwrap();
         check_copies(&model, &cache);
         let mut done = 0;
-        for _ in 0..200 {
+        for _ in 0..400 {
             let mut expert = || ExpertId(random.below(n_expert as usize) as u32);
             let exchange = Exchange {
                 evict: expert(),

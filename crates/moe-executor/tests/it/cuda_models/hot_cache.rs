@@ -195,7 +195,7 @@ fn layers_that_do_not_fit_stay_cold() {
         let gguf = open(name);
         let model = Model::load(&gguf).unwrap();
         let small = Case {
-            gpus: &[(0, Some(0.6))],
+            gpus: &[(0, Some(0.4))],
             n_gpu_layers: 0,
             ..hot(90)
         };

@@ -1,5 +1,7 @@
 //! The buffers of a session, compared with the sizes that are computed before it starts.
 
+use std::collections::HashSet;
+
 use moe_engine::Limits;
 use moe_executor::Model;
 use moe_gguf::kv_cache::{Cells, KvShape, KvTypes};
@@ -27,21 +29,24 @@ const MODELS: [&str; 8] = [
     "tiny-qwen3moe-Q4_K_M.gguf",
 ];
 
-/// The buffers that a session allocates for a prompt of `n` tokens in one pass, and for no further token.
+/// The buffers that a session allocates for a prompt of `n` tokens in one pass. The caches grow for the token after it, and are
+/// allocated a second time.
 fn allocated(file: &str, n: u32) -> Vec<Buffer> {
     let prompt: Vec<u32> = (300..300 + n).map(|token| token % 400).collect();
     let limits = Limits {
-        n_predict: 0,
+        n_predict: 1,
         ..LIMITS
     };
     let recorded = record(file, &prompt, limits, RunOptions::default());
+    let mut seen = HashSet::new();
     let allocations = recorded
         .buffers
         .into_iter()
         .filter_map(|event| match event.change {
             Change::Alloc(buffer) => Some(buffer),
             Change::Dealloc { .. } => None,
-        });
+        })
+        .filter(|buffer| seen.insert(buffer.buffer_id));
     allocations.collect()
 }
 
