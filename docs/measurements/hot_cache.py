@@ -48,7 +48,9 @@ samples = {}
 
 def run(command, env=None, check=True):
     pinned = ["taskset", "-c", f"0-{args.cores - 1}", *map(str, command)]
-    done = subprocess.run(pinned, capture_output=True, text=True, env={**os.environ, **(env or {})}, errors="replace")
+    # llama.cpp would distribute the layers over all GPUs.
+    env = {"CUDA_VISIBLE_DEVICES": "0", **os.environ, **(env or {})}
+    done = subprocess.run(pinned, capture_output=True, text=True, env=env, errors="replace")
     if check and done.returncode != 0:
         raise RuntimeError(f"{pinned}: exit status {done.returncode}: {done.stderr[-500:]}")
     return done

@@ -132,10 +132,13 @@ impl Exact {
     pub fn compare(&mut self, name: &str, path: &Path) {
         let gguf = Gguf::open(path).unwrap();
         let (ours, _) = distances(&gguf);
+        assert!(ours.widest_tie < 0.05, "{name}: {ours}");
+        assert!(ours.widest_top1 < 0.05, "{name}: {ours:?}");
         self.add(name, ours);
     }
 
-    /// Like [`Exact::compare`], with an F16 cache in both.
+    /// Like [`Exact::compare`], with an F16 cache in both. Differences need not be near ties: flash attention of llama.cpp also adds the
+    /// values in F16, the executor in F32.
     pub fn compare_with_f16_cache(&mut self, name: &str, path: &Path) {
         let gguf = Gguf::open(path).unwrap();
         let [theirs] = theirs(&gguf, [OTHERS[0]]);
@@ -146,8 +149,6 @@ impl Exact {
         println!("{name:24} ours {ours}");
         assert!(ours.same_experts() >= 0.99, "{name}: {ours}");
         assert!(ours.mean_top5() <= 0.02, "{name}: {ours}");
-        assert!(ours.widest_tie < 0.05, "{name}: {ours}");
-        assert!(ours.widest_top1 < 0.05, "{name}: {ours:?}");
         self.ours = self.ours.and(ours);
     }
 
