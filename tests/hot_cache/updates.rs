@@ -73,11 +73,6 @@ fn learns_from_the_warmup_prompt() {
     assert_eq!(second.kind, "learn");
     assert_eq!(second.lanes, first.lanes);
     assert_eq!(fs::read_to_string(&file).unwrap(), counted);
-
-    // A file without counts is replaced.
-    fs::write(&file, r#"{"schema": "llama.cpp.moe_layer_opt_perf.v1", "layers": []}"#).unwrap();
-    assert_eq!(hot_cache(&work.record("third", &options)).lanes, first.lanes);
-    assert_eq!(fs::read_to_string(&file).unwrap(), counted);
 }
 
 /// A warm-up prompt is a request: its exchanges precede the first sequence.

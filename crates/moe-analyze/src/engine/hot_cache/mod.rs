@@ -123,11 +123,10 @@ pub struct HotCacheArgs {
     /// Number of tokens within which an exchange must save its upload time, with --update-policy payback [default: 1000]
     #[arg(long, value_name = "TOKENS", value_parser = positive)]
     update_horizon: Option<f64>,
-    /// LaneBandwidths in GB/s for --update-policy payback: CPU memory, memory of the lanes, upload [default: measured]
+    /// Bandwidths in GB/s for --update-policy payback: CPU memory, memory of the lanes, upload [default: measured]
     #[arg(long, value_name = "CPU,LANE,UPLOAD", value_delimiter = ',', value_parser = positive)]
     update_bandwidths: Vec<f64>,
-    /// If the file of --hot-cache does not exist or has no counts, count the prompt of --warmup-prompt, write the file, and plan
-    /// from it
+    /// If the file of --hot-cache does not exist, count the prompt of --warmup-prompt, write the file, and plan from it
     #[arg(long, requires = "hot_cache")]
     auto_learn: bool,
     /// File with a prompt that is run, and not recorded, before the first sequence; its activations update the cache

@@ -17,7 +17,7 @@ use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
 use super::HotCacheArgs;
 use super::budget::LaneBudget;
-use super::source::{PlanExpert, PlanFile, Source, observations};
+use super::source::{PlanExpert, PlanFile, Source};
 use crate::context::Context;
 use crate::experts::sizes_of;
 
@@ -202,14 +202,10 @@ impl Planned {
         })
     }
 
-    /// Whether the learn file of `--hot-cache` must be learned first: it does not exist, or has no counts.
-    pub fn must_learn(args: &HotCacheArgs, model: &Model, ctx: &Context) -> anyhow::Result<bool> {
-        match &args.hot_cache {
-            Some(path) if args.auto_learn => {
-                Ok(!path.exists() || observations(path, facts(model)?, ctx)?.is_empty())
-            }
-            _ => Ok(false),
-        }
+    /// Whether the learn file of `--hot-cache` must be learned first: it does not exist.
+    pub fn must_learn(args: &HotCacheArgs) -> bool {
+        let path = args.hot_cache.as_ref();
+        args.auto_learn && path.is_some_and(|path| !path.exists())
     }
 }
 

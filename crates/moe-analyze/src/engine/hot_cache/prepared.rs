@@ -23,7 +23,8 @@ pub struct PreparedCache {
 }
 
 impl PreparedCache {
-    /// Plans a cache. With `--auto-learn`, it is planned from the counters of the warm-up prompt if the learn file has no counts.
+    /// Plans a cache. With `--auto-learn`, it is planned from the counters of the warm-up prompt if the learn file
+    /// does not exist.
     ///
     /// # Errors
     /// Those of [`Planned::read`]; the learn file cannot be written.
@@ -34,7 +35,7 @@ impl PreparedCache {
         measure: impl FnOnce() -> LaneBandwidths,
         ctx: Context,
     ) -> anyhow::Result<PreparedCache> {
-        let must_learn = Planned::must_learn(args, machine.model, &ctx)?;
+        let must_learn = Planned::must_learn(args);
         let (planned, warm_up) = match (warm_up, &args.hot_cache) {
             (Some(counters), Some(path)) if must_learn => {
                 let report = counters.to_learn_file();
@@ -42,7 +43,7 @@ impl PreparedCache {
                 if !is_usable(&observations) {
                     bail!("the warm-up prompt has no tokens; pass a longer prompt");
                 }
-                files::write(path, true, |file| {
+                files::write(path, false, |file| {
                     use std::io::Write as _;
                     Ok(file.write_all(report.to_json().as_bytes())?)
                 })?;

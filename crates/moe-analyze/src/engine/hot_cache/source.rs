@@ -102,7 +102,7 @@ impl Source {
 }
 
 /// Returns the observations of a learn file or a trace; empty if it has no counts.
-pub fn observations(
+fn observations(
     path: &Path,
     facts: ModelInfo,
     ctx: &Context,
