@@ -9,7 +9,7 @@ use moe_trace::{LayerId, Run};
 use serde_json::Value;
 
 use crate::support::gpu::{stand_in, with_gpu};
-use crate::support::{args, repository, run};
+use crate::support::{args, file_of, repository, run};
 
 /// Records a few tokens on the devices of a list; the machine has two GPUs.
 fn record(stand_in: &Path, out: &Path, options: &[&str]) -> assert_cmd::assert::Assert {
@@ -89,4 +89,47 @@ fn reports_missing_gpu_of_a_list() {
         "--device cuda:1,cuda:2: there is no GPU 2: the CUDA driver finds 2, counted from 0";
     assert!(line.contains(expected), "{line}");
     assert!(!out.exists());
+}
+
+/// An automatic budget subtracts the memory that `plan` computes for each GPU, not an equal part of their sum.
+#[test]
+fn automatic_budgets_of_a_hot_cache_agree_with_plan() {
+    let Some(stand_in) = stand_in() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let model = repository("fixtures/random-gpt-oss-F16.gguf");
+    let learn = file_of(
+        dir.path(),
+        "learn.json",
+        r#"{"schema":"llama.cpp.moe_layer_opt_perf.v1","layers":[{"layer":0,"experts":[[1,2]]}]}"#,
+    );
+    let auto = ["--device", "cuda:0,cuda:1", "--hot-cache-mib", "auto,auto"];
+    let types = ["--cache-type-k", "f16", "--cache-type-v", "f16"];
+    let out = dir.path().join("run");
+    let options = args!["--policy", "hot-cache", "--hot-cache", learn, auto, types];
+    let options: Vec<&str> = options.iter().map(|option| option.to_str().unwrap()).collect();
+    let done = record(stand_in.path(), &out, &options).success();
+    let stderr = String::from_utf8_lossy(&done.get_output().stderr).into_owned();
+
+    let manifest = Run::open(&out).unwrap().manifest.unwrap();
+    let n_ctx = manifest.kv_cache.unwrap().n_positions.unwrap();
+    let budgets = ["--budget-mib", "auto,auto", "--free-mib", "4096,4096", "-o", "json"];
+    let plan = run!["plan", learn, "--model", model, "--ctx", n_ctx.to_string(), budgets];
+    let plan: Value = serde_json::from_str(&plan).unwrap();
+    let gpus = plan["memory"]["gpus"].as_array().unwrap();
+    let needed: Vec<f64> = gpus
+        .iter()
+        .map(|gpu| {
+            let parts = gpu["moe_analyze"].as_object().unwrap().values();
+            let bytes = parts.map(|bytes| bytes.as_u64().unwrap()).sum::<u64>();
+            let bytes = bytes + gpu["tensor_bytes"].as_u64().unwrap();
+            (bytes as f64 / f64::from(1 << 20) * 100.0).round() / 100.0
+        })
+        .collect();
+    assert_ne!(needed[0], needed[1]);
+    for (lane, (needed, reserve)) in needed.iter().zip([1024, 512]).enumerate() {
+        let start = format!("lane {lane}: budget ");
+        let end = format!("(4096 MiB free - {needed} MiB model and context - {reserve} MiB reserve)");
+        let line = stderr.lines().find(|line| line.starts_with(&start));
+        assert!(line.is_some_and(|line| line.ends_with(&end)), "{end}: {stderr}");
+    }
 }

@@ -114,12 +114,8 @@ impl Experts {
         })
     }
 
-    /// Returns whether the model is gpt-oss, for which the fork has different defaults.
-    pub fn is_gpt_oss(&self) -> bool {
-        let arch = self
-            .model_info
-            .as_ref()
-            .and_then(|model_info| model_info.arch.as_deref());
-        arch == Some("gpt-oss")
+    /// Returns the architecture of the model, if it is known.
+    pub fn arch(&self) -> Option<&str> {
+        self.model_info.as_ref()?.arch.as_deref()
     }
 }

@@ -126,6 +126,15 @@ pub fn not_negative(text: &str) -> Result<f64, ValueError> {
     })
 }
 
+/// Parses 0 or 1.
+pub fn switch(text: &str) -> Result<bool, ValueError> {
+    match text {
+        "0" => Ok(false),
+        "1" => Ok(true),
+        _ => Err(ValueError::Expected("0 or 1")),
+    }
+}
+
 /// Returns the name of the first option that is present on the command line.
 pub fn first_given<const N: usize>(options: [(&'static str, bool); N]) -> Option<&'static str> {
     let mut given = options.into_iter().filter(|(_, is_given)| *is_given);

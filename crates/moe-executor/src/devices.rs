@@ -107,6 +107,11 @@ impl<'g> Devices<'g> {
         &mut self.gpus
     }
 
+    /// The device of each tensor and layer.
+    pub fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
     /// How experts in CPU memory are computed.
     pub fn policy(&self) -> Policy {
         self.policy

@@ -267,8 +267,13 @@ impl Placement {
 
     /// The device of a tensor. The token embeddings are read on the CPU, whatever their device is here.
     pub fn tensor(&self, place: &Place) -> DeviceId {
-        let overridden = self.overridden.get(&place.name);
-        overridden.copied().unwrap_or_else(|| self.layer_of(place))
+        self.named(&place.name, place.layer)
+    }
+
+    /// Like [`Placement::tensor`], for a tensor given by its name and layer. Tensors outside the layers belong to the output.
+    pub fn named(&self, name: &str, layer: Option<LayerId>) -> DeviceId {
+        let overridden = self.overridden.get(name).copied();
+        overridden.unwrap_or_else(|| layer.map_or(self.output, |layer| self.layer(layer)))
     }
 }
 

@@ -7,57 +7,32 @@ use moe_trace::manifest;
 
 use crate::output::human_bytes;
 
-/// Values of `--cache-type-k` and `--cache-type-v`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum CacheTypeArg {
-    /// 32-bit floating point
-    F32,
-    /// Half precision
-    F16,
-    /// 8-bit codes with a scale per 32 elements
-    #[value(name = "q8_0")]
-    Q8_0,
-}
-
-impl CacheTypeArg {
-    /// The type in the executor.
-    fn cache_type(self) -> CacheType {
-        match self {
-            CacheTypeArg::F32 => CacheType::F32,
-            CacheTypeArg::F16 => CacheType::F16,
-            CacheTypeArg::Q8_0 => CacheType::Q8_0,
-        }
-    }
-}
-
 /// Options of the KV cache.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct CacheArgs {
-    /// Type of the keys in the KV cache [default: f32; f16 with --engine llama.cpp]
+    /// Type of the keys in the KV cache: f32, f16 or q8_0 [default: f32; f16 with --engine llama.cpp]
     #[arg(
         long,
         visible_alias = "ctk",
         value_name = "TYPE",
-        value_enum,
         help_heading = "KV cache"
     )]
-    pub cache_type_k: Option<CacheTypeArg>,
-    /// Type of the values in the KV cache [default: f32; f16 with --engine llama.cpp]
+    pub cache_type_k: Option<CacheType>,
+    /// Type of the values in the KV cache: f32, f16 or q8_0 [default: f32; f16 with --engine llama.cpp]
     #[arg(
         long,
         visible_alias = "ctv",
         value_name = "TYPE",
-        value_enum,
         help_heading = "KV cache"
     )]
-    pub cache_type_v: Option<CacheTypeArg>,
+    pub cache_type_v: Option<CacheType>,
 }
 
 impl CacheArgs {
     /// Returns the types of keys and values in an engine whose default is `default`.
     pub fn types(self, default: CacheType) -> [CacheType; 2] {
         let types = [self.cache_type_k, self.cache_type_v];
-        types.map(|ty| ty.map_or(default, CacheTypeArg::cache_type))
+        types.map(|ty| ty.unwrap_or(default))
     }
 
     /// Returns the cache of a session with a context of `n_ctx` positions, of which sequences use `n_positions`.

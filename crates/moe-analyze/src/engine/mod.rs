@@ -7,6 +7,7 @@ pub mod kv_cache;
 #[cfg(feature = "llama-cpp")]
 mod llama_cpp;
 pub mod native;
+mod post_fetch;
 mod scratchpad;
 
 use moe_engine::{Engine, Error};

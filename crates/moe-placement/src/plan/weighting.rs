@@ -23,7 +23,18 @@ pub enum Weighting {
     Balanced,
 }
 
+/// The architecture for which the runtime has other defaults.
+const GPT_OSS: &str = "gpt-oss";
+
 impl Weighting {
+    /// The default of the runtime for an architecture (`general.architecture`): [`Weighting::Time`] for gpt-oss.
+    pub fn default_for(arch: Option<&str>) -> Weighting {
+        match arch {
+            Some(GPT_OSS) => Weighting::Time,
+            _ => Weighting::default(),
+        }
+    }
+
     /// Name on the command line of the runtime.
     pub fn name(self) -> &'static str {
         match self {
@@ -71,6 +82,14 @@ pub struct LayerCurve(f64);
 impl LayerCurve {
     /// The default of the runtime (0.5).
     pub const DEFAULT: LayerCurve = LayerCurve(0.5);
+
+    /// The default of the runtime for an architecture (`general.architecture`): 1 for gpt-oss.
+    pub fn default_for(arch: Option<&str>) -> LayerCurve {
+        match arch {
+            Some(GPT_OSS) => LayerCurve(1.0),
+            _ => LayerCurve::DEFAULT,
+        }
+    }
 
     /// A strength in 0.0..=1.0. Like the runtime, replaces any other value by [`LayerCurve::DEFAULT`].
     pub fn new(value: f64) -> LayerCurve {

@@ -1,43 +1,16 @@
 //! The budget of each lane: a number, or the free memory of a GPU.
 
 use std::process::Command;
-use std::str::FromStr;
 
 use anyhow::{Context as _, anyhow, bail};
 use moe_gguf::text::counted;
-use moe_placement::plan::{MIB, auto_budget_bytes, mib_to_bytes};
 
-use super::memory::Memory;
 use crate::context::Context;
-use crate::option_values::{ValueError, number};
-
-/// MiB that the fork leaves free on the GPU of the first lane, and on the GPUs of the other lanes.
-const RESERVE_MIB: [f64; 2] = [1024.0, 512.0];
-
-/// The budget of a lane.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Budget {
-    /// A number of MiB.
-    Mib(u64),
-    /// The free memory minus the KV cache and a reserve.
-    Auto,
-}
-
-impl FromStr for Budget {
-    type Err = ValueError;
-
-    /// Parses a number, or `auto`, which is -1 in the fork.
-    fn from_str(text: &str) -> Result<Budget, ValueError> {
-        match text {
-            "auto" | "-1" => Ok(Budget::Auto),
-            _ => number(text, "an integer number of MiB, or auto", |_| true).map(Budget::Mib),
-        }
-    }
-}
+use crate::lane_budget::{AutoBudget, LaneBudget, bytes_of_mib, mib};
+use crate::model_memory::Memory;
 
 /// Options of automatic budgets, a value per lane.
 #[derive(Debug, clap::Args)]
-
 pub struct AutoBudgetArgs {
     /// Free GPU memory in MiB before the model is loaded, for --budget-mib auto, one value per lane [default: from nvidia-smi]
     #[arg(long, value_name = "MIB[,…]", value_delimiter = ',', value_parser = mib, help_heading = "Budget")]
@@ -51,22 +24,16 @@ pub struct AutoBudgetArgs {
     reserve_mib: Vec<f64>,
 }
 
-fn mib(text: &str) -> Result<f64, ValueError> {
-    number(text, "a number of MiB from 0 to 1e12", |value| {
-        (0.0..=1e12).contains(value)
-    })
-}
-
 /// Returns the free MiB of the GPU of each lane with an automatic budget; `None` for other lanes.
 ///
 /// # Errors
 /// An option has no effect or too many values, or the free memory of a GPU is unknown.
 pub fn free_mib(
-    mib: &[Budget],
+    mib: &[LaneBudget],
     bytes: &[u64],
     room: &AutoBudgetArgs,
 ) -> anyhow::Result<Vec<Option<f64>>> {
-    if !mib.contains(&Budget::Auto) {
+    if !mib.contains(&LaneBudget::Auto) {
         for (list, name) in room.lists() {
             if !list.is_empty() {
                 bail!("{name} has no effect without --budget-mib auto; add it, or omit {name}");
@@ -84,8 +51,8 @@ pub fn free_mib(
         }
     }
     let lanes = (0..n_lanes).map(|lane| match mib.get(lane) {
-        Some(Budget::Auto) => room.free(lane).map(Some),
-        Some(Budget::Mib(_)) | None => Ok(None),
+        Some(LaneBudget::Auto) => room.free(lane).map(Some),
+        Some(LaneBudget::Mib(_)) | None => Ok(None),
     });
     lanes.collect()
 }
@@ -102,7 +69,7 @@ pub fn layer_split(free: &[Option<f64>]) -> Vec<f32> {
 /// # Errors
 /// The memory of the model is not known.
 pub fn lanes(
-    mib: &[Budget],
+    mib: &[LaneBudget],
     bytes: &[u64],
     free: &[Option<f64>],
     room: &AutoBudgetArgs,
@@ -110,9 +77,9 @@ pub fn lanes(
     ctx: &Context,
 ) -> anyhow::Result<Vec<u64>> {
     let mib = mib.iter().zip(free).enumerate();
-    let mib = mib.map(|(lane, (budget, free))| match (budget, free) {
-        (Budget::Mib(mib), _) => Ok(mib_to_bytes(*mib)),
-        (Budget::Auto, free) => room.budget(lane, free.unwrap_or(0.0), memory, ctx),
+    let mib = mib.map(|(lane, (budget, free))| match budget.fixed_bytes() {
+        Some(bytes) => Ok(bytes),
+        None => room.budget(lane, free.unwrap_or(0.0), memory, ctx),
     });
     let mut lanes = mib.collect::<anyhow::Result<Vec<u64>>>()?;
     lanes.extend(bytes);
@@ -146,9 +113,8 @@ impl AutoBudgetArgs {
         memory: Option<&Memory>,
         ctx: &Context,
     ) -> anyhow::Result<u64> {
-        let bytes = |mib: f64| (mib * MIB as f64) as u64;
         let (needed, what) = match (self.kv_mib.get(lane), memory) {
-            (Some(&kv), _) => (bytes(kv), "KV cache"),
+            (Some(&kv), _) => (bytes_of_mib(kv), "KV cache"),
             (None, None) => (0, "KV cache"),
             (None, Some(memory)) => {
                 if let Some(fault) = memory.fault() {
@@ -161,16 +127,10 @@ impl AutoBudgetArgs {
                 (gpu.needed(), "model and context")
             }
         };
-        let default = RESERVE_MIB[lane.min(1)];
-        let reserve = self.reserve_mib.get(lane).copied().unwrap_or(default);
-        let budget = auto_budget_bytes(bytes(free), needed, bytes(reserve));
-        // With two decimals.
-        let needed = (needed as f64 / MIB as f64 * 100.0).round() / 100.0;
-        ctx.note(format_args!(
-            "lane {lane}: budget {} MiB ({free} MiB free - {needed} MiB {what} - {reserve} MiB reserve)",
-            budget / MIB
-        ));
-        Ok(budget)
+        let reserve = self.reserve_mib.get(lane).copied();
+        let budget = AutoBudget::new(lane, bytes_of_mib(free), needed, what, reserve);
+        ctx.note(budget);
+        Ok(budget.bytes())
     }
 }
 
@@ -199,15 +159,6 @@ fn free_mib_of(answer: &str, gpu: usize) -> anyhow::Result<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn parses_integer_mib_or_auto() {
-        assert_eq!("auto".parse(), Ok(Budget::Auto));
-        assert_eq!("-1".parse(), Ok(Budget::Auto));
-        assert_eq!("2048".parse(), Ok(Budget::Mib(2048)));
-        assert!("1.5".parse::<Budget>().is_err());
-        assert!("-2".parse::<Budget>().is_err());
-    }
 
     #[test]
     fn parses_the_output_of_nvidia_smi() {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use moe_files::text::is_hidden;
 use moe_placement::LayerId;
-use moe_placement::plan::{Entry, Lane, LayerExperts, MIB, OffloadedLayers, Strategy};
+use moe_placement::plan::{Entry, Lane, LayerCurve, LayerExperts, MIB, OffloadedLayers, Strategy};
 
 use super::{Args, Planned};
 use crate::learn_files::is_learn_file;
@@ -120,7 +120,7 @@ pub fn hot_cache(planned: &Planned) -> HotCache {
     let mut words = vec![format!("LLAMA_MOE_HOT_CACHE_FILL_RANDOM={fill}")];
     // The fork's option is a single-precision number, and 0.5 means unset. The environment variable has no such limits.
     let is_exact = f64::from(curve as f32) == curve;
-    let is_ignored = planned.experts.is_gpt_oss() && curve == 0.5;
+    let is_ignored = planned.default_curve() != LayerCurve::DEFAULT && curve == 0.5;
     let by_variable = weighing.weighting.uses_curve() && (!is_exact || is_ignored);
     if by_variable {
         words.push(format!("LLAMA_MOE_HOT_CACHE_LAYER_CURVE={curve}"));

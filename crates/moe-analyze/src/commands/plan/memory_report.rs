@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use moe_placement::plan::Plan;
 use serde_json::{Value, json};
 
-use super::memory::{EngineMemory, Memory};
+use crate::model_memory::{EngineMemory, Memory};
 use crate::output::{Format, Table, human_bytes};
 
 /// Bytes of the experts in the cache, without the empty experts.
@@ -26,7 +26,7 @@ pub fn write(out: &mut dyn Write, memory: &Memory, plan: &Plan) -> io::Result<()
         let engines = [("moe-analyze", gpu.own), ("llama.cpp", gpu.llama_cpp)];
         engines.map(|(name, engine)| (number, name, gpu.tensors, engine, lane.used_bytes))
     });
-    writeln!(out, "GPU memory for {}:", memory.context())?;
+    writeln!(out, "GPU memory for {}:", memory.describe_context())?;
     Table::of(rows)
         .shown("lane", |&(lane, ..)| lane)
         .shown("engine", |&(_, name, ..)| name)
@@ -106,11 +106,11 @@ pub fn to_json(memory: &Memory, plan: &Plan) -> Value {
     let host = &memory.host;
     let cached = cached_bytes(plan).min(host.experts);
     json!({
-        "ctx": memory.n_ctx,
-        "parallel": memory.n_seq,
-        "batch_size": memory.n_batch,
-        "cache_type_k": memory.types.k.name().to_ascii_lowercase(),
-        "cache_type_v": memory.types.v.name().to_ascii_lowercase(),
+        "ctx": memory.context.n_ctx,
+        "parallel": memory.context.n_seq,
+        "batch_size": memory.context.n_batch,
+        "cache_type_k": memory.context.types.k.name().to_ascii_lowercase(),
+        "cache_type_v": memory.context.types.v.name().to_ascii_lowercase(),
         "gpus": gpus.collect::<Vec<_>>(),
         "layers": layers.collect::<Vec<_>>(),
         "cpu": {

@@ -21,13 +21,12 @@ use crate::context::Context;
 use crate::exit_status::ExitStatus;
 use crate::experts::Experts;
 use crate::files::{self, OutputPath};
+use crate::lane_budget::LaneBudget;
 use crate::learn_files;
+use crate::model_memory::Memory;
 use crate::option_values::{ValueError, number};
 use crate::output::Format;
 use crate::traces::ImportArgs;
-
-use budget::Budget;
-use memory::Memory;
 
 /// Plan which experts a hot expert cache contains
 ///
@@ -62,7 +61,7 @@ pub struct Args {
         conflicts_with = "budget_bytes",
         help_heading = "Budget"
     )]
-    budget_mib: Vec<Budget>,
+    budget_mib: Vec<LaneBudget>,
     /// Cache size in bytes, one value per lane
     #[arg(
         long,
@@ -136,15 +135,6 @@ fn layer_expert(text: &str) -> Result<(LayerId, ExpertId), ValueError> {
     parsed.ok_or(ValueError::Expected("LAYER:EXPERT, such as 3:17"))
 }
 
-/// The fork's influence of the layer on scores.
-fn default_curve(is_gpt_oss: bool) -> LayerCurve {
-    if is_gpt_oss {
-        LayerCurve::new(1.0)
-    } else {
-        LayerCurve::DEFAULT
-    }
-}
-
 /// The function that computes scores of experts.
 struct Weighing {
     weighting: Weighting,
@@ -154,12 +144,8 @@ struct Weighing {
 impl Weighing {
     /// Returns the weighting of the options, or the fork's default for the model.
     fn new(args: &Args, experts: Option<&Experts>, ctx: &Context) -> Weighing {
-        let is_gpt_oss = experts.is_some_and(Experts::is_gpt_oss);
-        let weighting = args.weighting.unwrap_or(if is_gpt_oss {
-            Weighting::Time
-        } else {
-            Weighting::default()
-        });
+        let arch = experts.and_then(Experts::arch);
+        let weighting = args.weighting.unwrap_or(Weighting::default_for(arch));
         let curve = match args.layer_curve {
             Some(value) => {
                 if !LayerCurve::is_valid(value) {
@@ -169,7 +155,7 @@ impl Weighing {
                 }
                 LayerCurve::new(value)
             }
-            None => default_curve(is_gpt_oss),
+            None => LayerCurve::default_for(arch),
         };
         Weighing { weighting, curve }
     }
@@ -200,7 +186,7 @@ struct Planned<'a> {
 impl Planned<'_> {
     /// The influence of the layer on scores if no option sets it.
     fn default_curve(&self) -> LayerCurve {
-        default_curve(self.experts.is_gpt_oss())
+        LayerCurve::default_for(self.experts.arch())
     }
 }
 
@@ -231,7 +217,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let free = budget::free_mib(mib, bytes, &args.auto_budget)?;
     let split = budget::layer_split(&free);
     let memory = args.model.as_ref();
-    let memory = memory.map(|path| Memory::of(path, &args.memory, &split));
+    let memory = memory.map(|path| args.memory.memory(path, &split));
     let memory = memory.transpose()?;
     let budgets = budget::lanes(mib, bytes, &free, &args.auto_budget, memory.as_ref(), ctx)?;
     let plan = Plan::new(

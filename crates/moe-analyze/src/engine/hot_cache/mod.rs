@@ -1,6 +1,5 @@
 //! The hot expert cache of a run: its options, its plan, and its updates.
 
-mod budget;
 mod plan;
 mod prepared;
 mod replay;
@@ -17,8 +16,8 @@ use moe_placement::update::Payback;
 use moe_trace::bounded;
 
 use crate::env_option::{EnvOption, EnvOptionParser, InvalidVariable};
-use crate::option_values::{ValueError, first_given, number, positive};
-use budget::LaneBudget;
+use crate::lane_budget::{LaneBudget, mib};
+use crate::option_values::{ValueError, first_given, number, positive, switch};
 
 pub use plan::Machine;
 pub use prepared::PreparedCache;
@@ -77,13 +76,14 @@ pub struct HotCacheArgs {
         long,
         alias = "moe-hot-cache-auto-reserve-mib",
         value_name = "MIB[,…]",
-        value_delimiter = ','
+        value_delimiter = ',',
+        value_parser = mib
     )]
-    hot_cache_reserve_mib: Vec<u64>,
-    #[arg(long = "moe-hot-cache-second-auto-reserve-mib", hide = true)]
-    second_reserve_mib: Option<u64>,
-    #[arg(long = "moe-hot-cache-third-auto-reserve-mib", hide = true)]
-    third_reserve_mib: Option<u64>,
+    hot_cache_reserve_mib: Vec<f64>,
+    #[arg(long = "moe-hot-cache-second-auto-reserve-mib", hide = true, value_parser = mib)]
+    second_reserve_mib: Option<f64>,
+    #[arg(long = "moe-hot-cache-third-auto-reserve-mib", hide = true, value_parser = mib)]
+    third_reserve_mib: Option<f64>,
     /// Distribution over several lanes: warm, hot-even or even-split, as in `plan` [default: warm]
     #[arg(long, alias = "moe-hot-cache-device-strategy", value_name = "NAME")]
     hot_cache_strategy: Option<Strategy>,
@@ -111,7 +111,7 @@ pub struct HotCacheArgs {
         long,
         env = "LLAMA_MOE_HOT_CACHE_FILL_RANDOM",
         value_name = "0|1",
-        value_parser = EnvOptionParser(super::device::switch)
+        value_parser = EnvOptionParser(switch)
     )]
     hot_cache_fill_random: Option<EnvOption<bool>>,
     /// Maximum fraction of the cached experts to exchange after each sequence, 0 to 1 [default: 0; with --update-policy payback, 1]
@@ -274,7 +274,7 @@ impl HotCacheArgs {
     }
 
     /// Returns the memory that each lane leaves free, in MiB.
-    fn reserves(&self) -> Vec<u64> {
+    fn reserves(&self) -> Vec<f64> {
         let others = [self.second_reserve_mib, self.third_reserve_mib];
         let others = others.into_iter().flatten();
         let first = self.hot_cache_reserve_mib.iter().copied();

@@ -6,20 +6,21 @@ use anyhow::bail;
 use moe_executor::hot_cache::LaneContents;
 use moe_executor::placement::DeviceId;
 use moe_executor::{CacheParams, Devices, Model};
-use moe_gguf::kv_cache::{Cells, KvShape, KvTypes, LayerBytes};
-use moe_gguf::map::{Category, OffsetMap};
+use moe_gguf::kv_cache::KvTypes;
+use moe_gguf::map::OffsetMap;
 use moe_gguf::text::counted;
 use moe_placement::learn::LayerObservation;
-use moe_placement::plan::{ExpertSizes, LayerCurve, MIB, Plan, PlanVerdict, Weighting, rank};
+use moe_placement::plan::{ExpertSizes, LayerCurve, Plan, PlanVerdict, Weighting, rank};
 use moe_trace::hot_cache::{HotCache, HotLane};
 use moe_trace::{ExpertId, LayerId, ModelInfo};
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
 use super::HotCacheArgs;
-use super::budget::LaneBudget;
 use super::source::{PlanExpert, PlanFile, Source};
 use crate::context::Context;
 use crate::experts::sizes_of;
+use crate::lane_budget::{AutoBudget, LaneBudget};
+use crate::model_memory::{ContextSize, GpuMemory, Memory};
 
 /// Random seed of experts that fill free memory, the same as in the fork.
 const FILL_SEED: u64 = 0x6d_6f_65;
@@ -82,25 +83,10 @@ impl Planned {
         }
         let devices = lane_devices(budgets.len(), machine.devices)?;
         let sizes = sizes(machine.model)?;
-        let (weighting, curve) = weighting(args, machine.model)?;
-        let reserves = args.reserves();
-        let budgets = budgets.into_iter().enumerate().map(|(lane, budget)| {
-            let bytes = |free, needed| budget.bytes(lane, reserves.get(lane).copied(), free, needed);
-            if budget != LaneBudget::Auto {
-                return bytes(0, 0);
-            }
-            let (free, needed) = (machine.free(devices[lane]), machine.needed(devices[lane]));
-            let budget = bytes(free, needed);
-            ctx.note(format_args!(
-                "lane {lane}: {} MiB, with {} MiB free on {} and {} MiB for the model and its context",
-                budget / MIB,
-                free / MIB,
-                devices[lane],
-                needed / MIB
-            ));
-            budget
-        });
-        let budgets: Vec<u64> = budgets.collect();
+        let arch = Some(machine.model.hparams().arch.as_str());
+        let weighting = args.weighting()?.unwrap_or(Weighting::default_for(arch));
+        let curve = args.curve()?.unwrap_or(LayerCurve::default_for(arch));
+        let budgets = machine.budgets(&budgets, &args.reserves(), &devices, ctx);
         let fill = args.fill_random()?;
         let seed = fill.then_some(FILL_SEED);
         let ranking = rank(observations, weighting, curve);
@@ -210,6 +196,33 @@ impl Planned {
 }
 
 impl Machine<'_, '_> {
+    /// Returns the budget of each lane in bytes, and prints automatic budgets. `reserves` contains the MiB that lanes leave free.
+    fn budgets(
+        &self,
+        budgets: &[LaneBudget],
+        reserves: &[f64],
+        lanes: &[DeviceId],
+        ctx: &Context,
+    ) -> Vec<u64> {
+        let memory = budgets.contains(&LaneBudget::Auto).then(|| self.memory());
+        let lanes = budgets.iter().zip(lanes).enumerate();
+        let lanes = lanes.map(|(lane, (budget, &device))| match &memory {
+            Some(memory) if *budget == LaneBudget::Auto => {
+                let needed = match device {
+                    DeviceId::Cpu => 0,
+                    DeviceId::Gpu(index) => memory.gpus.get(index).map_or(0, GpuMemory::needed_by_executor),
+                };
+                let reserve = reserves.get(lane).copied();
+                let what = "model and context";
+                let budget = AutoBudget::new(lane, self.free(device), needed, what, reserve);
+                ctx.note(budget);
+                budget.bytes()
+            }
+            _ => budget.fixed_bytes().unwrap_or(0),
+        });
+        lanes.collect()
+    }
+
     /// Free memory of a device in bytes, within its limit.
     fn free(&self, device: DeviceId) -> u64 {
         match device {
@@ -225,37 +238,21 @@ impl Machine<'_, '_> {
         }
     }
 
-    /// Memory in bytes that the model needs on a device in addition to the cache: its other weights and the KV cache, an equal part for each
-    /// GPU, and the buffers of a pass. On the CPU, the weights are mapped from the file.
-    fn needed(&self, device: DeviceId) -> u64 {
-        let n_gpus = self.devices.gpus().len() as u64;
-        if device == DeviceId::Cpu || n_gpus == 0 {
-            return 0;
-        }
-        let map = OffsetMap::new(self.model.gguf());
-        let rows = map.rows.iter();
-        let rows = rows.filter(|row| row.category != Category::Expert);
-        let weights = rows.map(|row| row.size_bytes).fold(0, u64::saturating_add);
-        let compute = self.model.compute_memory(self.n_batch);
-        let context = self.kv_bytes();
-        (weights.saturating_add(context) / n_gpus)
-            .saturating_add(compute.gpu_bytes)
-            .saturating_add(compute.expert_copy_bytes)
-    }
-
-    /// Bytes of the KV cache in all layers; 0 if its structure is unknown.
-    fn kv_bytes(&self) -> u64 {
-        let types = KvTypes {
-            k: self.kv_cache.k.ggml(),
-            v: self.kv_cache.v.ggml(),
+    /// Memory of the model and its context.
+    fn memory(&self) -> Memory {
+        let context = ContextSize {
+            n_ctx: Some(self.kv_cache.n_positions as u64),
+            n_seq: self.kv_cache.n_seq as u64,
+            n_batch: self.n_batch as u64,
+            types: KvTypes {
+                k: self.kv_cache.k.ggml(),
+                v: self.kv_cache.v.ggml(),
+            },
         };
-        let cells = Cells::uniform(self.kv_cache.n_positions as u64, 1);
-        let layers = KvShape::of(self.model.gguf()).and_then(|shape| shape.bytes(types, cells));
-        let layers = layers.unwrap_or_default();
-        layers
-            .iter()
-            .map(LayerBytes::total)
-            .fold(0, u64::saturating_add)
+        let (placement, n_gpus) = (self.devices.placement(), self.devices.gpus().len());
+        let mut memory = Memory::of(self.model.gguf(), context, placement, n_gpus);
+        memory.add_executor(self.model, placement, context.n_batch);
+        memory
     }
 }
 
@@ -273,20 +270,6 @@ fn lane_devices(n: usize, devices: &Devices) -> anyhow::Result<Vec<DeviceId>> {
         );
     }
     Ok((0..n).map(DeviceId::Gpu).collect())
-}
-
-/// The weighting of the options, or the fork's default for the model.
-fn weighting(args: &HotCacheArgs, model: &Model) -> anyhow::Result<(Weighting, LayerCurve)> {
-    let is_gpt_oss = model.hparams().arch == "gpt-oss";
-    let default = if is_gpt_oss {
-        (Weighting::Time, LayerCurve::new(1.0))
-    } else {
-        (Weighting::default(), LayerCurve::DEFAULT)
-    };
-    Ok((
-        args.weighting()?.unwrap_or(default.0),
-        args.curve()?.unwrap_or(default.1),
-    ))
 }
 
 fn described_settings(
