@@ -37,6 +37,8 @@ TMPDIR=$(mktemp -d "$([ -w /dev/shm ] && echo /dev/shm || echo "${TMPDIR:-/tmp}"
 export TMPDIR ASAN_OPTIONS=detect_leaks=0
 trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$TMPDIR"' EXIT
 "$bin/seeds" fixtures "$TMPDIR/seeds"
+# Keys and magic numbers of the formats: the short string literals of the readers.
+LC_ALL=C grep -rhoE '"[A-Za-z_][A-Za-z0-9_. -]{1,30}"' crates/moe-{foreign,gguf,placement,trace}/src | LC_ALL=C sort -u >"$TMPDIR/dictionary"
 
 # Prints the CPU seconds of a process, user and system. Fails if the process has ended.
 cpu_seconds() {
@@ -67,6 +69,7 @@ fuzz() {
   for ((worker = 0; worker < ${FUZZ_WORKERS:-1}; worker++)); do
     log=$TMPDIR/$target.$worker.log
     "$bin/$target" -timeout=30 -rss_limit_mb=2048 -print_final_stats=1 -detect_leaks=0 -reload=1 -max_len=65536 \
+      -dict="$TMPDIR/dictionary" \
       -artifact_prefix="$work/artifacts/$target/" "$work/corpus/$target" "$TMPDIR/seeds/$target" >"$log" 2>&1 &
     pids+=($!)
     logs+=("$log")

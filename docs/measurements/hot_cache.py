@@ -4,14 +4,17 @@
 Every measurement is one JSON line on stdout; a summary follows. Both programs run with the same model, learn file, budget, prompt and number
 of threads on the same CPU cores. Speeds are those of generation, without the prompt.
 
-  hot_cache.py --moe-analyze BIN --work DIR [--llama-bin DIR] [--rounds N] PART...
+  hot_cache.py --moe-analyze BIN --work DIR [--llama-bin DIR] [--rounds N] [--cores FIRST-LAST] PART... > hot-cache.txt
 
 PART is one of:
   gain       no cache and 5,000 MiB, 16 threads
-  sweep      25, 50, 75 and 100 % of the bytes of all experts, 16 threads
+  sweep      0, 25, 50, 75 and 100 % of the bytes of all experts, 16 threads; then the bounds that `simulate` predicts
   threads    no cache and 5,000 MiB, 4 and 8 threads
-  counters   --perf off, update and full
+  counters   --perf off, update and full, alternating in one process
+  budgets    the same percentages in one process, without the fork
   placement  experts selected at random, uniformly, from the first layers, and by frequency
+
+CUDA_VISIBLE_DEVICES selects the GPU (default 0). hot_cache_plots.py draws the results.
 """
 
 import argparse
@@ -31,14 +34,14 @@ MIB = 1 << 20
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="+", choices=["gain", "sweep", "threads", "counters", "placement"])
+    parser.add_argument("parts", nargs="+", choices=["gain", "sweep", "threads", "counters", "budgets", "placement"])
     parser.add_argument("--moe-analyze", type=Path, required=True)
     parser.add_argument("--llama-bin", type=Path, help="directory of llama-completion and its libraries")
     parser.add_argument("--work", type=Path, required=True, help="directory of the model, 13 GB")
     parser.add_argument("--shape", default="gpt-oss-20b")
     parser.add_argument("--quant", default="MXFP4_MOE")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--cores", type=int, default=16, help="both programs run on the cores 0 to N-1")
+    parser.add_argument("--cores", default="0-15", help="cores of both programs")
     return parser.parse_args()
 
 
@@ -47,7 +50,7 @@ samples = {}
 
 
 def run(command, env=None, check=True):
-    pinned = ["taskset", "-c", f"0-{args.cores - 1}", *map(str, command)]
+    pinned = ["taskset", "-c", args.cores, *map(str, command)]
     # llama.cpp would distribute the layers over all GPUs.
     env = {"CUDA_VISIBLE_DEVICES": "0", **os.environ, **(env or {})}
     done = subprocess.run(pinned, capture_output=True, text=True, env=env, errors="replace")
@@ -65,14 +68,14 @@ def report(what, **values):
 
 
 def measure(key, function):
-    """Adds the tokens/s of one run to the samples of `key`."""
+    """Adds the tokens/s of one run to the samples of `key`. Without counters, the hit rate is unknown."""
     try:
-        speed = function()
+        speed, hit_rate = function()
     except (RuntimeError, ValueError) as error:
         report("failed", key=key, error=str(error))
         return
     samples.setdefault(key, []).append(speed)
-    report("speed", key=key, tokens_per_s=speed)
+    report("speed", key=key, tokens_per_s=speed, **({} if hit_rate is None else {"hit_pct": hit_rate}))
 
 
 def ours_speed(model, threads, *options):
@@ -82,7 +85,8 @@ def ours_speed(model, threads, *options):
     found = re.search(r"generated tokens \(([\d.]+) tokens/s\)", done.stderr)
     if not found:
         raise ValueError(f"no speed in: {done.stderr[-500:]}")
-    return float(found[1])
+    hits = re.search(r"hot cache: ([\d.]+) % of", done.stderr)
+    return float(found[1]), hits and float(hits[1])
 
 
 def fork_speed(model, threads, *options):
@@ -92,7 +96,7 @@ def fork_speed(model, threads, *options):
     found = re.search(r"\beval time =.*?/ *\d+ runs.*?([\d.]+) tokens per second", done.stderr + done.stdout)
     if not found:
         raise ValueError(f"no speed in: {done.stderr[-500:]}")
-    return float(found[1])
+    return float(found[1]), None
 
 
 def cache(learn, mib):
@@ -133,7 +137,7 @@ def placements(n_layer, n_expert, counts):
 
 
 def prepare():
-    """The model, its learn file, and the MiB of all experts."""
+    """The model, its learn file, the trace that it counts, orders of all experts, and a lane with all of them."""
     args.work.mkdir(parents=True, exist_ok=True)
     model = args.work / f"{args.shape}-{args.quant}.gguf"
     if not model.exists():
@@ -143,8 +147,15 @@ def prepare():
         ours("record", "--model", model, "--device", "cuda", "--prompt", PROMPT, "--n-predict", str(N_PREDICT), "--ignore-eos",
              "--trace", "experts", "--ctx-size", "1024", "--out", trace, "--force")
         ours("hotness", trace, "--out", learn, "--force")
-    plan = json.loads(ours("plan", learn, "--model", model, "--budget-mib", "1000000", "-o", "json").stdout)
-    return model, learn, plan
+    counts = {}
+    learned = json.loads(learn.read_text())
+    for layer in learned["layers"]:
+        counts.update({(layer["layer"], expert): count for expert, count in layer["experts"]})
+    orders = dict(placements(1 + max(layer for layer, _ in counts), learned["n_expert"], counts))
+    everything = args.work / "everything.json"
+    everything.write_text(json.dumps(learn_file(orders["frequency"])))
+    plan = json.loads(ours("plan", everything, "--model", model, "--budget-mib", "1000000", "-o", "json").stdout)
+    return model, learn, trace, orders, plan["lanes"][0]
 
 
 def summary():
@@ -162,37 +173,65 @@ def summary():
             print(f"  {key}: {median / fork:.2f} x the fork")
 
 
+def paired(options):
+    """`bench` with several values of --perf: one row per value, with the ratio of its times to those of the first."""
+    done = ours("bench", *options, "-p", "0", "-n", "128", "-r", "20", "-o", "json")
+    for row in json.loads(done.stdout):
+        report("paired", **{key: row[key] for key in ("perf", "avg_ts", "stddev_ts", "time_ratio", "time_ratio_low", "time_ratio_high")})
+
+
+def predicted(model, learn, trace, sizes, expert_bytes):
+    """Bounds of tokens/s that `simulate` predicts from the speeds without a cache and with all experts in it."""
+    gpu = json.loads(ours("bench", "--model", model, "--device", "cuda", "-p", "0", "-n", "16", "-r", "1", "-o", "json").stdout)[0]
+    n_layer, top_k = (json.loads((trace / "manifest.json").read_text())["model"][key] for key in ("n_layer", "n_expert_used"))
+    lookups = n_layer * top_k
+    without, everything = (statistics.median(samples[f"ours t16 {mib} MiB"]) for mib in (sizes[0], sizes[-1]))
+    # Reads of an expert at the measured bandwidth of the GPU; other time and the time on the CPU follow from the two speeds.
+    gpu_us = expert_bytes / gpu["bandwidth_gb_per_s"] / 1e3
+    other_ms = 1e3 / everything - lookups * gpu_us / 1e3
+    cpu_us = (1e6 / without - 1e3 * other_ms) / lookups
+    report("machine", gpu_expert_us=round(gpu_us, 3), cpu_expert_us=round(cpu_us, 3), other_ms=round(other_ms, 3))
+    rows = json.loads(ours(
+        "simulate", trace, "--model", model, "--policy", "hotcache", "--learn", learn, "--update-rate", "0",
+        "--budget-mib", ",".join(map(str, sizes[1:])), "--pcie-gb-s", "50", "--gpu-expert-us", f"{gpu_us}",
+        "--cpu-expert-us", f"{cpu_us}", "--other-ms", f"{other_ms}", "-o", "json").stdout)
+    for row in rows:
+        measured = statistics.median(samples[f"ours t16 {row['budget_mib']} MiB"])
+        low, high = row["tokens_s_min"], row["tokens_s_max"]
+        error = min(0, measured / low - 1) + max(0, measured / high - 1)
+        report("predicted", mib=row["budget_mib"], hit_pct=row["hit_pct_decode"], tokens_s_min=low, tokens_s_max=high,
+               measured=measured, outside_pct=round(100 * error, 1))
+
+
 def main():
-    model, learn, plan = prepare()
-    lanes = plan["lanes"]
-    total = sum(lane["used_bytes"] for lane in lanes)
+    model, learn, trace, orders, everything = prepare()
+    total = everything["used_bytes"]
     report("model", model=model.name, bytes=model.stat().st_size, expert_bytes=total)
-    quarters = [round(total / MIB * share / 4) + 1 for share in (1, 2, 3, 4)]
+    sizes = [0] + [round(total / MIB * share / 4) + 1 for share in (1, 2, 3, 4)]
     if "gain" in args.parts:
         budgets(model, learn, 16, [0, 5000], args.rounds)
     if "threads" in args.parts:
         for threads in (4, 8):
             budgets(model, learn, threads, [0, 5000], args.rounds)
     if "sweep" in args.parts:
-        budgets(model, learn, 16, quarters, args.rounds)
+        budgets(model, learn, 16, sizes, args.rounds)
+        predicted(model, learn, trace, sizes, total / everything["experts"])
+    common = ["--model", model, "--device", "cuda", "--cpu-moe", "--threads", "16", "--policy", "hot-cache", "--hot-cache", learn,
+              "--hot-cache-weighting", "flat"]
     if "counters" in args.parts:
-        own, _ = cache(learn, 5000)
-        for _ in range(args.rounds):
-            for mode in ("off", "update", "full"):
-                measure(f"ours t16 perf {mode}", lambda mode=mode: ours_speed(model, 16, *own, "--perf", mode))
+        paired([*common, "--hot-cache-mib", "5000", "--perf", "off,off,update,full"])
+    if "budgets" in args.parts:
+        rows = ours("bench", *common, "--hot-cache-percent", "0,25,50,75,100", "-p", "512", "-n", "128", "-o", "json")
+        for row in json.loads(rows.stdout):
+            report("budget", **{key: row[key] for key in ("hot_cache_percent", "n_prompt", "n_gen", "avg_ts", "stddev_ts", "hit_rate")})
     if "placement" in args.parts:
-        counts = {}
-        for layer in json.loads(learn.read_text())["layers"]:
-            counts.update({(layer["layer"], expert): count for expert, count in layer["experts"]})
-        n_layer = 1 + max(layer for layer, _ in counts)
-        n_expert = json.loads(learn.read_text())["n_expert"]
-        for name, experts in placements(n_layer, n_expert, counts):
+        for _ in range(args.rounds):
             for share in (1, 2, 3, 4):
-                n = len(experts) * share // 4
-                file = args.work / f"{name}-{share}.json"
-                file.write_text(json.dumps(learn_file(experts[:n])))
-                own, _ = cache(file, quarters[-1])
-                measure(f"placement {name} {25 * share} %", lambda own=own: ours_speed(model, 16, *own))
+                for name, experts in orders.items():
+                    file = args.work / f"{name}-{share}.json"
+                    file.write_text(json.dumps(learn_file(experts[:len(experts) * share // 4])))
+                    own, _ = cache(file, sizes[-1])
+                    measure(f"placement {name} {25 * share} %", lambda own=own: ours_speed(model, 16, *own))
     summary()
 
 
