@@ -106,7 +106,10 @@ fn automatic_budgets_of_a_hot_cache_agree_with_plan() {
     let types = ["--cache-type-k", "f16", "--cache-type-v", "f16"];
     let out = dir.path().join("run");
     let options = args!["--policy", "hot-cache", "--hot-cache", learn, auto, types];
-    let options: Vec<&str> = options.iter().map(|option| option.to_str().unwrap()).collect();
+    let options: Vec<&str> = options
+        .iter()
+        .map(|option| option.to_str().unwrap())
+        .collect();
     let done = record(stand_in.path(), &out, &options).success();
     let stderr = String::from_utf8_lossy(&done.get_output().stderr).into_owned();
 
@@ -128,7 +131,8 @@ fn automatic_budgets_of_a_hot_cache_agree_with_plan() {
     assert_ne!(needed[0], needed[1]);
     for (lane, (needed, reserve)) in needed.iter().zip([1024, 512]).enumerate() {
         let start = format!("lane {lane}: budget ");
-        let end = format!("(4096 MiB free - {needed} MiB model and context - {reserve} MiB reserve)");
+        let end =
+            format!("(4096 MiB free - {needed} MiB model and context - {reserve} MiB reserve)");
         let line = stderr.lines().find(|line| line.starts_with(&start));
         assert!(line.is_some_and(|line| line.ends_with(&end)), "{end}: {stderr}");
     }

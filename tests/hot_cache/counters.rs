@@ -154,3 +154,76 @@ fn bench_prints_the_hit_rate() {
     let rows: Value = serde_json::from_str(&rows).unwrap();
     assert!(rows[0]["hit_rate"].is_null());
 }
+
+/// Each value of --perf has a row, with the ratio of its times to those of the first one.
+#[test]
+fn bench_alternates_between_perf_modes() {
+    let work = Workplace::new();
+    let tests = ["-p", "0", "-n", "4", "-r", "6", "-t", "1", "-o", "json"];
+    let cache = ["--policy", "hot-cache", "--hot-cache", arg(&work.learn), "--hot-cache-mib", "1"];
+    let rows =
+        run!["--quiet", "bench", "--model", model(), tests, cache, "--perf", "off,update,full"];
+    let rows: Value = serde_json::from_str(&rows).unwrap();
+    let modes: Vec<&str> = rows
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| row["perf"].as_str().unwrap())
+        .collect();
+    assert_eq!(modes, ["off", "update", "full"]);
+    for key in ["time_ratio", "time_ratio_low", "time_ratio_high"] {
+        assert_eq!(rows[0][key], 1.0);
+    }
+    for row in rows.as_array().unwrap() {
+        let [ratio, low, high] = ["time_ratio", "time_ratio_low", "time_ratio_high"]
+            .map(|key| row[key].as_f64().unwrap());
+        assert!(0.0 < low && low <= ratio && ratio <= high, "{row}");
+    }
+    // Fewer rounds have no interval, and one value has no ratio.
+    let few = ["-p", "0", "-n", "1", "-r", "1", "-t", "1", "-o", "json"];
+    let rows = run!["--quiet", "bench", "--model", model(), few, cache, "--perf", "update,full"];
+    let rows: Value = serde_json::from_str(&rows).unwrap();
+    assert!(rows[1]["time_ratio"].is_number() && rows[1]["time_ratio_low"].is_null());
+    let rows = run!["--quiet", "bench", "--model", model(), few, cache, "--perf", "full"];
+    let rows: Value = serde_json::from_str(&rows).unwrap();
+    assert!(rows[0].get("perf").is_none() && rows[0].get("time_ratio").is_none());
+    let error = fail![
+        "record",
+        "--model",
+        model(),
+        "--prompt",
+        "a",
+        "-n",
+        "1",
+        cache,
+        "--perf",
+        "off,full"
+    ];
+    assert!(error.contains("--perf") && error.contains("pass one"), "{error}");
+}
+
+/// A cache of 0 % computes no expert, one of 100 % all of those that the learn file contains and that fill free memory.
+#[test]
+fn bench_runs_caches_of_several_sizes() {
+    let work = Workplace::new();
+    let tests = ["-p", "0", "-n", "4", "-r", "1", "-t", "1", "-o", "json"];
+    let cache =
+        ["--policy", "hot-cache", "--hot-cache", arg(&work.learn), "--hot-cache-fill-random", "1"];
+    let sizes = ["--hot-cache-percent", "0,50,100"];
+    let rows = run!["--quiet", "bench", "--model", model(), tests, cache, sizes];
+    let rows: Value = serde_json::from_str(&rows).unwrap();
+    let of = |key: &str| -> Vec<f64> {
+        let rows = rows.as_array().unwrap().iter();
+        rows.map(|row| row[key].as_f64().unwrap()).collect()
+    };
+    assert_eq!(of("hot_cache_percent"), [0.0, 50.0, 100.0]);
+    let rates = of("hit_rate");
+    assert_eq!((rates[0], rates[2]), (0.0, 1.0));
+    assert!(rates[1] > 0.0 && rates[1] < 1.0, "{rates:?}");
+    let error = fail!["bench", "--model", model(), tests, cache, sizes, "--hot-cache-mib", "1"];
+    assert!(error.contains("--hot-cache-mib"), "{error}");
+    let error = fail!["bench", "--model", model(), tests, sizes];
+    assert!(error.contains("--policy hot-cache"), "{error}");
+    let error = fail!["bench", "--model", model(), tests, cache, "--hot-cache-percent", "101"];
+    assert!(error.contains("a number from 0 to 100"), "{error}");
+}

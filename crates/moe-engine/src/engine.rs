@@ -1,5 +1,6 @@
 //! Traits and types of engines and their sessions.
 
+use moe_placement::perf::PerfMode;
 use moe_trace::ops::OpTable;
 use moe_trace::{Phase, RunWriter, manifest};
 
@@ -147,6 +148,11 @@ pub trait Session: Decode {
     /// without counts. Ends the sequence.
     fn hit_rate(&mut self) -> Option<f64> {
         None
+    }
+
+    /// Changes what the hot expert cache counts from the next sequence on. Ends the sequence. Has no effect without a cache.
+    fn set_perf_mode(&mut self, mode: PerfMode) {
+        let _ = mode;
     }
 
     /// Ends the session and returns the writer, whose `finish` completes the run, and the result of the last writes.

@@ -1,6 +1,8 @@
 //! `bench`: speed of prompt processing and decoding, like llama-bench.
 
+mod caches;
 mod numbers;
+mod paired;
 mod report;
 mod weights;
 
@@ -16,9 +18,12 @@ use moe_executor::cpu::bandwidth::read_bandwidth;
 use moe_executor::cpu::threads::{Threads, n_cores};
 use moe_gguf::Gguf;
 use moe_gguf::text::counted;
+use moe_placement::perf::PerfMode;
 use moe_trace::{LayerId, Phase};
 
+use self::caches::Caches;
 use self::numbers::Numbers;
+use self::paired::PairedRatio;
 use self::report::Measured;
 use self::weights::Weights;
 use crate::context::Context;
@@ -34,7 +39,8 @@ use crate::progress::Progress;
 /// Measure tokens/s of prompt processing and decoding, and the fraction of memory bandwidth used
 ///
 /// Prints one row per test. Records no trace. Each test runs twice to warm up and then -r times, on pseudo-random tokens, like
-/// llama-bench. -p, -n and -t take comma-separated numbers and ranges: FIRST-LAST, FIRST-LAST+STEP or FIRST-LAST*FACTOR.
+/// llama-bench. -p, -n and -t take comma-separated numbers and ranges: FIRST-LAST, FIRST-LAST+STEP or FIRST-LAST*FACTOR. With several
+/// values of --perf, repetitions alternate between them; the rows contain the median ratio of their times to those of the first value.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  moe-analyze bench -m model.gguf -p 512 -n 128 -t 4-16*2")]
 pub struct Args {
@@ -80,6 +86,9 @@ pub struct Args {
     /// Format of the rows on stdout
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     output: Format,
+    /// Run the tests with caches of these percentages of the size of all experts, 0 to 100; needs --policy hot-cache
+    #[arg(long, value_name = "PERCENT[,…]", value_delimiter = ',', value_parser = caches::percent)]
+    hot_cache_percent: Vec<f64>,
     #[command(flatten)]
     cache: CacheArgs,
     // Last, because its headings apply to all options after it.
@@ -125,34 +134,42 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     };
 
     let weights = Weights::of(&gguf)?;
+    let caches = Caches::new(&args.device, &args.hot_cache_percent, &gguf)?;
     let mut rows = Vec::new();
     for n in threads {
         let bandwidth = read_bandwidth(&Threads::new(n)?, BANDWIDTH_BYTES);
-        let engine = engine::load(args.engine, &gguf, n, &args.device, args.cache, ctx)?;
-        let n_ctx = engine.info().n_ctx_train;
-        if let Some(test) = tests.iter().find(|t| t.n_tokens() > n_ctx) {
-            bail!(
-                "a test has {} tokens, but the model's training context has {n_ctx}; reduce -p or -n",
-                test.n_tokens()
-            );
-        }
-        let bench = Bench {
-            args: &args,
-            ctx,
-            gguf: &gguf,
-            weights: &weights,
-            engine: engine.as_ref(),
-            n_threads: n,
-            bandwidth,
-        };
-        for &test in &tests {
-            ctx.note(format_args!(
-                "test with {}: {} prompt and {} generated tokens",
-                counted(n, "thread"),
-                test.n_prompt,
-                test.n_gen
-            ));
-            rows.push(bench.measure(test)?);
+        for (percent, device) in caches.devices() {
+            let engine = engine::load(args.engine, &gguf, n, &device, args.cache, ctx)?;
+            let n_ctx = engine.info().n_ctx_train;
+            if let Some(test) = tests.iter().find(|t| t.n_tokens() > n_ctx) {
+                bail!(
+                    "a test has {} tokens, but the model's training context has {n_ctx}; reduce -p or -n",
+                    test.n_tokens()
+                );
+            }
+            let bench = Bench {
+                args: &args,
+                ctx,
+                gguf: &gguf,
+                weights: &weights,
+                engine: engine.as_ref(),
+                n_threads: n,
+                bandwidth,
+                percent,
+                perf_modes: caches.perf_modes(),
+            };
+            for &test in &tests {
+                ctx.note(format_args!(
+                    "test with {}{}: {} prompt and {} generated tokens",
+                    counted(n, "thread"),
+                    percent.map_or(String::new(), |percent| format!(
+                        ", {percent} % of the experts in the cache"
+                    )),
+                    test.n_prompt,
+                    test.n_gen
+                ));
+                rows.extend(bench.measure(test)?);
+            }
         }
     }
     output::to_stdout(args.output, |out| report::print(out, args.output, &rows))?;
@@ -172,13 +189,19 @@ struct Bench<'a> {
     n_threads: usize,
     /// Measured memory bandwidth of the CPU, bytes/s.
     bandwidth: f64,
+    /// Size of the hot cache in percent of the size of all experts, if it was given this way.
+    percent: Option<f64>,
+    /// What a hot cache counts; the repetitions alternate between several values.
+    perf_modes: &'a [PerfMode],
 }
 
 impl Bench<'_> {
-    fn measure(&self, test: Test) -> anyhow::Result<Measured> {
+    /// Runs a test, and returns a row for each value of `--perf`.
+    fn measure(&self, test: Test) -> anyhow::Result<Vec<Measured>> {
         let selected: SelectedCounts = Arc::default();
         let mut session = self.session(test, selected.clone())?;
-        let progress = Progress::items(self.ctx, "runs", 2 + self.args.repetitions as u64);
+        let n_runs = self.args.repetitions * self.perf_modes.len();
+        let progress = Progress::items(self.ctx, "runs", 2 + n_runs as u64);
         // The first run counts selected experts, which waits for the router. The second run is like the measured runs.
         self.time(session.as_mut(), test)?;
         progress.inc(1);
@@ -190,10 +213,16 @@ impl Bench<'_> {
             test,
             &selected.lock().unwrap_or_else(PoisonError::into_inner),
         );
-        let mut times = Vec::new();
-        for i in 0..self.args.repetitions {
+        let mut times = vec![Vec::new(); self.perf_modes.len()];
+        for i in 0..n_runs {
+            // Each round starts with another value, so that none always follows the same one.
+            let n = self.perf_modes.len();
+            let mode = (i + i / n) % n;
+            if n > 1 {
+                session.set_perf_mode(self.perf_modes[mode]);
+            }
             session.begin_sequence(i as u32);
-            times.push(self.time(session.as_mut(), test)?);
+            times[mode].push(self.time(session.as_mut(), test)?.as_nanos() as f64);
             progress.inc(1);
         }
         drop(progress);
@@ -211,25 +240,28 @@ impl Bench<'_> {
                 .and_then(|measured| native::gpu_bandwidth(measured, self.ctx)),
             _ => None,
         };
-        let ns = report::mean(times.iter().map(|t| t.as_nanos() as f64));
-        let speeds = times
-            .iter()
-            .map(|t| test.n_tokens() as f64 / t.as_secs_f64());
-        Ok(Measured {
+        let is_alternating = self.perf_modes.len() > 1;
+        let row = |(mode, ns): (&PerfMode, &Vec<f64>)| Measured {
             model: self.gguf.files()[0].name.clone(),
             model_bytes: self.gguf.tensors().iter().map(|t| t.size_bytes).sum(),
             n_batch: self.args.batch_size,
             n_threads: self.n_threads,
             test,
-            ns,
-            tokens_per_s: report::mean(speeds),
+            ns: report::mean(ns.iter().copied()),
+            tokens_per_s: report::mean(ns.iter().map(|ns| test.n_tokens() as f64 / ns * 1e9)),
             bytes_per_token: bytes as f64 / test.n_tokens() as f64,
             bandwidth,
             engine: self.engine_name(),
             policy,
             hit_rate,
-            gpus,
-        })
+            gpus: gpus.clone(),
+            percent: self.percent,
+            perf: is_alternating.then(|| mode.name()),
+            ratio: is_alternating
+                .then(|| PairedRatio::new(ns, &times[0]))
+                .flatten(),
+        };
+        Ok(self.perf_modes.iter().zip(&times).map(row).collect())
     }
 
     /// Returns the engine's name in `--engine`.

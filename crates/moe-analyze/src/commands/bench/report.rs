@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use moe_trace::manifest::Gpu;
 
 use super::Test;
+use super::paired::PairedRatio;
 use crate::output::{Format, Table};
 
 /// Measurements of a test.
@@ -29,6 +30,12 @@ pub struct Measured {
     /// Fraction of the expert slots that hot lanes computed in all runs of the test; `None` without a hot cache.
     pub hit_rate: Option<f64>,
     pub gpus: Vec<Gpu>,
+    /// Size of the hot cache in percent of the size of all experts, with `--hot-cache-percent`.
+    pub percent: Option<f64>,
+    /// Value of `--perf`, if there are several.
+    pub perf: Option<&'static str>,
+    /// Ratio of the times to those of the first value of `--perf`, if there are several.
+    pub ratio: Option<PairedRatio>,
 }
 
 impl Measured {
@@ -55,7 +62,7 @@ impl Measured {
 /// Prints one row per test. Columns have llama-bench's names where they exist.
 pub fn print(out: &mut dyn Write, format: Format, rows: &[Measured]) -> io::Result<()> {
     let round = |value: f64, digits: i32| (value * 10f64.powi(digits)).round() / 10f64.powi(digits);
-    Table::of(rows)
+    let mut table = Table::of(rows)
         .column("model_filename", "model", |row| row.model.as_str())
         .column("model_size", "size (bytes)", |row| row.model_bytes)
         .column("n_batch", "batch (tokens)", |row| row.n_batch)
@@ -91,8 +98,27 @@ pub fn print(out: &mut dyn Write, format: Format, rows: &[Measured]) -> io::Resu
         .column("fallbacks", "CPU fallbacks", |row| row.fallbacks())
         .column("hit_rate", "hit rate (fraction)", move |row| {
             row.hit_rate.map(|rate| round(rate, 4))
-        })
-        .write(out, format)
+        });
+    if rows.iter().any(|row| row.percent.is_some()) {
+        table = table.column("hot_cache_percent", "cache (% of experts)", |row| {
+            row.percent
+        });
+    }
+    if rows.iter().any(|row| row.perf.is_some()) {
+        let bound = |row: &Measured, of: fn((f64, f64)) -> f64| row.ratio?.interval.map(of);
+        table = table
+            .column("perf", "counters", |row| row.perf)
+            .column("time_ratio", "time, paired ratio (×)", move |row| {
+                row.ratio.map(|ratio| round(ratio.median, 4))
+            })
+            .column("time_ratio_low", "95 % interval, low (×)", move |row| {
+                bound(row, |(low, _)| low).map(|low| round(low, 4))
+            })
+            .column("time_ratio_high", "95 % interval, high (×)", move |row| {
+                bound(row, |(_, high)| high).map(|high| round(high, 4))
+            });
+    }
+    table.write(out, format)
 }
 
 /// Returns the mean and the sample standard deviation.

@@ -134,15 +134,17 @@ pub struct HotCacheArgs {
     warmup_prompt: Option<PathBuf>,
     #[arg(long = "moe-hot-cache-warmup-prompt", hide = true)]
     warmup_text: Option<String>,
-    /// What to count for perf.json: off, update (activations and lanes) or full (also times)
+    /// What to count for perf.json: off, update (activations and lanes) or full (also times). `bench` accepts several values, and
+    /// alternates between them
     #[arg(
         long,
         env = "LLAMA_MOE_LAYER_PERF",
         value_name = "MODE",
+        value_delimiter = ',',
         default_value = "update",
         value_parser = EnvOptionParser(str::parse::<PerfMode>)
     )]
-    perf: EnvOption<PerfMode>,
+    perf: Vec<EnvOption<PerfMode>>,
 }
 
 fn rate(text: &str) -> Result<f64, ValueError> {
@@ -178,7 +180,7 @@ impl HotCacheArgs {
             ("--update-bandwidths", !self.update_bandwidths.is_empty()),
             ("--auto-learn", self.auto_learn),
             ("--warmup-prompt", self.has_warmup()),
-            ("--perf", self.perf.is_given()),
+            ("--perf", is_given(self.perf.first())),
         ])
     }
 
@@ -231,6 +233,9 @@ impl HotCacheArgs {
             );
         }
         let updates = self.update_rate() > 0.0;
+        if self.perf.len() > 1 {
+            bail!("--perf has several values, which only `bench` accepts; pass one");
+        }
         if self.perf()? == PerfMode::Off && (updates || self.auto_learn) {
             bail!(
                 "--perf off counts nothing, but {} needs counts; pass --perf update",
@@ -345,7 +350,29 @@ impl HotCacheArgs {
 
     /// Returns what is counted.
     fn perf(&self) -> Result<PerfMode, InvalidVariable> {
-        self.perf.get()
+        let first = self.perf.first();
+        first.map_or(Ok(PerfMode::default()), EnvOption::get)
+    }
+
+    /// Removes all values of `--perf` but the first one, and returns all of them.
+    ///
+    /// # Errors
+    /// The environment variable is invalid.
+    pub fn take_perf_modes(&mut self) -> Result<Vec<PerfMode>, InvalidVariable> {
+        let modes = self.perf.iter().map(EnvOption::get).collect();
+        self.perf.truncate(1);
+        modes
+    }
+
+    /// Replaces the budgets by one lane of `mib` MiB.
+    pub fn set_mib(&mut self, mib: u64) {
+        self.hot_cache_mib = vec![LaneBudget::Mib(mib)];
+        (self.second_mib, self.third_mib) = (None, None);
+    }
+
+    /// Returns whether a budget is given.
+    pub fn has_budget(&self) -> bool {
+        !self.budgets().is_empty()
     }
 }
 

@@ -210,7 +210,10 @@ impl Machine<'_, '_> {
             Some(memory) if *budget == LaneBudget::Auto => {
                 let needed = match device {
                     DeviceId::Cpu => 0,
-                    DeviceId::Gpu(index) => memory.gpus.get(index).map_or(0, GpuMemory::needed_by_executor),
+                    DeviceId::Gpu(index) => memory
+                        .gpus
+                        .get(index)
+                        .map_or(0, GpuMemory::needed_by_executor),
                 };
                 let reserve = reserves.get(lane).copied();
                 let what = "model and context";

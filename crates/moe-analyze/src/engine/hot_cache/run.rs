@@ -106,6 +106,11 @@ impl HotRun {
         self.mode
     }
 
+    /// Changes what is counted.
+    pub fn set_mode(&mut self, mode: PerfMode) {
+        self.mode = mode;
+    }
+
     /// Whether experts may be exchanged after a request.
     pub fn updates(&self) -> bool {
         self.rate > 0.0 && (self.policy == UpdatePolicy::Payback || self.planned.lanes.len() < 2)

@@ -2,6 +2,7 @@
 
 use moe_engine::{Decode, Error, Logits};
 use moe_executor::Session;
+use moe_placement::perf::PerfMode;
 use moe_trace::{Phase, RunWriter, manifest};
 
 use super::HotRun;
@@ -93,6 +94,14 @@ impl moe_engine::Session for HotSession<'_, '_> {
     fn hit_rate(&mut self) -> Option<f64> {
         self.end_sequence(false);
         self.run.hit_rate()
+    }
+
+    fn set_perf_mode(&mut self, mode: PerfMode) {
+        self.end_sequence(false);
+        self.run.set_mode(mode);
+        if let Some(cache) = self.session.hot_cache() {
+            cache.counters().lock().set_mode(mode);
+        }
     }
 
     fn into_writer(mut self: Box<Self>) -> (Option<RunWriter>, moe_engine::Result<()>) {
