@@ -9,7 +9,7 @@ use crate::learn::LayerObservation;
 /// How hits become scores; [`rank`](super::rank) contains the formulas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Weighting {
-    /// By rank in the layer: the best experts of all layers precede the second-best ones. The default of the runtime.
+    /// By rank in the layer: the best experts of all layers precede the second-best ones. The default of the fork.
     #[default]
     Flat,
     /// Hits × layer weight. The weight follows the pressure of the layer relative to the mean. Pressure measures how long the cold
@@ -24,7 +24,7 @@ pub enum Weighting {
 }
 
 impl Weighting {
-    /// Name on the command line of the runtime.
+    /// Name on the command line of the fork.
     pub fn name(self) -> &'static str {
         match self {
             Weighting::Flat => "flat",
@@ -69,10 +69,10 @@ impl FromStr for Weighting {
 pub struct LayerCurve(f64);
 
 impl LayerCurve {
-    /// The default of the runtime (0.5).
+    /// The default of the fork (0.5).
     pub const DEFAULT: LayerCurve = LayerCurve(0.5);
 
-    /// A strength in 0.0..=1.0. Like the runtime, replaces any other value by [`LayerCurve::DEFAULT`].
+    /// A strength in 0.0..=1.0. Like the fork, replaces any other value by [`LayerCurve::DEFAULT`].
     pub fn new(value: f64) -> LayerCurve {
         if LayerCurve::is_valid(value) {
             LayerCurve(value)
