@@ -69,13 +69,13 @@ pub struct DeviceArgs {
     /// Keep the weights of all experts in CPU memory
     #[arg(long)]
     pub cpu_moe: bool,
-    /// Keep the weights of experts of the first N layers in CPU memory
+    /// Keep the weights of experts of the first N layers in CPU memory, 0 or more
     #[arg(long, value_name = "N", conflicts_with = "cpu_moe")]
     pub n_cpu_moe: Option<usize>,
     /// Place tensors whose name matches REGEX on DEVICE: CPU, CUDA0, CUDA1, ...; the first match applies
     #[arg(long, value_name = "REGEX=DEVICE[,…]", value_delimiter = ',')]
     pub override_tensor: Vec<String>,
-    /// Proportion of the layers on each GPU, such as 3,1 [default: in proportion to free memory]
+    /// Proportion of the layers on each GPU, such as 3,1; each 0 or more [default: in proportion to free memory]
     #[arg(long, visible_alias = "ts", value_name = "N[,…]", value_delimiter = ',', value_parser = proportion)]
     pub tensor_split: Vec<f32>,
     /// Limit GPU memory to N MiB; a list contains one limit per GPU [default: no limit]
