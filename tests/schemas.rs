@@ -39,7 +39,7 @@ fn validate(name: &str, value: &Value) {
     assert!(faults.is_empty(), "{name}: {faults:?} in {value}");
 }
 
-/// A live report of the hot-cache runtime and the plan of its cache, for `plan --update`.
+/// A live report of the fork and the plan of its cache, for `plan --update`.
 fn update_inputs(dir: &Path) -> [PathBuf; 2] {
     let schema = "llama.cpp.moe_layer_opt_perf.v1";
     let learn = json!({"schema": schema, "n_expert": 32, "layers": [

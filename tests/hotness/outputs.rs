@@ -12,7 +12,7 @@ use crate::support::{
 };
 
 #[test]
-fn learn_file_has_the_format_of_the_runtime() {
+fn learn_file_has_the_format_of_the_fork() {
     let fixture = Fixture::new();
     let schema = fs::read_to_string(support::repository("schemas/learn.schema.json")).unwrap();
     let schema = jsonschema::validator_for(&serde_json::from_str(&schema).unwrap()).unwrap();

@@ -42,7 +42,7 @@ fn plans_with_every_kind_of_budget() {
 
     let help = run!["plan", "--help"];
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(help.contains("auto (or -1, as in the fork) uses the free memory of the GPU, without the memory of the model"), "{help}");
+    assert!(help.contains("auto (or -1, as in the fork) uses the free memory of the GPU, minus the memory of the model"), "{help}");
 
     let nowhere = dir.path().join("nowhere");
     assert_eq!(lanes(&["--budget-mib", "auto"], Some(&nowhere)), None);

@@ -1,4 +1,4 @@
-//! Plans: results of the runtime, sizes, defaults, several files, and the learn file of the plan.
+//! Plans: results of the fork, sizes, defaults, several files, and the learn file of the plan.
 
 use std::fs;
 
@@ -27,9 +27,9 @@ fn accepts_byte_order_marks() {
     assert!(hotness.lines().count() > 1, "{hotness}");
 }
 
-/// Results of the runtime's parser, weighting and planner.
+/// Results of the fork's parser, weighting and planner.
 #[test]
-fn plans_equal_those_of_the_runtime() {
+fn plans_equal_those_of_the_fork() {
     let dir = TempDir::new().unwrap();
     let cases = fs::read_to_string(repository("fixtures/hot-cache/plans.json")).unwrap();
     let cases: Vec<Value> = serde_json::from_str(&cases).unwrap();
@@ -105,9 +105,9 @@ fn reads_sizes_from_the_model() {
     assert_eq!(selected(&plan(5 * GPT_OSS_EXPERT - 1)), [(0, 3, 0), (2, 1, 0)]);
 }
 
-/// For gpt-oss the runtime weights by time, with a curve of 1; for other models by rank.
+/// For gpt-oss the fork weights by time, with a curve of 1; for other models by rank.
 #[test]
-fn defaults_equal_those_of_the_runtime() {
+fn defaults_equal_those_of_the_fork() {
     let dir = workplace();
     let learn = dir.path().join("learn.json");
     let defaults = |model: &str, more: &[&str]| {

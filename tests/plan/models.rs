@@ -1,4 +1,4 @@
-//! Models of which the runtime does not cache all experts, or which llama.cpp does not load.
+//! Models of which the fork does not cache all experts, or which llama.cpp does not load.
 
 use std::path::PathBuf;
 
@@ -51,7 +51,7 @@ fn stderr_of(args: impl Arg) -> String {
     String::from_utf8(assert.get_output().stderr.clone()).unwrap()
 }
 
-/// The runtime and llama.cpp compute only the hidden layers.
+/// The fork and llama.cpp compute only the hidden layers.
 #[test]
 fn plans_omit_the_mtp_head() {
     let dir = TempDir::new().unwrap();
@@ -89,7 +89,7 @@ fn simulations_omit_the_mtp_head() {
     assert!(stderr.contains("omitted 6 activations of experts of the MTP head"), "{stderr}");
 }
 
-/// The runtime's budgets are MiB, and 0 MiB disables its cache.
+/// The fork's budgets are MiB, and 0 MiB disables its cache.
 #[test]
 fn prints_no_command_for_budgets_below_1_mib() {
     let dir = TempDir::new().unwrap();

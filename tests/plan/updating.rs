@@ -56,7 +56,7 @@ fn plans_updates() {
         "{table}"
     );
 
-    // Recording is disabled: the runtime exchanges no expert.
+    // Recording is disabled: the fork exchanges no expert.
     fs::write(&report, live(false)).unwrap();
     assert_eq!(update(&plan, &[])["exchanged"], 0);
 }

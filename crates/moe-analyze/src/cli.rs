@@ -35,7 +35,7 @@ use crate::option_values;
     after_help = "Exit codes:\n  \
         0  success\n  \
         1  success, and a check found a problem or a difference\n  \
-        2  error\n\n\
+        2  error or interruption\n\n\
         Example:\n  \
         moe-analyze record --out runs/first\n  \
         moe-analyze hotness runs/first"

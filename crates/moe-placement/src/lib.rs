@@ -14,7 +14,8 @@
 //! [`LayerId`], the block number in the model, and [`ExpertId`], the index within its layer. *Hits* of an expert are its
 //! selections, that is, the number of tokens that selected it. Learn files, plans and
 //! updates follow the rules of the hot expert cache of [adrianhoehne/llama.cpp](https://github.com/adrianhoehne/llama.cpp).
-//! A plan made here contains the same experts as the cache that this runtime builds from the same file.
+//! This fork of llama.cpp is called *the fork* below. A plan contains the same experts as the cache that the fork builds
+//! from the same learn file.
 //!
 //! # Plan a hot cache
 //!
@@ -30,7 +31,7 @@
 //!     "layers": [{"layer": 0, "experts": [[12, 100], [42, 90]]}]}"#;
 //! let ranking = rank(&parse_observations(learn)?, Weighting::Flat, LayerCurve::DEFAULT);
 //! let sizes = ExpertSizes::from_csv("layer,expert,bytes\n0,12,10\n0,42,10")?;
-//! // The first expert of a layer costs twice its bytes: the runtime adds one zero-filled expert per cached layer.
+//! // The first expert of a layer costs twice its bytes: the fork adds one zero-filled expert per cached layer.
 //! let plan = Plan::new(&ranking, &sizes, &[29], Strategy::Warm, None)?;
 //! assert_eq!(plan.lanes[0].selected[0].entry.expert, ExpertId(12));
 //! assert_eq!(plan.used_bytes(), 20);

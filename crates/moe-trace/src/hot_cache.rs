@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use moe_ids::{ExpertId, LayerId};
 use serde::{Deserialize, Serialize};
 
-/// Name of the file with counters in a run directory: a learn file of the runtime of the hot expert cache
+/// Name of the file with counters in a run directory: a learn file of the hot expert cache
 /// (`schemas/perf.schema.json`). Only runs with a hot expert cache have it.
 pub const PERF_FILE: &str = "perf.json";
 

@@ -332,7 +332,7 @@ impl Hotness {
     /// Learn file for these phases. Its `n_expert_used` is 1 if the number is unknown.
     ///
     /// # Errors
-    /// Like [`check_routed`](Self::check_routed). The hot-cache runtime rejects a file without counts.
+    /// Like [`check_routed`](Self::check_routed). The hot expert cache rejects a file without counts.
     pub fn learn_file(&self, phases: Phases) -> Result<LearnFile, Error> {
         self.check_routed(phases)?;
         let counts: Vec<LayerCounts> = self

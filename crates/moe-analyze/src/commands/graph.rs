@@ -26,7 +26,7 @@ use crate::traces::{self, OpsArgs};
 pub struct Args {
     /// Run directory, or a trace.bin
     run: PathBuf,
-    /// Phase of the forward pass: its first prompt pass, or its first decode pass
+    /// Forward pass to print: the first prompt pass, or the first decode pass (generate)
     #[arg(long, value_parser = one_phase(), default_value = "generate")]
     phase: Phase,
     /// Format of the graph; overrides the extension of --out [default: dot]

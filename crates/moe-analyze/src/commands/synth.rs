@@ -38,8 +38,8 @@ Example:
 
 /// Write a synthetic GGUF model with the shapes and header of a real model, and random weights
 ///
-/// The file runs like the real model, with a synthetic vocabulary. The router selects each layer's experts with frequencies of a Zipf
-/// law, in a random order of experts. The same arguments always yield the same file.
+/// The file runs like the real model, with a synthetic vocabulary. In each layer, the frequencies with
+/// which the router selects experts follow a Zipf law; which expert is the hottest is random. The same arguments always yield the same file.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLE, after_long_help = DESCRIPTION)]
 #[command(group = clap::ArgGroup::new("what").required(true))]

@@ -23,7 +23,7 @@ pub struct InputArgs {
     /// Phase of the tokens to count
     #[arg(long, value_enum, default_value_t = PhaseChoice::All)]
     pub phase: PhaseChoice,
-    /// Domain label of an input, such as code or chat; one --label for each PATH, in the same order
+    /// Domain label of an input, such as code or chat, by which counts are split; one --label for each PATH, in the same order
     #[arg(long, value_name = "NAME", conflicts_with = "labels")]
     pub label: Vec<String>,
     /// Domain labels of the sequences of a single input, as CSV lines `sequence,label`

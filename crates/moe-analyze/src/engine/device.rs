@@ -24,7 +24,7 @@ pub enum PolicyArg {
     Gpu,
     /// The CPU computes gate and up while the down matrix is copied to the GPU, which computes the down product
     PostFetch,
-    /// The GPU computes the experts that a hot cache contains, and the CPU the others at the same time; see --hot-cache
+    /// The GPU computes the experts that a hot cache contains, while the CPU computes the others; see --hot-cache
     HotCache,
 }
 
@@ -56,32 +56,34 @@ pub struct DeviceArgs {
     /// are named CUDA0, CUDA1, ... in this order, and share the layers (--tensor-split). A GPU that is listed twice counts as two.
     #[arg(long, value_name = "LIST", default_value_t)]
     pub device: DeviceList,
-    /// Number of layers on the GPU, counted from the end of the model and including the output layer; -1 is all layers [default: -1]
+    /// Number of layers on the GPU, 0 or more, counted from the end of the model and including the output layer; -1 is all layers
+    /// [default: -1]
     #[arg(long, visible_alias = "ngl", value_name = "N", value_parser = layers)]
     pub n_gpu_layers: Option<usize>,
     /// Device that computes selected experts whose weights are in CPU memory [default: gpu; cpu with --cpu-moe, --n-cpu-moe or
     /// --override-tensor]
     ///
     /// cpu, post-fetch and hot-cache keep the weights of all experts in CPU memory, unless --n-cpu-moe or --override-tensor places
-    /// them. Without a GPU, the experts of a hot cache are copied to CPU memory.
+    /// some of them on a GPU. Without a GPU, the experts of a hot cache are copied within CPU memory.
     #[arg(long, value_enum)]
     pub policy: Option<PolicyArg>,
     /// Keep the weights of all experts in CPU memory
     #[arg(long)]
     pub cpu_moe: bool,
-    /// Keep the weights of experts of the first N layers in CPU memory
+    /// Keep the weights of experts of the first N layers in CPU memory, 0 or more
     #[arg(long, value_name = "N", conflicts_with = "cpu_moe")]
     pub n_cpu_moe: Option<usize>,
     /// Place tensors whose name matches REGEX on DEVICE: CPU, CUDA0, CUDA1, ...; the first match applies
     #[arg(long, value_name = "REGEX=DEVICE[,…]", value_delimiter = ',')]
     pub override_tensor: Vec<String>,
-    /// Proportion of the layers on each GPU, such as 3,1 [default: in proportion to free memory]
+    /// Proportion of the layers on each GPU, such as 3,1; each 0 or more [default: in proportion to free memory]
     #[arg(long, visible_alias = "ts", value_name = "N[,…]", value_delimiter = ',', value_parser = proportion)]
     pub tensor_split: Vec<f32>,
     /// Limit GPU memory to N MiB; a list contains one limit per GPU [default: no limit]
     #[arg(long, value_name = "N[,…]", value_delimiter = ',')]
     pub vram_mib: Vec<u64>,
-    /// Minimum batch size in tokens for which weights in CPU memory are copied to the GPU and multiplied there; 0 disables these copies
+    /// Minimum batch size in tokens, 0 or more, for which weights in CPU memory are copied to the GPU and multiplied there; 0 disables
+    /// these copies
     #[arg(
         long,
         env = "GGML_OP_OFFLOAD_MIN_BATCH",

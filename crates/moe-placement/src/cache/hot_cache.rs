@@ -1,7 +1,7 @@
 //! The hot expert cache of [adrianhoehne/llama.cpp](https://github.com/adrianhoehne/llama.cpp): planned from a learn file,
 //! then partly exchanged after each request for experts that the request selected more often.
 //!
-//! [`plan`](crate::plan) and [`update`](crate::update) contain the rules. Like the runtime, the plan charges one empty
+//! [`plan`](crate::plan) and [`update`](crate::update) contain the rules. Like the fork, the plan charges one empty
 //! expert to each layer.
 
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub struct HotCache {
 }
 
 impl HotCache {
-    /// The cache that the runtime builds from a learn file, for a budget in bytes.
+    /// The cache that the fork builds from a learn file, for a budget in bytes.
     ///
     /// # Errors
     /// [`BuildError::Plan`] if the cache cannot be planned.
@@ -54,7 +54,7 @@ impl HotCache {
         })
     }
 
-    /// Selections of the current request, in the format in which the runtime's parser reads its own report.
+    /// Selections of the current request, in the format in which the fork's parser reads its own report.
     fn observations(&self) -> Vec<LayerObservation> {
         let mut layers: Vec<LayerCounts> = Vec::new();
         for (key, &count) in (0..).zip(&self.counts) {

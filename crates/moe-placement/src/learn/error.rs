@@ -3,7 +3,7 @@
 use super::{OLD_SCHEMA, SCHEMA};
 use crate::json::JsonError;
 
-/// Reason to reject a learn file. The runtime rejects the same files, except those of [`Error::WideId`] and
+/// Reason to reject a learn file. The fork rejects the same files, except those of [`Error::WideId`] and
 /// [`Error::Model`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -48,7 +48,7 @@ pub enum Error {
         /// The layer number.
         id: u64,
     },
-    /// An id does not fit in 32 bits. The runtime would truncate it to another layer or expert.
+    /// An id does not fit in 32 bits. The fork would truncate it to another layer or expert.
     #[error(
     "`{key}` in layers[{index}] of the learn file contains the id {id}, which does not fit in 32 bits; the hot expert cache would read \
          it for {}; correct the id", *.id & 0xFFFF_FFFF

@@ -53,7 +53,7 @@ impl LearnFile {
         LearnFile { root }
     }
 
-    /// Parses a learn file with the checks of the runtime.
+    /// Parses a learn file with the checks of the fork.
     ///
     /// # Errors
     /// [`Error`] for the first fault. JSON nested more than 128 levels deep is also rejected.
@@ -81,10 +81,10 @@ impl LearnFile {
         Ok(file)
     }
 
-    /// Builds the learn file that the runtime writes after a learn run: mode `update`, no hot cache (all slots are cold), no
+    /// Builds the learn file that the fork writes after a learn run: mode `update`, no hot cache (all slots are cold), no
     /// times. `updates` is the number of forward passes.
     ///
-    /// Sorts layers by number. Omits layers without selections, like the runtime.
+    /// Sorts layers by number. Omits layers without selections, like the fork.
     pub fn from_counts(
         n_expert: u32,
         n_expert_used: u32,
@@ -115,7 +115,7 @@ impl LearnFile {
         }
     }
 
-    /// The observations that the runtime reads from the file, sorted by layer. Repeated layer objects are separate
+    /// The observations that the fork reads from the file, sorted by layer. Repeated layer objects are separate
     /// observations. Layers without counts are dropped.
     ///
     /// # Errors
@@ -124,7 +124,7 @@ impl LearnFile {
         observe(self.layers()?)
     }
 
-    /// Hot and cold slot totals of each layer, from which the runtime computes its hit rate. Only the live reports of a server
+    /// Hot and cold slot totals of each layer, from which the fork computes its hit rate. Only the live reports of a server
     /// contain them. `None` if the report says that recording is disabled.
     pub fn layer_slots(&self) -> Option<Vec<LayerSlots>> {
         let enabled = self.root.get("enabled") == Some(&Value::Bool(true));
@@ -164,7 +164,7 @@ impl LearnFile {
     }
 }
 
-/// A layer of a learn run. Keys and their order are those of the runtime.
+/// A layer of a learn run. Keys and their order are those of the fork.
 fn learn_run_layer(counts: &LayerCounts) -> Value {
     let experts: Vec<(ExpertId, u64)> = (0..)
         .map(ExpertId)

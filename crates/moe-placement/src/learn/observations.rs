@@ -1,4 +1,4 @@
-//! Observations in a learn file, with the rules of the runtime's parser: it accepts and rejects the same files, and derives
+//! Observations in a learn file, with the rules of the fork's parser: it accepts and rejects the same files, and derives
 //! the same values.
 
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ pub struct LayerObservation {
     pub has_branch_counts: bool,
     /// Average number of cold expert slots per call.
     pub cold_slots_per_call: f64,
-    /// Time that the runtime waits at the join of the hot and the cold lane, in µs per call.
+    /// Time that the fork waits at the join of the hot and the cold lane, in µs per call.
     pub join_wait_us: f64,
     /// Time of the hot lane, in µs per call.
     pub hot_lane_us: f64,
@@ -226,8 +226,8 @@ fn number(layer: &Map<String, Value>, index: usize, key: &'static str) -> Result
     }
 }
 
-/// A number as the runtime reads an unsigned integer: negative integers wrap, fractions are truncated.
-#[expect(clippy::cast_possible_truncation, reason = "as in the runtime")]
+/// A number as the fork reads an unsigned integer: negative integers wrap, fractions are truncated.
+#[expect(clippy::cast_possible_truncation, reason = "as in the fork")]
 pub(super) fn unsigned(value: &Value) -> u64 {
     value
         .as_u64()

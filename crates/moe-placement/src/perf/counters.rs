@@ -118,7 +118,7 @@ impl LayerCounters {
     }
 }
 
-/// Counters of selections, lanes and times. The rules are those of the runtime: each call of a layer adds 1 to its calls and 1
+/// Counters of selections, lanes and times. The rules are those of the fork: each call of a layer adds 1 to its calls and 1
 /// for each selected expert. The prompt and generated tokens are both counted.
 ///
 /// If a counter would overflow, all counters restart at 0, [`overflow_resets`](Counters::overflow_resets) grows by 1, and

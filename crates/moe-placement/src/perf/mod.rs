@@ -1,8 +1,8 @@
 //! Counters of a running hot expert cache, and the report of them.
 //!
 //! [`Counters`] counts, for each layer, how often each expert was selected, and how many expert slots each lane computed.
-//! [`Counters::to_learn_file`] returns them in the schema of learn files, as the runtime of
-//! [adrianhoehne/llama.cpp](https://github.com/adrianhoehne/llama.cpp) reports them. Therefore every reader of learn files
+//! [`Counters::to_learn_file`] returns them in the schema of learn files, as the fork
+//! ([adrianhoehne/llama.cpp](https://github.com/adrianhoehne/llama.cpp)) reports them. Therefore every reader of learn files
 //! reads the report: [`rank`](crate::plan::rank) plans the next cache from it, and [`Update`](crate::update::Update) the
 //! exchanges after a request.
 //!
@@ -28,7 +28,7 @@
 //! # Times
 //!
 //! [`PerfMode::Full`] adds averages of [`LayerTimes`]. The report contains the keys of the table, and no others:
-//! the remaining keys of the runtime describe graph nodes and a prompt path that other engines do not have.
+//! the remaining keys of the fork describe graph nodes and a prompt path that other engines do not have.
 //!
 //! | key, with the suffix `_per_call_us` | time |
 //! |---|---|
@@ -72,7 +72,7 @@ pub enum PerfMode {
 }
 
 impl PerfMode {
-    /// Name in reports and on the command line of the runtime.
+    /// Name in reports and on the command line of the fork.
     pub fn name(self) -> &'static str {
         match self {
             PerfMode::Off => "off",
@@ -96,7 +96,7 @@ pub struct UnknownMode {
     pub name: String,
 }
 
-/// Accepts the spellings of the runtime.
+/// Accepts the spellings of the fork.
 impl FromStr for PerfMode {
     type Err = UnknownMode;
 

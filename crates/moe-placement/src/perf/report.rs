@@ -1,4 +1,4 @@
-//! The report of counters, in the schema of learn files. Keys and their order are those of the runtime.
+//! The report of counters, in the schema of learn files. Keys and their order are those of the fork.
 
 use std::array::from_fn;
 
@@ -11,7 +11,7 @@ use crate::learn::{LearnFile, SCHEMA};
 use crate::plan::MAX_LANES;
 
 impl Counters {
-    /// The report of the counters: the learn file that the runtime writes for them. If the mode is [`PerfMode::Off`], it says
+    /// The report of the counters: the learn file that the fork writes for them. If the mode is [`PerfMode::Off`], it says
     /// so and has no layers.
     ///
     /// Omits layers that were not called. Times are averages over the calls of a layer, in µs; in `summary`, over those of

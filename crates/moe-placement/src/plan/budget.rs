@@ -8,7 +8,7 @@ pub fn mib_to_bytes(mib: u64) -> u64 {
     mib.saturating_mul(MIB)
 }
 
-/// Automatic budget of the runtime in bytes: free GPU memory minus KV cache minus reserve. Rounded down to MiB, at least 0.
+/// Automatic budget of the fork in bytes: free GPU memory minus KV cache minus reserve. Rounded down to MiB, at least 0.
 pub fn auto_budget_bytes(free_bytes: u64, kv_bytes: u64, reserve_bytes: u64) -> u64 {
     let left = free_bytes.saturating_sub(kv_bytes.saturating_add(reserve_bytes));
     left / MIB * MIB

@@ -1,4 +1,4 @@
-//! Floating-point numbers with a 64-bit mantissa. The runtime computes scores in x87 extended precision; `f64` rounds some
+//! Floating-point numbers with a 64-bit mantissa. The fork computes scores in x87 extended precision; `f64` rounds some
 //! ties to another score.
 
 /// A non-negative number `mantissa × 2^exponent`. The top bit of the mantissa is set, or the number is 0.
@@ -39,7 +39,7 @@ impl Extended {
         Extended::rounded(sum, high.exponent - 63)
     }
 
-    /// The score: rounds to the nearest integer, like the runtime: adds 0.5 with rounding and truncates. At least 1 and at
+    /// The score: rounds to the nearest integer, like the fork: adds 0.5 with rounding and truncates. At least 1 and at
     /// most `u64::MAX`; 0 stays 0.
     pub(super) fn to_score(self) -> u64 {
         if self.mantissa == 0 {

@@ -17,7 +17,7 @@ pub struct Selected {
 
 /// The part of the cache on one GPU.
 ///
-/// The runtime adds a zero-filled (*empty*) expert for each layer of a lane. Its size is that of the layer's first expert.
+/// The fork adds a zero-filled (*empty*) expert for each layer of a lane. Its size is that of the layer's first expert.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lane {
     /// Budget in bytes.

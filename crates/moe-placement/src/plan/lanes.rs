@@ -11,7 +11,7 @@ use super::lane::{Lane, NoRoom, Selected};
 use super::ranking::Entry;
 use super::{Error, ExpertSizes};
 
-/// Maximum number of lanes of a cache in the runtime.
+/// Maximum number of lanes of a cache in the fork.
 pub const MAX_LANES: usize = 3;
 
 /// Distribution of experts over several lanes. A single lane is filled in the order of the ranking for every strategy.
@@ -27,7 +27,7 @@ pub enum Strategy {
 }
 
 impl Strategy {
-    /// Name on the command line of the runtime.
+    /// Name on the command line of the fork.
     pub fn name(self) -> &'static str {
         match self {
             Strategy::Warm => "warm",
@@ -103,7 +103,7 @@ impl Plan {
     /// next one is tried. Experts without a known size are skipped.
     ///
     /// If `fill` is `Some(seed)`, experts that were never selected fill the remaining memory, in a random order with that seed. The
-    /// order differs from the runtime's, which depends on its C++ standard library.
+    /// order differs from the fork's, which depends on its C++ standard library.
     ///
     /// A larger budget can remove an expert from the plan: a large expert, or the first one of another layer, may take the
     /// memory of several smaller ones. Experts ranked before the first one that does not fit are always kept.
@@ -158,7 +158,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Whether the cache is empty. The runtime disables an empty cache.
+    /// Whether the cache is empty. The fork disables an empty cache.
     pub fn is_empty(&self) -> bool {
         self.selected().next().is_none()
     }

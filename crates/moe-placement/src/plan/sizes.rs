@@ -159,7 +159,7 @@ impl Columns {
     }
 }
 
-/// Like the runtime, uses the last size of a repeated expert and omits experts of size 0.
+/// Like the fork, uses the last size of a repeated expert and omits experts of size 0.
 impl FromIterator<(LayerId, ExpertId, u64)> for ExpertSizes {
     fn from_iter<I: IntoIterator<Item = (LayerId, ExpertId, u64)>>(sizes: I) -> ExpertSizes {
         let sizes = sizes.into_iter().filter(|&(.., bytes)| bytes > 0);

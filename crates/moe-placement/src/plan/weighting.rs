@@ -9,7 +9,7 @@ use crate::learn::LayerObservation;
 /// How hits become scores; [`rank`](super::rank) contains the formulas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Weighting {
-    /// By rank in the layer: the best experts of all layers precede the second-best ones. The default of the runtime.
+    /// By rank in the layer: the best experts of all layers precede the second-best ones. The default of the fork.
     #[default]
     Flat,
     /// Hits × layer weight. The weight follows the pressure of the layer relative to the mean. Pressure measures how long the cold
@@ -27,7 +27,7 @@ pub enum Weighting {
 const GPT_OSS: &str = "gpt-oss";
 
 impl Weighting {
-    /// The default of the runtime for an architecture (`general.architecture`): [`Weighting::Time`] for gpt-oss.
+    /// The default of the fork for an architecture (`general.architecture`): [`Weighting::Time`] for gpt-oss.
     pub fn default_for(arch: Option<&str>) -> Weighting {
         match arch {
             Some(GPT_OSS) => Weighting::Time,
@@ -35,7 +35,7 @@ impl Weighting {
         }
     }
 
-    /// Name on the command line of the runtime.
+    /// Name on the command line of the fork.
     pub fn name(self) -> &'static str {
         match self {
             Weighting::Flat => "flat",
@@ -80,10 +80,10 @@ impl FromStr for Weighting {
 pub struct LayerCurve(f64);
 
 impl LayerCurve {
-    /// The default of the runtime (0.5).
+    /// The default of the fork (0.5).
     pub const DEFAULT: LayerCurve = LayerCurve(0.5);
 
-    /// The default of the runtime for an architecture (`general.architecture`): 1 for gpt-oss.
+    /// The default of the fork for an architecture (`general.architecture`): 1 for gpt-oss.
     pub fn default_for(arch: Option<&str>) -> LayerCurve {
         match arch {
             Some(GPT_OSS) => LayerCurve(1.0),
@@ -91,7 +91,7 @@ impl LayerCurve {
         }
     }
 
-    /// A strength in 0.0..=1.0. Like the runtime, replaces any other value by [`LayerCurve::DEFAULT`].
+    /// A strength in 0.0..=1.0. Like the fork, replaces any other value by [`LayerCurve::DEFAULT`].
     pub fn new(value: f64) -> LayerCurve {
         if LayerCurve::is_valid(value) {
             LayerCurve(value)

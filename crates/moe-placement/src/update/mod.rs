@@ -89,7 +89,7 @@ impl Update {
     /// Plans an update.
     ///
     /// - `cache`: the experts that the cache contains now.
-    /// - `ranking`: [`rank`](crate::plan::rank) of the observations of the request, from a live report of the runtime.
+    /// - `ranking`: [`rank`](crate::plan::rank) of the observations of the request, from a live report of the fork.
     /// - `slots`: hot and cold slot totals of the report.
     /// - `n_expert`: experts per layer; higher expert ids are ignored.
     /// - `rate`: fraction of the cached experts that may be exchanged, clamped to 0.0..=1.0.

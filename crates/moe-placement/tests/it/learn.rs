@@ -1,4 +1,4 @@
-//! Learn files: writing, the JSON schema, and the rules of the runtime's parser.
+//! Learn files: writing, the JSON schema, and the rules of the fork's parser.
 
 use moe_placement::json::JsonError;
 use moe_placement::learn::{
@@ -33,7 +33,7 @@ fn example() -> LearnFile {
 }
 
 #[test]
-fn text_equals_that_of_the_runtime() {
+fn text_equals_that_of_the_fork() {
     let expected = concat!(
         r#"{"enabled":true,"mode":"update","schema":"llama.cpp.moe_layer_opt_perf.v1","n_expert":5,"n_expert_used":2,"#,
         r#""updates":3,"overflow_resets":0,"summary":{"layer_calls":7,"hot_slot_ratio":0.0},"layers":["#,
@@ -147,7 +147,7 @@ fn schema_rejects_invalid_files() {
     assert!(!schema.is_valid(&unknown), "an unknown key");
 }
 
-/// The runtime's unit test.
+/// The fork's unit test.
 #[test]
 fn derives_waits_from_branch_counts() {
     let text = json!({"schema": "llama.cpp.moe_layer_perf.v1", "layers": [
@@ -206,7 +206,7 @@ fn saturates_counts_keeps_repeated_layers_and_drops_empty_layers() {
     assert_eq!(seen, [(0, 1, u64::MAX), (0, 1, 2), (3, 1, 1)]);
 }
 
-/// The runtime would truncate expert 2^32 + 1 to expert 1.
+/// The fork would truncate expert 2^32 + 1 to expert 1.
 #[test]
 fn rejects_ids_above_32_bits() {
     let wide = u64::from(u32::MAX) + 2;
@@ -240,9 +240,9 @@ fn rejects_layer_numbers_above_limit() {
     );
 }
 
-/// Like the runtime's JSON library: a byte order mark is ignored, the last of repeated keys wins, `calls` may be any number.
+/// Like the fork's JSON library: a byte order mark is ignored, the last of repeated keys wins, `calls` may be any number.
 #[test]
-fn accepts_irregular_files_like_the_runtime() {
+fn accepts_irregular_files_like_the_fork() {
     let text = concat!(
         "\u{feff}{\"schema\":\"other\",\"schema\":\"llama.cpp.moe_layer_perf.v1\",\"layers\":[",
         "{\"layer\":0,\"experts\":[[1,2]],\"calls\":2.5,\"cold_slots_total\":6}]}"

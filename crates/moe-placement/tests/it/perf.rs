@@ -42,7 +42,7 @@ fn example(mode: PerfMode) -> Counters {
 }
 
 #[test]
-fn text_equals_that_of_the_runtime() {
+fn text_equals_that_of_the_fork() {
     let expected = concat!(
         r#"{"enabled":true,"mode":"update","schema":"llama.cpp.moe_layer_opt_perf.v1","n_expert":5,"n_expert_used":2,"#,
         r#""updates":1,"overflow_resets":0,"summary":{"layer_calls":2,"hot_slot_ratio":0.6,"hot0_slots_total":2,"#,
@@ -261,7 +261,7 @@ fn new_mode_starts_a_new_window() {
 }
 
 #[test]
-fn modes_have_the_spellings_of_the_runtime() {
+fn modes_have_the_spellings_of_the_fork() {
     for (mode, names) in [
         (PerfMode::Off, &["off", "0", "false"][..]),
         (PerfMode::Update, &["update"]),

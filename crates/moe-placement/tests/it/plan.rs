@@ -1,4 +1,4 @@
-//! Plans: 40 cases with the runtime's results, its published test vectors, and manually computed results.
+//! Plans: 40 cases with the fork's results, its published test vectors, and manually computed results.
 
 use moe_placement::learn::{LearnFile, parse_observations};
 use moe_placement::plan::{
@@ -9,7 +9,7 @@ use moe_placement::{ExpertId, LayerId};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// A case of `fixtures/hot-cache/plans.json`, with the results of the runtime's parser, weighting and planner.
+/// A case of `fixtures/hot-cache/plans.json`, with the results of the fork's parser, weighting and planner.
 #[derive(Deserialize)]
 struct Case {
     learn: Value,
@@ -72,7 +72,7 @@ fn pairs(entries: impl IntoIterator<Item = Entry>) -> Vec<(u16, u32)> {
 }
 
 #[test]
-fn matches_runtime_in_40_cases() {
+fn matches_the_fork_in_40_cases() {
     let cases = cases();
     assert_eq!(cases.len(), 40);
     for (number, case) in cases.iter().enumerate() {
@@ -95,7 +95,7 @@ fn matches_runtime_in_40_cases() {
     }
 }
 
-/// With one lane, a learn file filtered to a plan makes the runtime load exactly this plan. The cost of layers does not
+/// With one lane, a learn file filtered to a plan makes the fork load exactly this plan. The cost of layers does not
 /// depend on the order.
 #[test]
 fn filtered_file_yields_same_plan() {
@@ -136,7 +136,7 @@ fn ranked(layers: Value, weighting: Weighting, curve: f64) -> Vec<(u16, u32, u64
         .collect()
 }
 
-/// The runtime's unit tests. Weights with mean wait 15: 1 + (20/15 - 1)/2 = 1.1667 and max(0.8333, 0.85).
+/// The fork's unit tests. Weights with mean wait 15: 1 + (20/15 - 1)/2 = 1.1667 and max(0.8333, 0.85).
 #[test]
 fn pressure_matches_published_scores() {
     let wait = "parallel_join_wait_time_per_call_us";

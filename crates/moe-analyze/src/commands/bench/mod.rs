@@ -71,7 +71,7 @@ pub struct Args {
     /// Measured repetitions of each test, at least 1
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = at_least(1usize))]
     repetitions: usize,
-    /// Number of CPU threads, 1 to 1024 [default: number of cores]
+    /// Numbers of CPU threads, 1 to 1024 [default: number of cores]
     #[arg(
         short,
         long,

@@ -19,9 +19,9 @@ pub enum MapFormat {
     Rows,
     /// JSON report of the checks; tensors are identified by tensor_idx
     Report,
-    /// memory-map.json of TensorAccessLog's tensor tracer
+    /// memory-map.json of the TensorAccessLog tracer (github.com/ErsjanKeri/BSC)
     MemoryMap,
-    /// CSV of TensorAccessLog's gguf-dump
+    /// CSV of the gguf-dump tool of the same tracer
     GgufDump,
 }
 

@@ -54,21 +54,21 @@ pub fn write(out: &mut dyn Write, memory: &Memory, plan: &Plan) -> io::Result<()
     let cached = cached_bytes(plan).min(host.experts);
     writeln!(
         out,
-        "CPU memory: stays: {} of uncached experts, {} of token embeddings, {} of buffers",
+        "CPU memory in use: {} of uncached experts, {} of token embeddings, {} of buffers",
         human_bytes(host.experts - cached),
         human_bytes(host.embeddings),
         size(host.buffers)
     )?;
     writeln!(
         out,
-        "  could be dropped: {} of cached experts (until an update evicts them), {} of tensors on GPUs, {} of unused tensors",
+        "  droppable after loading: {} of cached experts (needed again if an update evicts them), {} of tensors on GPUs, {} of unused tensors",
         human_bytes(cached),
         human_bytes(host.on_gpus),
         human_bytes(host.unused)
     )?;
     writeln!(
         out,
-        "  to pin: {} of uncached experts, which prompts copy to the GPU\n",
+        "  useful to pin: {} of uncached experts, which are copied to the GPU for prompts\n",
         human_bytes(host.experts - cached)
     )
 }

@@ -31,16 +31,16 @@ use crate::traces::ImportArgs;
 /// Plan which experts a hot expert cache contains
 ///
 /// The hot expert cache is a fork of llama.cpp (github.com/adrianhoehne/llama.cpp) that keeps the hottest experts of a learn file in GPU
-/// memory. Plans the same cache as the fork: with the same scores, and an empty expert per layer, on up to three lanes (GPUs). Prints one
-/// row per layer, the memory of the model and its context, and the commands that use the plan; with -o, one row per cached expert, or one
-/// JSON object. With --update, prints the experts that the fork exchanges after a request.
+/// memory. Plans the same cache as the fork: with the same scores, and with an empty expert (filled with zeros) per layer, on up to three
+/// lanes (GPUs). Prints one row per layer, the memory of the model and its context, and the commands that use the plan; with -o, one row
+/// per cached expert, or one JSON object. With --update, prints the experts that the fork exchanges after a request.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  moe-analyze plan learn.json --model model.gguf --budget-mib 4096"
 )]
 pub struct Args {
-    /// Learn files of one model, the oldest first. Runs, traces and tables are converted to learn files. With --update, a live report: the
-    /// response of the fork's server to /moe-layer-perf
+    /// Learn files of one model, the oldest first. Runs, traces and tables are converted to learn files. With --update, the counts
+    /// of the latest request: the perf.json of a run, or the response of the fork's server to /moe-layer-perf (a live report)
     #[arg(required = true, value_name = "FILE")]
     paths: Vec<PathBuf>,
     /// Model, a GGUF file: provides the size of each expert; --model or --sizes is required without --update
@@ -51,7 +51,7 @@ pub struct Args {
     sizes: Option<PathBuf>,
     #[command(flatten)]
     import: ImportArgs,
-    /// Cache size in MiB, one value per lane; auto (or -1, as in the fork) uses the free memory of the GPU, without the memory of
+    /// Cache size in MiB, one value per lane; auto (or -1, as in the fork) uses the free memory of the GPU, minus the memory of
     /// the model, its context and a reserve. --budget-mib or --budget-bytes is required without --update
     #[arg(
         long,
@@ -78,7 +78,8 @@ pub struct Args {
     /// time (activations × weight of the layer) [default: flat; for gpt-oss, time]
     #[arg(long, value_name = "MODE", help_heading = "Ranking")]
     weighting: Option<Weighting>,
-    /// Influence of the layer on scores with --weighting pressure, smooth or time, 0 to 1 [default: 0.5; for gpt-oss, 1]
+    /// Influence of the layer on scores with --weighting pressure, smooth or time, 0 to 1; any other value is 0.5, as in the fork
+    /// [default: 0.5; for gpt-oss, 1]
     #[arg(long, value_name = "C", help_heading = "Ranking")]
     layer_curve: Option<f64>,
     /// Distribution over several lanes: warm (first lane with free memory), hot-even (lane with the fewest experts of the layer),
@@ -94,14 +95,15 @@ pub struct Args {
     /// Halve the weight of a file's counts for every N newer files; N is above 0 [default: no decay]
     #[arg(long, value_name = "N", value_parser = half_life, help_heading = "Ranking")]
     half_life: Option<f64>,
-    /// Fill free space with unused experts in random order; SEED is the random seed [default: do not fill; seed 7171941]
+    /// Fill the rest of the cache with experts that were never selected, in random order; SEED is the random seed [default: do not fill;
+    /// seed 7171941]
     #[arg(long, value_name = "SEED", num_args = 0..=1, require_equals = true, default_missing_value = "7171941", help_heading = "Ranking")]
     fill_random: Option<u64>,
     /// Explain why an expert is in the cache or not; can be repeated
     #[arg(long, value_name = "LAYER:EXPERT", value_parser = layer_expert)]
     explain: Vec<(LayerId, ExpertId)>,
-    /// Plan an update of a running cache. The file contains the experts in the cache: a plan (-o json), the learn file of --out, or a live
-    /// report
+    /// Plan an update of a running cache instead of a new cache. The file contains the experts in the cache: a plan (-o json), the learn
+    /// file of --out, or a live report
     #[arg(long, value_name = "CURRENT.json", conflicts_with_all = ["explain", "fill_random", "out"], help_heading = "Update")]
     update: Option<PathBuf>,
     /// Maximum fraction of the cached experts that an update exchanges, 0 to 1; other values are clamped, as in the fork

@@ -64,8 +64,8 @@ pub struct Args {
     /// Maximum fraction of the cache that the policy hotcache exchanges after a request, 0 to 1
     #[arg(long, value_name = "FRACTION", default_value_t = 0.1, value_parser = fraction, help_heading = "Policies")]
     update_rate: f64,
-    /// Estimate the LRU hit rate from this fraction of the experts, above 0 and at most 1, for very long traces; adds the half-width of
-    /// the 95 % confidence interval
+    /// Estimate the hit rate from this fraction of the experts, above 0 and at most 1, for very long traces, with --policy lru; adds the
+    /// half-width of the 95 % confidence interval
     #[arg(long, value_name = "RATE", value_parser = sample::rate, help_heading = "Policies",
           conflicts_with_all = ["predictor", "predictions", "offload", "pcie_gb_s"])]
     sample: Option<f64>,
@@ -89,8 +89,8 @@ pub struct Args {
     #[command(flatten)]
     machine: MachineArgs,
     /// Print one row per batch size instead of one per cache: the time of the batch's experts on the CPU, and on the GPU including H2D
-    /// copies
-    #[arg(long, requires = "cpu_expert_us", help_heading = "Speed model (use measured values)",
+    /// copies; needs --cpu-expert-us
+    #[arg(long, requires = "cpu_expert_us", help_heading = "Speed model (needs --pcie-gb-s; use measured values)",
           conflicts_with_all = ["plot", "predictor", "predictions", "policy", "budget_mib"])]
     offload: bool,
     #[command(flatten)]

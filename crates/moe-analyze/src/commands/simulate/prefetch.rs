@@ -22,7 +22,8 @@ use crate::progress::Progress;
     group = clap::ArgGroup::new("predicts").args(["predictor", "predictions"]).multiple(true)
 )]
 pub struct PrefetchArgs {
-    /// Prefetch with these predictors and count timely, late, missed and wasted copies: previous, hottest, markov, coactivation
+    /// Prefetch with these predictors and count timely, late, missed and wasted copies: previous, hottest, markov, coactivation; needs
+    /// --pcie-gb-s
     #[arg(
         long,
         value_name = "NAME[,…]",

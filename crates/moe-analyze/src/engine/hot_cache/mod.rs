@@ -26,10 +26,12 @@ pub use run::{HotResults, HotRun, LaneBandwidths};
 /// Values of `--update-policy`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum UpdatePolicy {
-    /// The exchanges of the fork: highest gain first, up to --update-rate; none with several lanes
+    /// As in the fork (github.com/adrianhoehne/llama.cpp): exchanges with the highest gain first, up to --update-rate; none with
+    /// several lanes
     #[default]
     Fork,
-    /// Of these exchanges, only those that save more time within --update-horizon than the upload takes; with any number of lanes
+    /// Only exchanges that save more time within --update-horizon than their upload takes, up to --update-rate; with any number of
+    /// lanes
     Payback,
 }
 
@@ -46,11 +48,11 @@ impl UpdatePolicy {
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Hot cache (with --policy hot-cache)")]
 pub struct HotCacheArgs {
-    /// Plan of the cache (`plan -o json`), or what to plan it from: a learn file, a perf.json, or a trace
+    /// Plan of the cache (`plan -o json`), or counts to plan it from: a learn file, the perf.json of a run, or a trace
     #[arg(long, alias = "moe-hot-cache", value_name = "FILE")]
     pub hot_cache: Option<PathBuf>,
-    /// Cache size in MiB, one value per lane; auto (or -1) uses the free memory of the lane's GPU; 0 keeps a lane empty [default: the
-    /// budgets of the plan]
+    /// Cache size in MiB, one value per lane (GPU); required unless --hot-cache is a plan, which contains the sizes. auto (or -1) uses
+    /// the free memory of the GPU, minus the memory of the model, its context and a reserve; 0 keeps a lane empty
     #[arg(
         long,
         alias = "moe-hot-cache-max-mib",
@@ -71,7 +73,7 @@ pub struct HotCacheArgs {
         allow_hyphen_values = true
     )]
     third_mib: Option<LaneBudget>,
-    /// MiB to leave free with --hot-cache-mib auto, one value per lane [default: 1024 for the first lane, 512 for others]
+    /// Memory in MiB to leave free with --hot-cache-mib auto, one value per lane [default: 1024 for the first lane, 512 for others]
     #[arg(
         long,
         alias = "moe-hot-cache-auto-reserve-mib",
@@ -84,11 +86,11 @@ pub struct HotCacheArgs {
     second_reserve_mib: Option<f64>,
     #[arg(long = "moe-hot-cache-third-auto-reserve-mib", hide = true, value_parser = mib)]
     third_reserve_mib: Option<f64>,
-    /// Distribution over several lanes: warm, hot-even or even-split, as in `plan` [default: warm]
+    /// Distribution of the experts over several lanes: warm, hot-even or even-split, as in `plan`; only without a plan [default: warm]
     #[arg(long, alias = "moe-hot-cache-device-strategy", value_name = "NAME")]
     hot_cache_strategy: Option<Strategy>,
-    /// Function that computes scores from activations: flat, balanced, pressure, smooth or time, as in `plan` [default: flat; for
-    /// gpt-oss, time]
+    /// Function that computes scores from activations, for the plan and its updates: flat, balanced, pressure, smooth or time, as in
+    /// `plan` [default: that of the plan; without a plan, flat, or time for gpt-oss]
     #[arg(
         long,
         alias = "moe-hot-cache-weighting",
@@ -97,7 +99,8 @@ pub struct HotCacheArgs {
         value_parser = EnvOptionParser(str::parse::<Weighting>)
     )]
     hot_cache_weighting: Option<EnvOption<Weighting>>,
-    /// Influence of the layer on scores with pressure, smooth or time, 0 to 1 [default: 0.5; for gpt-oss, 1]
+    /// Influence of the layer on scores with pressure, smooth or time, 0 to 1 [default: that of the plan; without a plan, 0.5, or 1 for
+    /// gpt-oss]
     #[arg(
         long,
         alias = "moe-hot-cache-layer-curve",
@@ -106,7 +109,8 @@ pub struct HotCacheArgs {
         value_parser = EnvOptionParser(curve)
     )]
     hot_cache_layer_curve: Option<EnvOption<LayerCurve>>,
-    /// With 1, fill free memory with experts that were never selected, in random order [default: 0; with --auto-learn, 1]
+    /// With 1, fill the rest of the cache with experts that were never selected, in random order; only without a plan [default: 0; with
+    /// --auto-learn, 1]
     #[arg(
         long,
         env = "LLAMA_MOE_HOT_CACHE_FILL_RANDOM",
@@ -117,25 +121,28 @@ pub struct HotCacheArgs {
     /// Maximum fraction of the cached experts to exchange after each sequence, 0 to 1 [default: 0; with --update-policy payback, 1]
     #[arg(long, alias = "moe-hot-cache-update-rate", value_name = "R", value_parser = rate)]
     update_rate: Option<f64>,
-    /// Which experts to exchange after each sequence
+    /// Which experts to exchange after each sequence [default: fork]
     #[arg(long, value_enum)]
     update_policy: Option<UpdatePolicy>,
-    /// Number of tokens within which an exchange must save its upload time, with --update-policy payback [default: 1000]
+    /// Number of tokens within which an exchange must save more time than its upload takes, above 0, with --update-policy payback
+    /// [default: 1000]
     #[arg(long, value_name = "TOKENS", value_parser = positive)]
     update_horizon: Option<f64>,
-    /// Bandwidths in GB/s for --update-policy payback: CPU memory, memory of the lanes, upload [default: measured]
+    /// Bandwidths in 10^9 bytes/s for --update-policy payback: CPU memory, memory of the lanes, copies to the lanes [default: measured]
     #[arg(long, value_name = "CPU,LANE,UPLOAD", value_delimiter = ',', value_parser = positive)]
     update_bandwidths: Vec<f64>,
-    /// If the file of --hot-cache does not exist, count the prompt of --warmup-prompt, write the file, and plan from it
+    /// If the file of --hot-cache does not exist, run the prompt of --warmup-prompt, write the file with the counts of its experts, and
+    /// plan from them; not in `replay`
     #[arg(long, requires = "hot_cache")]
     auto_learn: bool,
-    /// File with a prompt that is run, and not recorded, before the first sequence; its activations update the cache
+    /// File with a prompt that is run before the first sequence and is not recorded; its activations update the cache if --update-rate
+    /// is above 0; not in `replay`
     #[arg(long, value_name = "FILE", conflicts_with = "warmup_text")]
     warmup_prompt: Option<PathBuf>,
     #[arg(long = "moe-hot-cache-warmup-prompt", hide = true)]
     warmup_text: Option<String>,
-    /// What to count for perf.json: off, update (activations and lanes) or full (also times). `bench` accepts several values, and
-    /// alternates between them
+    /// Counters in perf.json: off (none), update (activations and lanes of each expert) or full (also times). `bench` accepts several
+    /// values, and alternates between them
     #[arg(
         long,
         env = "LLAMA_MOE_LAYER_PERF",
