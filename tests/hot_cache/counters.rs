@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::{Workplace, hot_cache, model, report, slots_of_report, slots_of_trace, sum};
-use crate::support::{arg, run};
+use crate::support::{arg, fail, run};
 
 fn hits_of_simulation(trace: &Path, learn: &Path, rate: &str) -> (u64, u64) {
     let cache = ["--budget-mib", "1", "--policy", "hotcache", "--update-rate", rate];

@@ -23,7 +23,7 @@ pub enum Weighting {
     Balanced,
 }
 
-/// The architecture for which the runtime has other defaults.
+/// The architecture for which the fork has other defaults.
 const GPT_OSS: &str = "gpt-oss";
 
 impl Weighting {
