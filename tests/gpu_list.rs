@@ -1,7 +1,7 @@
 //! Lists of GPUs, with a replacement for their driver.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use moe_trace::buffers::{self, Change};
 use moe_trace::record::SOURCE_BUFFER;
@@ -91,17 +91,20 @@ fn reports_missing_gpu_of_a_list() {
     assert!(!out.exists());
 }
 
+/// A learn file with one expert.
+fn learn_file(dir: &Path) -> PathBuf {
+    let learn =
+        r#"{"schema":"llama.cpp.moe_layer_opt_perf.v1","layers":[{"layer":0,"experts":[[1,2]]}]}"#;
+    file_of(dir, "learn.json", learn)
+}
+
 /// An automatic budget subtracts the memory that `plan` computes for each GPU, not an equal part of their sum.
 #[test]
 fn automatic_budgets_of_a_hot_cache_agree_with_plan() {
     let Some(stand_in) = stand_in() else { return };
     let dir = tempfile::tempdir().unwrap();
     let model = repository("fixtures/random-gpt-oss-F16.gguf");
-    let learn = file_of(
-        dir.path(),
-        "learn.json",
-        r#"{"schema":"llama.cpp.moe_layer_opt_perf.v1","layers":[{"layer":0,"experts":[[1,2]]}]}"#,
-    );
+    let learn = learn_file(dir.path());
     let auto = ["--device", "cuda:0,cuda:1", "--hot-cache-mib", "auto,auto"];
     let types = ["--cache-type-k", "f16", "--cache-type-v", "f16"];
     let out = dir.path().join("run");
@@ -135,5 +138,34 @@ fn automatic_budgets_of_a_hot_cache_agree_with_plan() {
             format!("(4096 MiB free - {needed} MiB model and context - {reserve} MiB reserve)");
         let line = stderr.lines().find(|line| line.starts_with(&start));
         assert!(line.is_some_and(|line| line.ends_with(&end)), "{end}: {stderr}");
+    }
+}
+
+#[test]
+fn lanes_of_a_hot_cache_are_on_the_given_devices() {
+    let Some(stand_in) = stand_in() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let learn = learn_file(dir.path());
+    let learn = learn.to_str().unwrap();
+    let out = dir.path().join("run");
+    let cache = ["--policy", "hot-cache", "--hot-cache", learn, "--hot-cache-mib", "1,1,1"];
+    let with = |devices: &[&str]| {
+        let options = [&["--device", "cuda:0,cuda:1", "--force"][..], &cache, devices].concat();
+        record(stand_in.path(), &out, &options)
+    };
+    let devices = ["CUDA1", "CPU", "CUDA0"];
+    with(&["--hot-cache-device", &devices.join(",")]).success();
+    let manifest = Run::open(&out).unwrap().manifest.unwrap();
+    let lanes = manifest.hot_cache.unwrap().lanes;
+    let used: Vec<&str> = lanes.iter().map(|lane| lane.device.as_str()).collect();
+    assert_eq!(used, devices);
+    for (devices, expected) in [
+        ("CUDA1,CUDA1,CPU", "two lanes of the hot cache are on CUDA1"),
+        ("CUDA1,CUDA0,CUDA2", "CUDA2 is not in the list of devices, which has 2 GPUs"),
+        ("CUDA1,CUDA0", "3 lanes for 2 GPUs"),
+    ] {
+        let failed = with(&["--hot-cache-device", devices]).code(2);
+        let stderr = String::from_utf8_lossy(&failed.get_output().stderr).into_owned();
+        assert!(stderr.contains(expected), "{devices}: {stderr}");
     }
 }

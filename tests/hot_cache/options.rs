@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use serde_json::Value;
+
 use super::{Workplace, hot_cache, model};
 use crate::support::{arg, args, fail, file_of, moe_analyze, run};
 
@@ -14,7 +16,7 @@ fn accepts_spellings_of_the_fork() {
         &[
             "--hot-cache", learn, "--hot-cache-mib", "1,2,1", "--hot-cache-strategy", "hot-even",
             "--hot-cache-weighting", "pressure", "--hot-cache-layer-curve", "0.25",
-            "--update-rate", "0.5",
+            "--hot-cache-device", "CPU,CPU,CPU", "--update-rate", "0.5",
         ],
     );
     let fork = work.record(
@@ -30,9 +32,15 @@ fn accepts_spellings_of_the_fork() {
             "1",
             "--moe-hot-cache-device-strategy",
             "hot-even",
-            "--moe-hot-cache-weighting",
+            "--moe-hot-cache-device",
+            "CPU",
+            "--moe-hot-cache-second-device",
+            "CPU",
+            "--moe-hot-cache-third-device",
+            "CPU",
+            "--moe-hot-cache-qwen-weighting",
             "pressure",
-            "--moe-hot-cache-layer-curve",
+            "--moe-hot-cache-qwen-layer-curve",
             "0.25",
             "--moe-hot-cache-update-rate",
             "0.5",
@@ -49,6 +57,29 @@ fn accepts_spellings_of_the_fork() {
             .collect::<Vec<_>>(),
         [1, 2, 1]
     );
+}
+
+/// An option of the second or third lane does not concern the lanes before it.
+#[test]
+fn options_of_later_lanes_leave_earlier_lanes_unchanged() {
+    let work = Workplace::new();
+    let learn = ["--moe-hot-cache", arg(&work.learn)];
+    let run = work.record("run", &[&learn[..], &["--moe-hot-cache-third-max-mib", "1"]].concat());
+    let lanes = hot_cache(&run).lanes;
+    let budgets: Vec<u64> = lanes.iter().map(|lane| lane.budget_bytes >> 20).collect();
+    assert_eq!(budgets, [0, 0, 1]);
+    let auto = [
+        "--moe-hot-cache-max-mib",
+        "-1",
+        "--moe-hot-cache-second-max-mib",
+        "-1",
+        "--moe-hot-cache-second-auto-reserve-mib",
+        "1e9",
+    ];
+    let run = work.record("auto", &[&learn[..], &auto].concat());
+    let lanes = hot_cache(&run).lanes;
+    assert!(lanes[0].budget_bytes > 0, "{lanes:?}");
+    assert_eq!(lanes[1].budget_bytes, 0, "{lanes:?}");
 }
 
 #[test]
@@ -81,7 +112,19 @@ fn reads_variables_of_the_fork() {
         hot_cache(&out)
     };
     assert_eq!(recorded("LLAMA_MOE_HOT_CACHE_WEIGHTING", "rank").weighting, "balanced");
-    assert_eq!(recorded("LLAMA_MOE_HOT_CACHE_LAYER_CURVE", "1").layer_curve, 1.0);
+    assert_eq!(recorded("LLAMA_MOE_HOT_CACHE_QWEN_WEIGHTING", "rank").weighting, "balanced");
+    for variable in [
+        "LLAMA_MOE_HOT_CACHE_LAYER_CURVE",
+        "LLAMA_MOE_HOT_CACHE_QWEN_LAYER_CURVE",
+        "LLAMA_MOE_HOT_CACHE_GEMMA4_LAYER_CURVE",
+    ] {
+        assert_eq!(recorded(variable, "1").layer_curve, 1.0, "{variable}");
+    }
+    // An option overrides all variables.
+    let mut command = with("LLAMA_MOE_HOT_CACHE_WEIGHTING", "rank");
+    command.args(["--moe-hot-cache-qwen-weighting", "smooth"]);
+    command.assert().success();
+    assert_eq!(hot_cache(&out).weighting, "smooth");
     assert_eq!(recorded("LLAMA_MOE_LAYER_PERF", "1").perf, "full");
     let plain = recorded("LLAMA_MOE_HOT_CACHE_FILL_RANDOM", "0");
     let filled = recorded("LLAMA_MOE_HOT_CACHE_FILL_RANDOM", "1");
@@ -121,6 +164,9 @@ fn rejects_options_that_do_not_fit() {
             &[&hot, &["--hot-cache-mib", "auto", "--hot-cache-reserve-mib", "1,1"]],
             "more values than --hot-cache-mib",
         ),
+        (&[&hot, &mib, &["--hot-cache-device", "CPU,CPU"]], "2 values for 1 lane"),
+        (&[&hot, &mib, &["--hot-cache-device", "CUDA0"]], "CUDA0 is not in the list of devices"),
+        (&[&hot, &mib, &["--hot-cache-device", "gpu"]], "CPU, CUDA0, CUDA1, ..."),
         (&[&hot, &mib, &["--update-policy", "fork"]], "an update rate of 0"),
         (&[&hot, &mib, &["--update-horizon", "5"]], "without --update-policy payback"),
         (
@@ -172,6 +218,49 @@ fn rejects_files_of_other_models_and_formats() {
     assert!(empty.contains("contains no activations"), "{empty}");
     assert!(of("{}").contains("is not a plan"), "an object");
     assert!(of("[1]").contains("cache.json"), "an array");
+}
+
+/// A plan that was changed, or made for another model. Nothing is written.
+#[test]
+fn rejects_plans_with_wrong_contents() {
+    let work = Workplace::new();
+    let out = work.path("run");
+    let budget = ["--budget-mib", "1", "-o", "json"];
+    let plan = run!["--quiet", "plan", work.learn, "--model", model(), budget];
+    let message_of = |text: &str| {
+        let file = file_of(work.dir.path(), "plan.json", text);
+        let how = ["--policy", "hot-cache", "--hot-cache", arg(&file)];
+        let message = fail!["record", "--model", model(), "-n", "2", "--out", out, how];
+        assert!(!out.exists(), "{message}");
+        assert!(message.contains("plan.json"), "{message}");
+        message
+    };
+    let changed = |change: &dyn Fn(&mut Value)| {
+        let mut plan: Value = serde_json::from_str(&plan).unwrap();
+        change(&mut plan);
+        message_of(&plan.to_string())
+    };
+    let cases: &[(&dyn Fn(&mut Value), &str)] = &[
+        (&|plan| plan["selected"][0]["lane"] = 1.into(), "in lane 1, which the plan does not list"),
+        (&|plan| plan["selected"][0]["expert"] = 32.into(), "which the model does not have"),
+        (&|plan| plan["selected"][0]["layer"] = 6.into(), "which the model does not have"),
+        (&|plan| plan["selected"][0]["expert"] = 65536.into(), "65536"),
+        (&|plan| plan["selected"][0]["layer"] = (-1).into(), "-1"),
+        (&|plan| plan["selected"][0]["bytes"] = 5.into(), "but 5 bytes in the plan"),
+        (&|plan| plan["selected"][1] = plan["selected"][0].clone(), "twice"),
+        (&|plan| plan["lanes"] = Value::Array(Vec::new()), "0 lanes, but a hot cache has 1 to 3"),
+        (&|plan| plan["lanes"] = vec![plan["lanes"][0].clone(); 4].into(), "has 4 lanes"),
+        (&|plan| plan["weighting"] = "some".into(), "some"),
+        (&|plan| plan["strategy"] = "some".into(), "some"),
+        (&|plan| plan["layer_curve"] = 1.5.into(), "out of range (0..=1)"),
+    ];
+    for (change, expected) in cases {
+        let message = changed(change);
+        assert!(message.contains(expected), "{expected}: {message}");
+    }
+    for end in [0, 1, plan.len() / 2, plan.trim_end().len() - 1] {
+        message_of(&plan[..end]);
+    }
 }
 
 /// A cache without room for an expert computes everything on the CPU.

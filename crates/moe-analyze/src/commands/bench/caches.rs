@@ -53,7 +53,7 @@ impl<'a> Caches<'a> {
         if percents.is_empty() {
             return Ok(caches);
         }
-        if caches.device.hot_cache.has_budget() {
+        if caches.device.hot_cache.lanes.has_budgets() {
             bail!(
                 "--hot-cache-percent and --hot-cache-mib both set the size of the cache; omit one of them"
             );
@@ -71,7 +71,7 @@ impl<'a> Caches<'a> {
         let sized = |&percent: &f64| {
             let mut device = self.device.clone();
             let mib = (self.bytes as f64 * percent / 100.0 / MIB as f64).ceil();
-            device.hot_cache.set_mib(mib as u64);
+            device.hot_cache.lanes.set_mib(mib as u64);
             (Some(percent), device)
         };
         self.percents.iter().map(sized).collect()

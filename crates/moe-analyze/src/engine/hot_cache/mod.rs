@@ -1,5 +1,6 @@
 //! The hot expert cache of a run: its options, its plan, and its updates.
 
+mod lanes;
 mod plan;
 mod prepared;
 mod replay;
@@ -11,13 +12,14 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use moe_placement::perf::PerfMode;
-use moe_placement::plan::{LayerCurve, MAX_LANES, Strategy, Weighting};
+use moe_placement::plan::{LayerCurve, Strategy, Weighting};
 use moe_placement::update::Payback;
 use moe_trace::bounded;
 
 use crate::env_option::{EnvOption, EnvOptionParser, InvalidVariable};
-use crate::lane_budget::{LaneBudget, mib};
 use crate::option_values::{ValueError, first_given, number, positive, switch};
+
+use lanes::LaneArgs;
 
 pub use plan::Machine;
 pub use prepared::PreparedCache;
@@ -51,41 +53,8 @@ pub struct HotCacheArgs {
     /// Plan of the cache (`plan -o json`), or counts to plan it from: a learn file, the perf.json of a run, or a trace
     #[arg(long, alias = "moe-hot-cache", value_name = "FILE")]
     pub hot_cache: Option<PathBuf>,
-    /// Cache size in MiB, one value per lane (GPU); required unless --hot-cache is a plan, which contains the sizes. auto (or -1) uses
-    /// the free memory of the GPU, minus the memory of the model, its context and a reserve; 0 keeps a lane empty
-    #[arg(
-        long,
-        alias = "moe-hot-cache-max-mib",
-        value_name = "N|auto[,…]",
-        value_delimiter = ',',
-        allow_hyphen_values = true
-    )]
-    hot_cache_mib: Vec<LaneBudget>,
-    #[arg(
-        long = "moe-hot-cache-second-max-mib",
-        hide = true,
-        allow_hyphen_values = true
-    )]
-    second_mib: Option<LaneBudget>,
-    #[arg(
-        long = "moe-hot-cache-third-max-mib",
-        hide = true,
-        allow_hyphen_values = true
-    )]
-    third_mib: Option<LaneBudget>,
-    /// Memory in MiB to leave free with --hot-cache-mib auto, one value per lane [default: 1024 for the first lane, 512 for others]
-    #[arg(
-        long,
-        alias = "moe-hot-cache-auto-reserve-mib",
-        value_name = "MIB[,…]",
-        value_delimiter = ',',
-        value_parser = mib
-    )]
-    hot_cache_reserve_mib: Vec<f64>,
-    #[arg(long = "moe-hot-cache-second-auto-reserve-mib", hide = true, value_parser = mib)]
-    second_reserve_mib: Option<f64>,
-    #[arg(long = "moe-hot-cache-third-auto-reserve-mib", hide = true, value_parser = mib)]
-    third_reserve_mib: Option<f64>,
+    #[command(flatten)]
+    pub lanes: LaneArgs,
     /// Distribution of the experts over several lanes: warm, hot-even or even-split, as in `plan`; only without a plan [default: warm]
     #[arg(long, alias = "moe-hot-cache-device-strategy", value_name = "NAME")]
     hot_cache_strategy: Option<Strategy>,
@@ -99,6 +68,13 @@ pub struct HotCacheArgs {
         value_parser = EnvOptionParser(str::parse::<Weighting>)
     )]
     hot_cache_weighting: Option<EnvOption<Weighting>>,
+    #[arg(
+        long = "moe-hot-cache-qwen-weighting",
+        env = "LLAMA_MOE_HOT_CACHE_QWEN_WEIGHTING",
+        hide = true,
+        value_parser = EnvOptionParser(str::parse::<Weighting>)
+    )]
+    qwen_weighting: Option<EnvOption<Weighting>>,
     /// Influence of the layer on scores with pressure, smooth or time, 0 to 1 [default: that of the plan; without a plan, 0.5, or 1 for
     /// gpt-oss]
     #[arg(
@@ -109,6 +85,20 @@ pub struct HotCacheArgs {
         value_parser = EnvOptionParser(curve)
     )]
     hot_cache_layer_curve: Option<EnvOption<LayerCurve>>,
+    #[arg(
+        long = "moe-hot-cache-qwen-layer-curve",
+        env = "LLAMA_MOE_HOT_CACHE_QWEN_LAYER_CURVE",
+        hide = true,
+        value_parser = EnvOptionParser(curve)
+    )]
+    qwen_curve: Option<EnvOption<LayerCurve>>,
+    #[arg(
+        long = "moe-hot-cache-gemma4-layer-curve",
+        env = "LLAMA_MOE_HOT_CACHE_GEMMA4_LAYER_CURVE",
+        hide = true,
+        value_parser = EnvOptionParser(curve)
+    )]
+    gemma4_curve: Option<EnvOption<LayerCurve>>,
     /// With 1, fill the rest of the cache with experts that were never selected, in random order; only without a plan [default: 0; with
     /// --auto-learn, 1]
     #[arg(
@@ -170,17 +160,15 @@ fn curve(text: &str) -> Result<LayerCurve, ValueError> {
 impl HotCacheArgs {
     /// Returns the first option on the command line.
     pub fn given(&self) -> Option<&'static str> {
-        let weighting = &self.hot_cache_weighting;
-        let curve = &self.hot_cache_layer_curve;
-        let fill = &self.hot_cache_fill_random;
-        first_given([
+        let given = first_given([
             ("--hot-cache", self.hot_cache.is_some()),
-            ("--hot-cache-mib", !self.budgets().is_empty()),
-            ("--hot-cache-reserve-mib", !self.reserves().is_empty()),
             ("--hot-cache-strategy", self.hot_cache_strategy.is_some()),
-            ("--hot-cache-weighting", is_given(weighting.as_ref())),
-            ("--hot-cache-layer-curve", is_given(curve.as_ref())),
-            ("--hot-cache-fill-random", is_given(fill.as_ref())),
+            ("--hot-cache-weighting", are_given(&self.weightings())),
+            ("--hot-cache-layer-curve", are_given(&self.curves())),
+            (
+                "--hot-cache-fill-random",
+                are_given(&[self.hot_cache_fill_random.as_ref()]),
+            ),
             ("--update-rate", self.update_rate.is_some()),
             ("--update-policy", self.update_policy.is_some()),
             ("--update-horizon", self.update_horizon.is_some()),
@@ -188,7 +176,8 @@ impl HotCacheArgs {
             ("--auto-learn", self.auto_learn),
             ("--warmup-prompt", self.has_warmup()),
             ("--perf", is_given(self.perf.first())),
-        ])
+        ]);
+        given.or(self.lanes.given())
     }
 
     /// Rejects options that do not fit together, and invalid variables.
@@ -207,23 +196,7 @@ impl HotCacheArgs {
         self.weighting()?;
         self.curve()?;
         self.fill_random()?;
-        let (budgets, reserves) = (self.budgets(), self.reserves());
-        if budgets.len() > MAX_LANES {
-            bail!(
-                "--hot-cache-mib has {} values; a hot cache has at most {MAX_LANES} lanes",
-                budgets.len()
-            );
-        }
-        if !reserves.is_empty() && !budgets.contains(&LaneBudget::Auto) {
-            bail!(
-                "--hot-cache-reserve-mib has no effect without --hot-cache-mib auto; add it, or omit --hot-cache-reserve-mib"
-            );
-        }
-        if reserves.len() > budgets.len() {
-            bail!(
-                "--hot-cache-reserve-mib has more values than --hot-cache-mib; pass at most one for each lane"
-            );
-        }
+        self.lanes.check()?;
         let is_payback = self.update_policy() == UpdatePolicy::Payback;
         let payback = first_given([
             ("--update-horizon", self.update_horizon.is_some()),
@@ -264,11 +237,11 @@ impl HotCacheArgs {
     /// Rejects options that apply to a learn file only.
     fn check_plan_options(&self) -> anyhow::Result<()> {
         let option = first_given([
-            ("--hot-cache-mib", !self.budgets().is_empty()),
+            ("--hot-cache-mib", self.lanes.has_budgets()),
             ("--hot-cache-strategy", self.hot_cache_strategy.is_some()),
             (
                 "--hot-cache-fill-random",
-                is_given(self.hot_cache_fill_random.as_ref()),
+                are_given(&[self.hot_cache_fill_random.as_ref()]),
             ),
         ]);
         match option {
@@ -279,28 +252,29 @@ impl HotCacheArgs {
         }
     }
 
-    /// Returns the budget of each lane; empty if none is given.
-    fn budgets(&self) -> Vec<LaneBudget> {
-        let others = [self.second_mib, self.third_mib].into_iter().flatten();
-        self.hot_cache_mib.iter().copied().chain(others).collect()
+    /// The weighting and its spellings in the fork, in the order of precedence.
+    fn weightings(&self) -> [Option<&EnvOption<Weighting>>; 2] {
+        [
+            self.hot_cache_weighting.as_ref(),
+            self.qwen_weighting.as_ref(),
+        ]
     }
 
-    /// Returns the memory that each lane leaves free, in MiB.
-    fn reserves(&self) -> Vec<f64> {
-        let others = [self.second_reserve_mib, self.third_reserve_mib];
-        let others = others.into_iter().flatten();
-        let first = self.hot_cache_reserve_mib.iter().copied();
-        first.chain(others).collect()
+    /// The curve and its spellings in the fork, in the order of precedence.
+    fn curves(&self) -> [Option<&EnvOption<LayerCurve>>; 3] {
+        [
+            self.hot_cache_layer_curve.as_ref(),
+            self.qwen_curve.as_ref(),
+            self.gemma4_curve.as_ref(),
+        ]
     }
 
     fn weighting(&self) -> Result<Option<Weighting>, InvalidVariable> {
-        let weighting = self.hot_cache_weighting.as_ref();
-        weighting.map(EnvOption::get).transpose()
+        first_value(&self.weightings())
     }
 
     fn curve(&self) -> Result<Option<LayerCurve>, InvalidVariable> {
-        let curve = self.hot_cache_layer_curve.as_ref();
-        curve.map(EnvOption::get).transpose()
+        first_value(&self.curves())
     }
 
     fn fill_random(&self) -> Result<bool, InvalidVariable> {
@@ -371,18 +345,16 @@ impl HotCacheArgs {
         modes
     }
 
-    /// Replaces the budgets by one lane of `mib` MiB.
-    pub fn set_mib(&mut self, mib: u64) {
-        self.hot_cache_mib = vec![LaneBudget::Mib(mib)];
-        (self.second_mib, self.third_mib) = (None, None);
-    }
-
-    /// Returns whether a budget is given.
-    pub fn has_budget(&self) -> bool {
-        !self.budgets().is_empty()
-    }
 }
 
-fn is_given<T: Clone>(option: Option<&EnvOption<T>>) -> bool {
-    option.is_some_and(EnvOption::is_given)
+/// Whether one of the options is on the command line.
+fn are_given<T: Clone>(options: &[Option<&EnvOption<T>>]) -> bool {
+    options.iter().flatten().any(|option| option.is_given())
+}
+
+/// Returns the value of the first option on the command line, else of the first variable.
+fn first_value<T: Clone>(options: &[Option<&EnvOption<T>>]) -> Result<Option<T>, InvalidVariable> {
+    let mut options: Vec<_> = options.iter().flatten().collect();
+    options.sort_by_key(|option| !option.is_given());
+    options.first().map(|option| option.get()).transpose()
 }

@@ -2,13 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use moe_executor::hot_cache::LaneContents;
 use moe_executor::placement::DeviceId;
 use moe_executor::{CacheParams, Devices, Model};
 use moe_gguf::kv_cache::KvTypes;
 use moe_gguf::map::OffsetMap;
-use moe_gguf::text::counted;
 use moe_placement::learn::LayerObservation;
 use moe_placement::plan::{ExpertSizes, LayerCurve, Plan, PlanVerdict, Weighting, rank};
 use moe_trace::hot_cache::{HotCache, HotLane};
@@ -16,7 +15,8 @@ use moe_trace::{ExpertId, LayerId, ModelInfo};
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
 use super::HotCacheArgs;
-use super::source::{PlanExpert, PlanFile, Source};
+use super::lanes::LaneArgs;
+use super::source::{PlanFile, Source};
 use crate::context::Context;
 use crate::experts::sizes_of;
 use crate::lane_budget::{AutoBudget, LaneBudget};
@@ -60,7 +60,10 @@ impl Planned {
         let mut planned = match Source::read(path, facts(machine.model)?, ctx)? {
             Source::Plan(plan) => {
                 args.check_plan_options()?;
-                Planned::of_plan(args, &plan, machine)?
+                let sizes = sizes(machine.model)?;
+                plan.check_sizes(&sizes)
+                    .with_context(|| path.display().to_string())?;
+                Planned::of_plan(args, &plan, sizes, machine)?
             }
             Source::Learn(observations) => Planned::of_learn(args, &observations, machine, ctx)?,
         };
@@ -75,18 +78,18 @@ impl Planned {
         machine: &Machine,
         ctx: &Context,
     ) -> anyhow::Result<Planned> {
-        let budgets = args.budgets();
+        let budgets = args.lanes.budgets();
         if budgets.is_empty() {
             bail!(
                 "a cache that is planned from counts needs a size; pass --hot-cache-mib N or --hot-cache-mib auto"
             );
         }
-        let devices = lane_devices(budgets.len(), machine.devices)?;
+        let devices = args.lanes.devices(budgets.len(), machine.devices)?;
         let sizes = sizes(machine.model)?;
         let arch = Some(machine.model.hparams().arch.as_str());
         let weighting = args.weighting()?.unwrap_or(Weighting::default_for(arch));
         let curve = args.curve()?.unwrap_or(LayerCurve::default_for(arch));
-        let budgets = machine.budgets(&budgets, &args.reserves(), &devices, ctx);
+        let budgets = machine.budgets(&args.lanes, &devices, ctx);
         let fill = args.fill_random()?;
         let seed = fill.then_some(FILL_SEED);
         let ranking = rank(observations, weighting, curve);
@@ -136,19 +139,15 @@ impl Planned {
     }
 
     /// The cache of a plan.
-    fn of_plan(args: &HotCacheArgs, plan: &PlanFile, machine: &Machine) -> anyhow::Result<Planned> {
-        let sizes = sizes(machine.model)?;
-        let is_unknown = |e: &&PlanExpert| sizes.get(e.layer, e.expert).is_none();
-        if let Some(unknown) = plan.selected.iter().find(is_unknown) {
-            bail!(
-                "the plan contains expert {} of layer {}, which the model does not have; plan again with this model",
-                unknown.expert,
-                unknown.layer
-            );
-        }
+    fn of_plan(
+        args: &HotCacheArgs,
+        plan: &PlanFile,
+        sizes: ExpertSizes,
+        machine: &Machine,
+    ) -> anyhow::Result<Planned> {
         let weighting = args.weighting()?.map_or_else(|| plan.weighting(), Ok)?;
         let curve = args.curve()?.unwrap_or(plan.curve());
-        let devices = lane_devices(plan.lanes.len(), machine.devices)?;
+        let devices = args.lanes.devices(plan.lanes.len(), machine.devices)?;
         let experts = |lane: usize| {
             let mut experts: BTreeMap<LayerId, Vec<ExpertId>> = BTreeMap::new();
             for expert in plan.selected.iter().filter(|expert| expert.lane == lane) {
@@ -196,49 +195,49 @@ impl Planned {
 }
 
 impl Machine<'_, '_> {
-    /// Returns the budget of each lane in bytes, and prints automatic budgets. `reserves` contains the MiB that lanes leave free.
-    fn budgets(
-        &self,
-        budgets: &[LaneBudget],
-        reserves: &[f64],
-        lanes: &[DeviceId],
-        ctx: &Context,
-    ) -> Vec<u64> {
+    /// Returns the budget of each lane in bytes, and prints automatic budgets. Lanes that share CPU memory share what is free.
+    fn budgets(&self, args: &LaneArgs, lanes: &[DeviceId], ctx: &Context) -> Vec<u64> {
+        let budgets = args.budgets();
         let memory = budgets.contains(&LaneBudget::Auto).then(|| self.memory());
+        let mut on_cpu = 0u64;
         let lanes = budgets.iter().zip(lanes).enumerate();
-        let lanes = lanes.map(|(lane, (budget, &device))| match &memory {
-            Some(memory) if *budget == LaneBudget::Auto => {
-                let needed = match device {
-                    DeviceId::Cpu => 0,
-                    DeviceId::Gpu(index) => memory
-                        .gpus
-                        .get(index)
-                        .map_or(0, GpuMemory::needed_by_executor),
-                };
-                let reserve = reserves.get(lane).copied();
-                let what = "model and context";
-                let budget = AutoBudget::new(lane, self.free(device), needed, what, reserve);
-                ctx.note(budget);
-                budget.bytes()
+        let lanes = lanes.map(|(lane, (budget, &device))| {
+            let bytes = match (budget.fixed_bytes(), &memory) {
+                (None, Some(memory)) => {
+                    let (free, needed) = match device {
+                        DeviceId::Cpu => (
+                            available_memory().saturating_sub(on_cpu),
+                            memory.host.buffers.unwrap_or(0),
+                        ),
+                        DeviceId::Gpu(index) => (
+                            self.free_on_gpu(index),
+                            memory
+                                .gpus
+                                .get(index)
+                                .map_or(0, GpuMemory::needed_by_executor),
+                        ),
+                    };
+                    let reserve = args.reserve_mib(lane);
+                    let budget = AutoBudget::new(lane, free, needed, "model and context", reserve);
+                    ctx.note(budget);
+                    budget.bytes()
+                }
+                (fixed, _) => fixed.unwrap_or(0),
+            };
+            if device == DeviceId::Cpu {
+                on_cpu = on_cpu.saturating_add(bytes);
             }
-            _ => budget.fixed_bytes().unwrap_or(0),
+            bytes
         });
         lanes.collect()
     }
 
-    /// Free memory of a device in bytes, within its limit.
-    fn free(&self, device: DeviceId) -> u64 {
-        match device {
-            DeviceId::Cpu => {
-                let memory = MemoryRefreshKind::nothing().with_ram();
-                let kind = RefreshKind::nothing().with_memory(memory);
-                System::new_with_specifics(kind).available_memory()
-            }
-            DeviceId::Gpu(index) => self.devices.gpus().get(index).map_or(0, |gpu| {
-                let (used, _, limit) = gpu.gpu().memory();
-                limit.saturating_sub(used)
-            }),
-        }
+    /// Free memory of a GPU in bytes, within its limit.
+    fn free_on_gpu(&self, index: usize) -> u64 {
+        self.devices.gpus().get(index).map_or(0, |gpu| {
+            let (used, _, limit) = gpu.gpu().memory();
+            limit.saturating_sub(used)
+        })
     }
 
     /// Memory of the model and its context.
@@ -254,25 +253,21 @@ impl Machine<'_, '_> {
         };
         let (placement, n_gpus) = (self.devices.placement(), self.devices.gpus().len());
         let mut memory = Memory::of(self.model.gguf(), context, placement, n_gpus);
-        memory.add_executor(self.model, placement, context.n_batch);
+        // A pass has at most as many tokens as a sequence. A replay has no positions.
+        let n_tokens = match self.kv_cache.n_positions {
+            0 => self.n_batch,
+            n => self.n_batch.min(n),
+        };
+        memory.add_executor(self.model, placement, n_tokens as u64);
         memory
     }
 }
 
-/// Devices of `n` lanes: the GPUs in the order of the list, or the CPU without a GPU.
-fn lane_devices(n: usize, devices: &Devices) -> anyhow::Result<Vec<DeviceId>> {
-    let n_gpus = devices.gpus().len();
-    if n_gpus == 0 {
-        return Ok(vec![DeviceId::Cpu; n]);
-    }
-    if n > n_gpus {
-        bail!(
-            "the hot cache has {} for {}; list a GPU for each lane in --device, or pass fewer values to --hot-cache-mib",
-            counted(n, "lane"),
-            counted(n_gpus, "GPU")
-        );
-    }
-    Ok((0..n).map(DeviceId::Gpu).collect())
+/// CPU memory in bytes that can be allocated without swapping.
+fn available_memory() -> u64 {
+    let memory = MemoryRefreshKind::nothing().with_ram();
+    let kind = RefreshKind::nothing().with_memory(memory);
+    System::new_with_specifics(kind).available_memory()
 }
 
 fn described_settings(

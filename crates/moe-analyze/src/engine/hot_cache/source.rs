@@ -1,11 +1,13 @@
 //! What a cache is planned from: a plan, a learn file, or a trace.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use moe_foreign::ImportOptions;
+use moe_gguf::text::counted;
 use moe_placement::learn::{LayerObservation, has_schema, is_usable};
-use moe_placement::plan::{LayerCurve, Strategy, Weighting};
+use moe_placement::plan::{ExpertSizes, LayerCurve, MAX_LANES, Strategy, Weighting};
 use moe_trace::{ExpertId, LayerId, ModelInfo, bounded};
 use serde::Deserialize;
 
@@ -44,6 +46,8 @@ pub struct PlanLane {
 pub struct PlanExpert {
     pub layer: LayerId,
     pub expert: ExpertId,
+    /// Size of the expert in the model of the plan.
+    pub bytes: u64,
     #[serde(default)]
     pub lane: usize,
     #[serde(default)]
@@ -62,6 +66,69 @@ impl PlanFile {
     pub fn strategy(&self) -> anyhow::Result<Strategy> {
         Ok(self.strategy.parse()?)
     }
+
+    /// Rejects experts that a model with experts of these sizes does not have.
+    ///
+    /// # Errors
+    /// The plan is of another model.
+    pub fn check_sizes(&self, sizes: &ExpertSizes) -> anyhow::Result<()> {
+        for PlanExpert {
+            layer,
+            expert,
+            bytes,
+            ..
+        } in &self.selected
+        {
+            match sizes.get(*layer, *expert) {
+                None => bail!(
+                    "the plan contains expert {expert} of layer {layer}, which the model does not have; plan again with this model"
+                ),
+                Some(size) if size != *bytes => bail!(
+                    "expert {expert} of layer {layer} has {size} bytes in the model, but {bytes} bytes in the plan; plan again with this \
+                     model"
+                ),
+                Some(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Rejects contents that no cache can have.
+    fn check(&self) -> anyhow::Result<()> {
+        let n_lanes = self.lanes.len();
+        if !(1..=MAX_LANES).contains(&n_lanes) {
+            bail!(
+                "the plan has {}, but a hot cache has 1 to {MAX_LANES}; plan again",
+                counted(n_lanes, "lane")
+            );
+        }
+        let mut seen = BTreeSet::new();
+        for place in &self.selected {
+            let PlanExpert {
+                layer,
+                expert,
+                lane,
+                ..
+            } = place;
+            if *lane >= n_lanes {
+                bail!(
+                    "expert {expert} of layer {layer} is in lane {lane}, which the plan does not list; plan again"
+                );
+            }
+            if !seen.insert((layer, expert)) {
+                bail!("the plan contains expert {expert} of layer {layer} twice; plan again");
+            }
+        }
+        self.weighting()?;
+        self.strategy()?;
+        if !LayerCurve::is_valid(self.layer_curve) {
+            bail!(
+                "`layer_curve` is {}, which is out of range (0..=1); plan again",
+                self.layer_curve
+            );
+        }
+        Ok(())
+    }
 }
 
 impl Source {
@@ -79,15 +146,7 @@ impl Source {
                     path.display()
                 )
             })?;
-            if let Some(expert) = plan.selected.iter().find(|e| e.lane >= plan.lanes.len()) {
-                bail!(
-                    "{}: expert {} of layer {} is in lane {}, which the plan does not list; plan again",
-                    path.display(),
-                    expert.expert,
-                    expert.layer,
-                    expert.lane
-                );
-            }
+            plan.check().with_context(place)?;
             return Ok(Source::Plan(plan));
         }
         let observations = observations(path, facts, ctx)?;
