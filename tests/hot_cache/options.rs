@@ -223,6 +223,7 @@ fn rejects_files_of_other_models_and_formats() {
 /// A plan that was changed, or made for another model. Nothing is written.
 #[test]
 fn rejects_plans_with_wrong_contents() {
+    type Change = dyn Fn(&mut Value);
     let work = Workplace::new();
     let out = work.path("run");
     let budget = ["--budget-mib", "1", "-o", "json"];
@@ -235,12 +236,12 @@ fn rejects_plans_with_wrong_contents() {
         assert!(message.contains("plan.json"), "{message}");
         message
     };
-    let changed = |change: &dyn Fn(&mut Value)| {
+    let changed = |change: &Change| {
         let mut plan: Value = serde_json::from_str(&plan).unwrap();
         change(&mut plan);
         message_of(&plan.to_string())
     };
-    let cases: &[(&dyn Fn(&mut Value), &str)] = &[
+    let cases: &[(&Change, &str)] = &[
         (&|plan| plan["selected"][0]["lane"] = 1.into(), "in lane 1, which the plan does not list"),
         (&|plan| plan["selected"][0]["expert"] = 32.into(), "which the model does not have"),
         (&|plan| plan["selected"][0]["layer"] = 6.into(), "which the model does not have"),

@@ -175,7 +175,7 @@ impl HotCacheArgs {
             ("--update-bandwidths", !self.update_bandwidths.is_empty()),
             ("--auto-learn", self.auto_learn),
             ("--warmup-prompt", self.has_warmup()),
-            ("--perf", is_given(self.perf.first())),
+            ("--perf", self.perf.first().is_some_and(EnvOption::is_given)),
         ]);
         given.or(self.lanes.given())
     }
@@ -344,7 +344,6 @@ impl HotCacheArgs {
         self.perf.truncate(1);
         modes
     }
-
 }
 
 /// Whether one of the options is on the command line.
