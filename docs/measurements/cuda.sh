@@ -78,6 +78,13 @@ sanitize() {
   echo "$(tail -1 "$log" 2>/dev/null || echo "no log")$([ $rc = 0 ] || echo ", exit status $rc")"
 }
 
+# Counts the experts of a model for its hot cache.
+learn_file() {
+  "$moe_analyze" --quiet record --model "fixtures/$1.gguf" -n 8 --ignore-eos --prompt "The quick brown fox" --trace experts \
+    --out "$work/learn-$1" --force
+  "$moe_analyze" --quiet hotness "$work/learn-$1" --out "$work/learn-$1.json" --force >/dev/null
+}
+
 # Records a run with the given options and prints whether `info` finds it sound.
 check_run() {
   local out=$work/sound-$NUMBER rc
@@ -96,8 +103,10 @@ sound_part() {
   printf '%s\n' '{"prompt": "The quick brown fox jumps"}' '{"prompt": "over"}' >"$work/prompts.jsonl"
   local model place policy batch
   for model in tiny-qwen3moe-Q4_K_M tiny-gpt-oss-MXFP4 random-qwen2moe-F16 random-dots1-F16; do
+    learn_file "$model"
     for place in "-ngl 99" "-ngl 99 --cpu-moe" "-ngl 3" "--vram-mib 6" "-ngl 3 --n-cpu-moe 2"; do
-      for policy in cpu gpu post-fetch "post-fetch --postfetch-cpu-limit 2"; do
+      for policy in cpu gpu post-fetch "post-fetch --postfetch-cpu-limit 2" \
+        "hot-cache --hot-cache $work/learn-$model.json --hot-cache-mib 1" "dynamic --hot-cache-mib 1 --predictor previous"; do
         for batch in 1 3 512; do
           echo "echo '-- $model $place --policy $policy --batch-size $batch:'" \
             "\$(check_run --model 'fixtures/$model.gguf' $place --policy $policy --batch-size $batch)"
@@ -120,10 +129,11 @@ sanitizer_part() {
         echo "echo '-- products ($part)'; sanitize $tool '$tests/moe_executor' --test-threads=1 products::$part"
       done
       for model in tiny-gpt-oss-MXFP4 tiny-qwen3moe-Q4_K_M; do
-        for policy in gpu post-fetch; do
+        learn_file "$model"
+        for policy in gpu post-fetch "hot-cache --hot-cache $work/learn-$model.json --hot-cache-mib 1" "dynamic --hot-cache-mib 1"; do
           echo "echo '-- record --policy $policy, $model'; sanitize $tool '$moe_analyze' --quiet record" \
             "--model 'fixtures/$model.gguf' --device cuda --policy $policy -n 3 --prompt \"\$prompt\"" \
-            "--out '$work/sanitized-$tool-$model-$policy' --force"
+            "--out '$work/sanitized-$tool-$model-${policy%% *}' --force"
         done
       done
     } | side_by_side

@@ -149,7 +149,11 @@ fn rows_of_two_runs() {
 #[test]
 fn rows_of_benchmarks() {
     let tests = ["-p", "4", "-n", "2", "-r", "2", "-t", "1"];
-    check("bench", args!["bench", "--model", repository(MODEL), tests]);
+    let bench = args!["bench", "--model", repository(MODEL), tests];
+    check("bench", args![bench]);
+    let dir = tempfile::tempdir().unwrap();
+    let cache = ["--policy", "hot-cache", "--hot-cache-percent", "50", "--perf", "off,full"];
+    check("bench", args![bench, cache, "--hot-cache", recorded(dir.path())]);
 }
 
 #[test]
