@@ -8,7 +8,9 @@ use crate::buffers::Inventory;
 use crate::error::Result;
 use crate::ffn::{FFN_OPS, Ffn, FfnState};
 use crate::hparams::HParams;
-use crate::ops::{ExpertNodes, Gating, Glu, Groups, Ops, Projection, RouterSpec, RouterState};
+use crate::ops::{
+    At, ExpertIo, ExpertNodes, Gating, Glu, Groups, Ops, Projection, RouterSpec, RouterState,
+};
 use crate::placement::DeviceId;
 use crate::recorder::{LaneCounts, Routing};
 use crate::weights::{Linear, Loader, Matrix, Vector};
@@ -300,7 +302,7 @@ impl<'g> MoeLayer<'g> {
             Glu::SwigluOai => "ffn_moe_swiglu_oai",
         };
         let nodes = ExpertNodes {
-            il,
+            at: At { il, device },
             projections: [gate, up, down],
             activated: name(activated),
             glu: self.spec.glu,
@@ -310,8 +312,15 @@ impl<'g> MoeLayer<'g> {
             Some(_) => &mut s.shared.routed,
             None => &mut *out,
         };
-        let buffers = [&mut s.gate, &mut s.up, &mut s.down];
-        let lanes = ops.experts(device, &nodes, x, &mut s.routing, buffers, routed);
+        let lanes = ops.experts(
+            &nodes,
+            ExpertIo {
+                x,
+                routing: &mut s.routing,
+                buffers: [&mut s.gate, &mut s.up, &mut s.down],
+                dst: routed,
+            },
+        );
         let Some(shared) = &self.shared else {
             return lanes;
         };

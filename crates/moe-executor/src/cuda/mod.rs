@@ -40,5 +40,5 @@ pub use error::{DriverStatus, Error, Result};
 pub use gpu::Gpu;
 pub(crate) use handles::{Event, Ptr, Wanted};
 pub(crate) use memory::{DeviceBuffer, Pinned, Registered};
-pub(crate) use ops::HotCall;
+pub(crate) use ops::{HotCall, HotInput};
 pub use policy::{Fallbacks, GpuInfo, GpuSpec, Policy};

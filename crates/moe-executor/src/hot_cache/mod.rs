@@ -40,7 +40,7 @@ use crate::placement::DeviceId;
 pub(crate) use contents::{Compact, LayerCache, Projections};
 pub(crate) use count::PendingCall;
 pub use error::Error;
-pub(crate) use times::{CallTimes, PendingTimes};
+pub(crate) use times::{CallTimes, PendingTimes, Span};
 pub(crate) use worklist::{LANES, LaneWorklist, N_LANES};
 
 /// Experts of a lane.
@@ -104,6 +104,13 @@ pub struct LaneEvents {
 }
 
 impl LaneEvents {
+    /// Counts the lanes without entries of a layer call.
+    pub(crate) fn skipped(&mut self, work: &LaneWorklist) {
+        let is_empty = |lane| work.count(lane) == 0;
+        self.skipped_hot += u64::from(LaneIndex::HOT.into_iter().all(is_empty));
+        self.skipped_cold += u64::from(is_empty(LaneIndex::Cold));
+    }
+
     /// Counts a failed call of a lane.
     pub(crate) fn failed(&mut self, message: Option<&String>) {
         self.failed_calls += 1;
@@ -144,10 +151,8 @@ pub(crate) struct LaneScratch {
     pub groups: [Worklist; N_LANES],
     /// Operands of a lane on a GPU.
     pub staged: Vec<u32>,
-    /// Results of lanes on GPUs after the first one `(token, n_embd)`, by lane.
-    pub partials: [Activation; MAX_LANES],
-    /// Result of the CPU, if a GPU has computed a lane `(token, n_embd)`.
-    pub cpu_sum: Activation,
+    /// Results of lanes that are added to that of the first one.
+    pub sums: LaneSums,
     /// Lane of each entry in records.
     pub record_lanes: Vec<u8>,
     /// Lane that computed each entry.
@@ -160,18 +165,34 @@ pub(crate) struct LaneScratch {
     pub pending_times: Vec<PendingTimes>,
 }
 
-/// Ids of the buffers of partial sums: one for each hot lane, then that of the CPU. They follow the ids of the MoE layers.
-const PARTIAL_BUFFERS: u64 = 80;
+/// Results of lanes that are added to that of the first one.
+pub(crate) struct LaneSums {
+    /// Results of lanes on GPUs after the first one `(token, n_embd)`, by lane.
+    pub gpu: [Activation; MAX_LANES],
+    /// Result of the CPU, if a GPU has computed a lane `(token, n_embd)`.
+    pub cpu: Activation,
+}
+
+/// Ids of the buffers of lane sums: one for each hot lane, then that of the CPU. They follow the ids of the MoE layers.
+const SUM_BUFFERS: u64 = 80;
+
+impl LaneSums {
+    fn new() -> LaneSums {
+        let buffer = |lane: usize| Activation::new(SUM_BUFFERS + lane as u64);
+        LaneSums {
+            gpu: std::array::from_fn(buffer),
+            cpu: buffer(MAX_LANES),
+        }
+    }
+}
 
 impl LaneScratch {
     fn new() -> LaneScratch {
-        let buffer = |lane: usize| Activation::new(PARTIAL_BUFFERS + lane as u64);
         LaneScratch {
             work: LaneWorklist::default(),
             groups: Default::default(),
             staged: Vec::new(),
-            partials: std::array::from_fn(buffer),
-            cpu_sum: buffer(MAX_LANES),
+            sums: LaneSums::new(),
             record_lanes: Vec::new(),
             computed_by: Vec::new(),
             pending: Vec::new(),
@@ -226,10 +247,11 @@ impl HotCache {
 
     /// Adds the buffers of layer calls to an inventory.
     pub(crate) fn buffers(&self, inventory: &mut Inventory) {
-        for partial in &self.scratch.partials {
-            inventory.activation("sum of a hot lane", partial);
+        let sums = &self.scratch.sums;
+        for sum in &sums.gpu {
+            inventory.activation("sum of a hot lane", sum);
         }
-        inventory.activation("sum of the lanes on the CPU", &self.scratch.cpu_sum);
+        inventory.activation("sum of the lanes on the CPU", &sums.cpu);
     }
 
     /// A layer with cached experts.

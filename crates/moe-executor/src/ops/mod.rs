@@ -45,7 +45,7 @@ use crate::weights::{Linear, Matrix, Vector};
 
 pub(crate) use crate::cpu::glu::Glu;
 pub(crate) use experts::Projection;
-pub(crate) use hot_cache::ExpertNodes;
+pub(crate) use hot_cache::{ExpertIo, ExpertNodes};
 pub(crate) use router::{Gating, Groups, RouterSpec, RouterState};
 use scope::Scope;
 

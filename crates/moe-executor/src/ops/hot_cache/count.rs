@@ -3,14 +3,13 @@
 use std::time::Instant;
 
 use moe_placement::perf::{LaneIndex, PerfMode};
-use moe_trace::LayerId;
 use moe_trace::record::lane;
 
 use super::ExpertNodes;
 use crate::cuda::Download;
 use crate::devices::TimePoint;
 use crate::hot_cache::{CallTimes, PendingCall, PendingTimes};
-use crate::ops::Ops;
+use crate::ops::{At, Ops};
 use crate::placement::DeviceId;
 use crate::recorder::{LaneCounts, Routing};
 
@@ -34,8 +33,8 @@ impl Ops<'_> {
         }
     }
 
-    /// Notes the end of a call of a MoE layer on `device`, if times are counted.
-    pub(super) fn end_call(&mut self, device: DeviceId, layer: LayerId) {
+    /// Notes the end of a call of a MoE layer, if times are counted.
+    pub(super) fn end_call(&mut self, At { il: layer, device }: At) {
         let ended = self.time_point(device);
         if let (Some(cache), Some(ended)) = (&mut self.hot, ended) {
             let complete = cache.layer(layer).and_then(|layer| layer.complete);
@@ -73,11 +72,11 @@ impl Ops<'_> {
         };
         if cache.mode() != PerfMode::Off {
             let has_hot = lanes[usize::from(lane::HOT_CACHE)] > 0;
-            let layer = cache.layer(nodes.il).filter(|_| has_hot);
+            let layer = cache.layer(nodes.at.il).filter(|_| has_hot);
             let all = layer.map_or(Some(LaneIndex::Cold), |layer| layer.complete);
             match all.and_then(|lane| Some((lane, self.download_ids(routing)?))) {
                 Some((lane, ids)) => cache.scratch.pending.push(PendingCall {
-                    layer: nodes.il,
+                    layer: nodes.at.il,
                     ids,
                     lane,
                 }),
@@ -85,7 +84,7 @@ impl Ops<'_> {
                     self.fetch(&mut routing.ids);
                     let [_, _, down] = nodes.linears();
                     let gpu = self.devices.nearest_gpu(&down.weights).filter(|_| has_hot);
-                    cache.count_on_gpu(nodes.il, routing.ids.host(), gpu);
+                    cache.count_on_gpu(nodes.at.il, routing.ids.host(), gpu);
                 }
             }
         }
