@@ -73,6 +73,23 @@ impl Settings {
             n_predict: None,
         }
     }
+
+    /// Checks the policy.
+    ///
+    /// # Errors
+    /// [`Error::NeedsFuture`] or [`Error::FixedContents`]: only a simulation can use it.
+    pub fn check_policy(&self) -> Result<(), Error> {
+        let policy = self.policy;
+        match policy {
+            PolicyName::Shared(_) | PolicyName::Layered(_) => Ok(()),
+            PolicyName::Belady | PolicyName::BeladySize | PolicyName::StaticOracle => {
+                Err(Error::NeedsFuture { policy })
+            }
+            PolicyName::Static | PolicyName::StaticLearn | PolicyName::HotCache => {
+                Err(Error::FixedContents { policy })
+            }
+        }
+    }
 }
 
 /// Reason why a dynamic cache cannot have these settings.
@@ -149,16 +166,7 @@ impl DynamicCache {
         n_expert_used: usize,
         settings: &Settings,
     ) -> Result<DynamicCache, Error> {
-        let policy = settings.policy;
-        match policy {
-            PolicyName::Shared(_) | PolicyName::Layered(_) => {}
-            PolicyName::Belady | PolicyName::BeladySize | PolicyName::StaticOracle => {
-                return Err(Error::NeedsFuture { policy });
-            }
-            PolicyName::Static | PolicyName::StaticLearn | PolicyName::HotCache => {
-                return Err(Error::FixedContents { policy });
-            }
-        }
+        settings.check_policy()?;
         let experts = Arc::new(Experts::new(sizes));
         let n_layer = experts.n_layer();
         let max = n_layer.saturating_sub(1);
@@ -174,7 +182,11 @@ impl DynamicCache {
             prefetches: Prefetches::new(n_layer, settings.depth, settings.n_predict),
         });
         Ok(DynamicCache {
-            policy: PolicyInputs::default().policy(policy, &experts, settings.budget_bytes)?,
+            policy: PolicyInputs::default().policy(
+                settings.policy,
+                &experts,
+                settings.budget_bytes,
+            )?,
             slots: Slots::new(&experts, class, n_expert_used, settings),
             prefetch,
             counts: Counts::default(),
@@ -198,10 +210,12 @@ impl DynamicCache {
         self.slots.get(self.experts.key(layer, expert)?)
     }
 
-    /// Whether the cache has slots for experts of a layer.
-    pub fn has_slots(&self, layer: LayerId) -> bool {
-        let first = self.experts.key(layer, ExpertId(0));
-        first.is_some_and(|key| self.slots.of_layer(self.experts.layer_index(key)) > 0)
+    /// Removes the slots that a layer shares with the layers of its class, because they cannot be allocated. No expert is in a slot
+    /// yet.
+    pub fn remove_slots(&mut self, layer: LayerId) {
+        if let Some(key) = self.experts.key(layer, ExpertId(0)) {
+            self.slots.remove(self.experts.layer_index(key));
+        }
     }
 
     /// Counts since the cache was created.

@@ -103,9 +103,9 @@ impl Slots {
         self.classes.iter().map(|class| class.n).collect()
     }
 
-    /// Number of slots that experts of a layer can have.
-    pub(super) fn of_layer(&self, layer_index: usize) -> usize {
-        self.classes[self.class_of[layer_index]].n.iter().sum()
+    /// Removes the slots that experts of a layer can have.
+    pub(super) fn remove(&mut self, layer_index: usize) {
+        self.classes[self.class_of[layer_index]] = Class::default();
     }
 
     /// Slot of an expert.

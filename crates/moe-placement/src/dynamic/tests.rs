@@ -9,7 +9,7 @@ const N_EXPERT: u32 = 8;
 /// Sizes of the experts of `n_layer` layers: 10 bytes in even layers, `odd` bytes in odd ones.
 fn sizes(n_layer: u16, odd: u64) -> ExpertSizes {
     let layers = (0..n_layer).flat_map(|layer| (0..N_EXPERT).map(move |expert| (layer, expert)));
-    let bytes = |layer: u16| if layer % 2 == 0 { 10 } else { odd };
+    let bytes = |layer: u16| if layer.is_multiple_of(2) { 10 } else { odd };
     layers
         .map(|(layer, expert)| (LayerId(layer), ExpertId(expert), bytes(layer)))
         .collect()

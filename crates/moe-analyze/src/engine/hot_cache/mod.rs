@@ -21,6 +21,7 @@ use crate::option_values::{ValueError, first_given, number, positive};
 use budget::LaneBudget;
 
 pub use plan::Machine;
+pub(super) use plan::{lane_devices, sizes};
 pub use prepared::PreparedCache;
 pub use run::{HotResults, HotRun, LaneBandwidths};
 
@@ -159,12 +160,12 @@ fn curve(text: &str) -> Result<LayerCurve, ValueError> {
 }
 
 impl HotCacheArgs {
-    /// Returns the first option on the command line.
-    pub fn given(&self) -> Option<&'static str> {
+    /// Returns the first option on the command line that is not in `allowed`.
+    pub fn given_except(&self, allowed: &[&str]) -> Option<&'static str> {
         let weighting = &self.hot_cache_weighting;
         let curve = &self.hot_cache_layer_curve;
         let fill = &self.hot_cache_fill_random;
-        first_given([
+        let options = [
             ("--hot-cache", self.hot_cache.is_some()),
             ("--hot-cache-mib", !self.budgets().is_empty()),
             ("--hot-cache-reserve-mib", !self.reserves().is_empty()),
@@ -179,7 +180,8 @@ impl HotCacheArgs {
             ("--auto-learn", self.auto_learn),
             ("--warmup-prompt", self.has_warmup()),
             ("--perf", self.perf.is_given()),
-        ])
+        ];
+        first_given(options.map(|(name, is_given)| (name, is_given && !allowed.contains(&name))))
     }
 
     /// Rejects options that do not fit together, and invalid variables.
@@ -198,23 +200,13 @@ impl HotCacheArgs {
         self.weighting()?;
         self.curve()?;
         self.fill_random()?;
-        let (budgets, reserves) = (self.budgets(), self.reserves());
-        if budgets.len() > MAX_LANES {
+        if self.budgets().len() > MAX_LANES {
             bail!(
                 "--hot-cache-mib has {} values; a hot cache has at most {MAX_LANES} lanes",
-                budgets.len()
+                self.budgets().len()
             );
         }
-        if !reserves.is_empty() && !budgets.contains(&LaneBudget::Auto) {
-            bail!(
-                "--hot-cache-reserve-mib has no effect without --hot-cache-mib auto; add it, or omit --hot-cache-reserve-mib"
-            );
-        }
-        if reserves.len() > budgets.len() {
-            bail!(
-                "--hot-cache-reserve-mib has more values than --hot-cache-mib; pass at most one for each lane"
-            );
-        }
+        self.check_reserves()?;
         let is_payback = self.update_policy() == UpdatePolicy::Payback;
         let payback = first_given([
             ("--update-horizon", self.update_horizon.is_some()),
@@ -249,6 +241,22 @@ impl HotCacheArgs {
         Ok(())
     }
 
+    /// Rejects reserves without an automatic budget.
+    pub(super) fn check_reserves(&self) -> anyhow::Result<()> {
+        let (budgets, reserves) = (self.budgets(), self.reserves());
+        if !reserves.is_empty() && !budgets.contains(&LaneBudget::Auto) {
+            bail!(
+                "--hot-cache-reserve-mib has no effect without --hot-cache-mib auto; add it, or omit --hot-cache-reserve-mib"
+            );
+        }
+        if reserves.len() > budgets.len() {
+            bail!(
+                "--hot-cache-reserve-mib has more values than --hot-cache-mib; pass at most one for each lane"
+            );
+        }
+        Ok(())
+    }
+
     /// Rejects options that apply to a learn file only.
     fn check_plan_options(&self) -> anyhow::Result<()> {
         let option = first_given([
@@ -268,13 +276,13 @@ impl HotCacheArgs {
     }
 
     /// Returns the budget of each lane; empty if none is given.
-    fn budgets(&self) -> Vec<LaneBudget> {
+    pub(super) fn budgets(&self) -> Vec<LaneBudget> {
         let others = [self.second_mib, self.third_mib].into_iter().flatten();
         self.hot_cache_mib.iter().copied().chain(others).collect()
     }
 
     /// Returns the memory that each lane leaves free, in MiB.
-    fn reserves(&self) -> Vec<u64> {
+    pub(super) fn reserves(&self) -> Vec<u64> {
         let others = [self.second_reserve_mib, self.third_reserve_mib];
         let others = others.into_iter().flatten();
         let first = self.hot_cache_reserve_mib.iter().copied();
@@ -344,7 +352,7 @@ impl HotCacheArgs {
     }
 
     /// Returns what is counted.
-    fn perf(&self) -> Result<PerfMode, InvalidVariable> {
+    pub(super) fn perf(&self) -> Result<PerfMode, InvalidVariable> {
         self.perf.get()
     }
 }

@@ -85,20 +85,8 @@ impl Planned {
         let (weighting, curve) = weighting(args, machine.model)?;
         let reserves = args.reserves();
         let budgets = budgets.into_iter().enumerate().map(|(lane, budget)| {
-            let bytes = |free, needed| budget.bytes(lane, reserves.get(lane).copied(), free, needed);
-            if budget != LaneBudget::Auto {
-                return bytes(0, 0);
-            }
-            let (free, needed) = (machine.free(devices[lane]), machine.needed(devices[lane]));
-            let budget = bytes(free, needed);
-            ctx.note(format_args!(
-                "lane {lane}: {} MiB, with {} MiB free on {} and {} MiB for the model and its context",
-                budget / MIB,
-                free / MIB,
-                devices[lane],
-                needed / MIB
-            ));
-            budget
+            let reserve = reserves.get(lane).copied();
+            machine.budget(lane, devices[lane], budget, reserve, ctx)
         });
         let budgets: Vec<u64> = budgets.collect();
         let fill = args.fill_random()?;
@@ -210,6 +198,29 @@ impl Planned {
 }
 
 impl Machine<'_, '_> {
+    /// The budget of a lane on `device` in bytes. Prints an automatic budget.
+    pub fn budget(
+        &self,
+        lane: usize,
+        device: DeviceId,
+        budget: LaneBudget,
+        reserve_mib: Option<u64>,
+        ctx: &Context,
+    ) -> u64 {
+        if budget != LaneBudget::Auto {
+            return budget.bytes(lane, reserve_mib, 0, 0);
+        }
+        let (free, needed) = (self.free(device), self.needed(device));
+        let bytes = budget.bytes(lane, reserve_mib, free, needed);
+        ctx.note(format_args!(
+            "lane {lane}: {} MiB, with {} MiB free on {device} and {} MiB for the model and its context",
+            bytes / MIB,
+            free / MIB,
+            needed / MIB
+        ));
+        bytes
+    }
+
     /// Free memory of a device in bytes, within its limit.
     fn free(&self, device: DeviceId) -> u64 {
         match device {
@@ -260,7 +271,7 @@ impl Machine<'_, '_> {
 }
 
 /// Devices of `n` lanes: the GPUs in the order of the list, or the CPU without a GPU.
-fn lane_devices(n: usize, devices: &Devices) -> anyhow::Result<Vec<DeviceId>> {
+pub fn lane_devices(n: usize, devices: &Devices) -> anyhow::Result<Vec<DeviceId>> {
     let n_gpus = devices.gpus().len();
     if n_gpus == 0 {
         return Ok(vec![DeviceId::Cpu; n]);
@@ -310,7 +321,8 @@ fn facts(model: &Model) -> anyhow::Result<ModelInfo> {
     Ok(ModelInfo::from_gguf(&path, gguf)?)
 }
 
-fn sizes(model: &Model) -> anyhow::Result<ExpertSizes> {
+/// Sizes of the model's experts in bytes.
+pub fn sizes(model: &Model) -> anyhow::Result<ExpertSizes> {
     let n_layer = facts(model)?.n_hidden_layer();
     Ok(sizes_of(&OffsetMap::new(model.gguf()), n_layer))
 }

@@ -20,7 +20,9 @@ use crate::cpu::glu::Glu;
 use crate::cuda::{Device, HotCall, Policy};
 use crate::devices::TimePoint;
 use crate::error::Result;
-use crate::hot_cache::{Call, HotCache, HotCacheReport, LANES, LaneContents, N_LANES};
+use crate::hot_cache::{
+    Call, HotCache, HotCacheReport, LANES, LaneContents, N_LANES, replace_lanes,
+};
 use crate::model::Model;
 use crate::ops::experts::Projection;
 use crate::ops::{Ops, Scope, number, router};
@@ -72,9 +74,10 @@ impl<'o> Ops<'o> {
         Ok(report)
     }
 
-    /// Removes the hot cache and frees its memory.
+    /// Removes the hot cache or the dynamic cache, and frees its memory.
     pub(crate) fn disable_hot_cache(&mut self) {
         self.hot = None;
+        self.dynamic = None;
         self.devices
             .gpus_mut()
             .iter_mut()
@@ -115,11 +118,13 @@ impl<'o> Ops<'o> {
         buffers: Buffers,
         dst: &mut Activation,
     ) -> LaneCounts {
+        self.prepare_slots(nodes.il, x, routing);
         let lanes = if self.uses_lanes(nodes.il, nodes.linears(), routing) {
             self.hot_experts(device, nodes, x, routing, buffers, dst)
         } else {
             self.all_experts(nodes, x, routing, buffers, dst)
         };
+        self.release_slots(nodes.il);
         self.end_call(device, nodes.il);
         lanes
     }
@@ -278,14 +283,14 @@ impl<'o> Ops<'o> {
                 copies,
             }
         };
-        let n_expert = gate.linear.weights.n_expert;
         let cpu_start = is_timed.then(now);
         let is_planned = |lane| work.count(lane) > 0 && !planned[lane as usize];
         let mut launch: Option<Launch<'_, 'o>> = Some(&mut launch);
         for lane in LANES.into_iter().filter(|&lane| is_planned(lane)) {
             let group = &mut scratch.groups[lane as usize];
+            let n = layer.n_matrices(lane);
             let lane = lane_on_cpu(lane);
-            group.fill(lane.indices, n_expert);
+            group.fill(lane.indices, n);
             self.multiply(work, group, &lane, (0, &gate), x, gate_out, launch.take());
         }
         if let Some(launch) = launch.take() {
@@ -296,8 +301,9 @@ impl<'o> Ops<'o> {
         let has_failed = |lane: LaneIndex| planned[lane as usize] && !on_gpu[lane as usize];
         for lane in LANES.into_iter().filter(|&lane| has_failed(lane)) {
             let group = &mut scratch.groups[lane as usize];
+            let n = layer.n_matrices(lane);
             let lane = lane_on_cpu(lane);
-            group.fill(lane.indices, n_expert);
+            group.fill(lane.indices, n);
             self.multiply(work, group, &lane, (0, &gate), x, gate_out, None);
         }
         let is_used = |lane: LaneIndex| work.count(lane) > 0 && !on_gpu[lane as usize];
@@ -313,6 +319,7 @@ impl<'o> Ops<'o> {
         };
         scratch.record_lanes.clear();
         scratch.record_lanes.extend(work.lanes().iter().map(number));
+        replace_lanes(&mut scratch.record_lanes, &scratch.slot_lanes);
         let lanes = Lanes::Each(&scratch.record_lanes);
         if let Some(first) = first
             && !computes
