@@ -12,7 +12,7 @@ use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use crate::engine::device::{DeviceArgs, HOT_CACHE};
+use crate::engine::device::{DeviceArgs, policy_of_run};
 
 /// Returns the part of the manifest that all recordings share: engine, model, host, and the current time as start time.
 pub fn manifest(
@@ -40,12 +40,9 @@ pub fn manifest(
     })
 }
 
-/// Stores the GPUs of a run in its manifest. Without a GPU the policy is `cpu`, also with `--device auto`; a hot cache is then on
-/// the CPU.
+/// Stores the GPUs of a run in its manifest, and the policy, which depends on whether there are any.
 pub fn set_gpus(manifest: &mut Manifest, gpus: Vec<manifest::Gpu>) {
-    if gpus.is_empty() && manifest.policy != HOT_CACHE {
-        manifest.policy = "cpu".into();
-    }
+    manifest.policy = policy_of_run(&manifest.policy, !gpus.is_empty()).to_owned();
     manifest.set_gpus(gpus);
 }
 

@@ -215,6 +215,9 @@ pub enum Error {
     /// A hot cache cannot have the requested contents.
     #[error(transparent)]
     HotCache(#[from] crate::hot_cache::Error),
+    /// A dynamic cache cannot have the requested settings.
+    #[error(transparent)]
+    DynamicCache(#[from] moe_placement::dynamic::Error),
     /// A GPU failed, and the CPU cannot take over because values on the GPU are lost.
     #[error(transparent)]
     Cuda(#[from] crate::cuda::Error),

@@ -15,6 +15,7 @@ use crate::buffers::{Inventory, Ledger};
 use crate::cpu::threads::Threads;
 use crate::devices::Devices;
 use crate::error::Result;
+use crate::hot_cache::{DynamicParams, DynamicReport, DynamicSlots};
 use crate::hot_cache::{HotCache, HotCacheReport, LaneContents};
 use crate::kv_cache::{CacheParams, KvCache, Run};
 use crate::model::Model;
@@ -106,7 +107,26 @@ impl<'a, 'g> Session<'a, 'g> {
         self.ops.enable_hot_cache(self.model, lanes, counters)
     }
 
-    /// Removes the hot cache and frees its memory.
+    /// Builds a dynamic cache, replacing the previous hot cache. It is used from the next pass on; [`Session::hot_cache`] has its
+    /// counters of lanes.
+    ///
+    /// # Errors
+    /// [`Error::HotCache`](crate::Error::HotCache) if the device does not exist,
+    /// [`Error::DynamicCache`](crate::Error::DynamicCache) if the settings do not fit to the model.
+    pub fn enable_dynamic_cache(
+        &mut self,
+        params: &DynamicParams,
+        counters: PerfMode,
+    ) -> Result<DynamicReport> {
+        self.ops.enable_dynamic_cache(self.model, params, counters)
+    }
+
+    /// The dynamic cache, if it is enabled.
+    pub fn dynamic_cache(&self) -> Option<&DynamicSlots<'a>> {
+        self.ops.dynamic.as_deref()
+    }
+
+    /// Removes the hot cache or the dynamic cache, and frees its memory.
     pub fn disable_hot_cache(&mut self) {
         self.ops.disable_hot_cache();
     }

@@ -7,6 +7,7 @@
 //! | [`update`] | which cached experts to exchange after a request |
 //! | [`perf`] | counters of a running hot cache, and their report as a learn file |
 //! | [`cache`] | cache policies (LRU, LFU, ARC, Belady's algorithm, …) that drive a trace replay or a real cache |
+//! | [`dynamic`] | a dynamic cache in real slots: policy, predictor, slots and counts |
 //! | [`predict`] | predictors of the experts that a layer selects next, for prefetching |
 //! | [`random`], [`json`] | reproducible pseudorandom numbers, and parsing of JSON with clear errors |
 //!
@@ -72,6 +73,7 @@
 #![warn(missing_docs)]
 
 pub mod cache;
+pub mod dynamic;
 pub mod json;
 pub mod learn;
 pub mod perf;

@@ -28,7 +28,7 @@
 //! | [`check`] | consistency checks of a run |
 //! | [`correlation`], [`names`] | from the sources of an operation to tensors of the model |
 //! | [`graph`] | computation graph of a pass |
-//! | [`hot_cache`] | hot expert cache of a run, and its counters |
+//! | [`hot_cache`], [`dynamic_cache`] | hot or dynamic expert cache of a run, and their counters |
 //! | [`buffers`], [`transfers`] | memory use over time, and H2D copies of Post-Fetch |
 //! | [`bounded`], [`json`] | reading untrusted files with limits, and descriptions of JSON errors |
 //!
@@ -51,6 +51,7 @@ pub mod bounded;
 pub mod buffers;
 pub mod check;
 pub mod correlation;
+pub mod dynamic_cache;
 mod error;
 mod expert_ranges;
 mod fault;

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::bounded;
+use crate::dynamic_cache::DynamicCache;
 use crate::error::Error;
 use crate::fault::ManifestFault;
 use crate::hot_cache::HotCache;
@@ -89,11 +90,14 @@ pub struct Manifest {
     pub sequences: Vec<Sequence>,
     /// How tokens were sampled.
     pub sampling: Sampling,
-    /// Placement policy of the experts: `cpu`, `gpu`, `post-fetch`, `hot-cache`, ...
+    /// Placement policy of the experts: `cpu`, `gpu`, `post-fetch`, `hot-cache`, `dynamic`, ...
     pub policy: String,
     /// The hot expert cache of policy `hot-cache`; missing for other policies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hot_cache: Option<HotCache>,
+    /// The dynamic expert cache of policy `dynamic`; missing for other policies.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dynamic_cache: Option<DynamicCache>,
     /// Number of compute threads.
     pub n_threads: u32,
     /// The KV cache; missing if the run has none, or if unknown.
@@ -332,6 +336,7 @@ impl Default for Manifest {
             sampling: Sampling::default(),
             policy: String::new(),
             hot_cache: None,
+            dynamic_cache: None,
             n_threads: 0,
             kv_cache: None,
             host: Host::default(),

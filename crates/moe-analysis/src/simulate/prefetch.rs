@@ -6,7 +6,7 @@
 //! time, in the order of the requests. Prefetched experts that their layer does not use are dropped.
 
 use moe_placement::cache::{Access, Changes, Key, Policy};
-use moe_placement::predict::Predictor;
+use moe_placement::predict::{Predictor, Prefetches};
 
 use super::Batches;
 
@@ -57,14 +57,10 @@ pub struct PrefetchOutcome {
 /// State of a replay.
 struct Replay<'a> {
     batches: &'a Batches,
-    options: &'a PrefetchOptions,
     now: f64,
-    /// Time at which the interconnect becomes idle.
-    link_free: f64,
-    /// `[n_layer]`: predictions for the next pass of the layer.
-    predicted: Vec<Vec<Key>>,
-    /// `[n_layer]`: prefetched experts and the time at which each is loaded.
-    in_flight: Vec<Vec<(Key, f64)>>,
+    link: Link<'a>,
+    /// Prefetched experts, and the time at which each is loaded.
+    prefetches: Prefetches<f64>,
     result: PrefetchOutcome,
 }
 
@@ -78,11 +74,13 @@ pub fn prefetch(
     let n_layer = batches.experts().n_layer();
     let mut replay = Replay {
         batches,
-        options,
         now: 0.0,
-        link_free: 0.0,
-        predicted: vec![Vec::new(); n_layer],
-        in_flight: vec![Vec::new(); n_layer],
+        link: Link {
+            options,
+            idle_at: 0.0,
+            moved_bytes: 0,
+        },
+        prefetches: Prefetches::new(n_layer, options.depth, options.n_predict),
         result: PrefetchOutcome::default(),
     };
     let mut changes = Changes::default();
@@ -111,9 +109,9 @@ pub fn prefetch(
         }
         changes.clear();
         if is_generated {
-            replay.end_pass(layer, &selected);
+            drop(replay.prefetches.end_pass(layer, &selected));
             predictor.observe(layer, &selected);
-            replay.request_predicted(layer, &selected, policy, predictor);
+            replay.request_predicted(layer, selected.len(), policy, predictor);
             replay.result.stall_s += ready - replay.now;
             replay.result.compute_s += options.windows_s[layer];
             replay.now = ready + options.windows_s[layer];
@@ -122,12 +120,15 @@ pub fn prefetch(
             predictor.observe_prompt(layer, &all);
         }
     }
-    replay.result.wasted += replay
-        .in_flight
-        .iter()
-        .map(|keys| keys.len() as u64)
-        .sum::<u64>();
-    replay.result
+    let counts = replay.prefetches.counts();
+    PrefetchOutcome {
+        passes: counts.passes,
+        predicted: counts.predicted,
+        correct: counts.correct,
+        wasted: counts.wasted,
+        moved_bytes: replay.link.moved_bytes,
+        ..replay.result
+    }
 }
 
 impl Replay<'_> {
@@ -138,12 +139,10 @@ impl Replay<'_> {
             self.result.hits += 1;
             return self.now;
         }
-        let in_flight = &mut self.in_flight[layer];
-        let Some(index) = in_flight.iter().position(|&(other, _)| other == key) else {
+        let Some(loaded) = self.prefetches.take(layer, key) else {
             self.result.missed += 1;
-            return self.load(key);
+            return self.link.load(self.batches.experts().bytes(key), self.now);
         };
-        let (_, loaded) = in_flight.swap_remove(index);
         if loaded <= self.now {
             self.result.timely += 1;
         } else {
@@ -152,47 +151,37 @@ impl Replay<'_> {
         loaded
     }
 
-    /// Drops unused experts and counts correct predictions.
-    fn end_pass(&mut self, layer: usize, selected: &[Key]) {
-        self.result.passes += 1;
-        self.result.wasted += self.in_flight[layer].len() as u64;
-        self.in_flight[layer].clear();
-        let predicted = std::mem::take(&mut self.predicted[layer]);
-        let correct = predicted.iter().filter(|key| selected.contains(key));
-        self.result.predicted += predicted.len() as u64;
-        self.result.correct += correct.count() as u64;
-    }
-
     /// Requests the experts that are predicted after a layer has routed.
     fn request_predicted(
         &mut self,
         layer: usize,
-        selected: &[Key],
+        n_selected: usize,
         policy: &dyn Policy,
         predictor: &dyn Predictor,
     ) {
-        let target = (layer + self.options.depth) % self.in_flight.len();
-        let n = self.options.n_predict.unwrap_or(selected.len());
-        let mut predicted = Vec::new();
-        predictor.predict(target, n, &mut predicted);
-        for &key in &predicted {
-            let is_in_flight = self.in_flight[target]
-                .iter()
-                .any(|&(other, _)| other == key);
-            if !policy.holds(key) && !is_in_flight {
-                let loaded = self.load(key);
-                self.in_flight[target].push((key, loaded));
-            }
-        }
-        self.predicted[target] = predicted;
+        let (experts, now, link) = (self.batches.experts(), self.now, &mut self.link);
+        let load = |key| link.load(experts.bytes(key), now);
+        let holds = |key| policy.holds(key);
+        self.prefetches
+            .request(layer, n_selected, predictor, holds, load);
     }
+}
 
-    /// Queues an expert for loading; returns the time at which it is loaded.
-    fn load(&mut self, key: Key) -> f64 {
-        let bytes = self.batches.experts().bytes(key);
-        self.result.moved_bytes = self.result.moved_bytes.saturating_add(bytes);
-        let duration = self.options.link_latency_s + bytes as f64 / self.options.link_bytes_per_s;
-        self.link_free = self.link_free.max(self.now) + duration;
-        self.link_free
+/// The interconnect.
+struct Link<'a> {
+    options: &'a PrefetchOptions,
+    /// Time at which it becomes idle.
+    idle_at: f64,
+    moved_bytes: u64,
+}
+
+impl Link<'_> {
+    /// Queues `bytes` bytes for loading at the time `now`; returns the time at which they are loaded.
+    fn load(&mut self, bytes: u64, now: f64) -> f64 {
+        self.moved_bytes = self.moved_bytes.saturating_add(bytes);
+        let options = self.options;
+        let duration = options.link_latency_s + bytes as f64 / options.link_bytes_per_s;
+        self.idle_at = self.idle_at.max(now) + duration;
+        self.idle_at
     }
 }

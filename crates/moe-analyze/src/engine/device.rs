@@ -8,6 +8,7 @@ use moe_executor::{Devices, Model};
 use moe_gguf::text::counted;
 
 use super::device_list::DeviceList;
+use super::dynamic::DynamicArgs;
 use super::hot_cache::HotCacheArgs;
 use super::post_fetch::PostFetchArgs;
 use super::scratchpad;
@@ -26,10 +27,23 @@ pub enum PolicyArg {
     PostFetch,
     /// The GPU computes the experts that a hot cache contains, while the CPU computes the others; see --hot-cache
     HotCache,
+    /// Like hot-cache, but missing experts are copied to the cache when a token selects them; see --cache-policy
+    Dynamic,
 }
 
 /// Name of the policy of a hot cache in manifests.
-pub const HOT_CACHE: &str = "hot-cache";
+const HOT_CACHE: &str = "hot-cache";
+/// Name of the policy of a dynamic cache in manifests.
+const DYNAMIC: &str = "dynamic";
+
+/// Returns the name of a policy in the results of a run. Without a GPU it is `cpu`, except for a cache, which is then in CPU memory.
+pub fn policy_of_run(policy: &str, has_gpu: bool) -> &str {
+    if has_gpu || [HOT_CACHE, DYNAMIC].contains(&policy) {
+        policy
+    } else {
+        "cpu"
+    }
+}
 
 /// Parses a number of layers. -1 means all layers, as in llama.cpp.
 fn layers(text: &str) -> Result<usize, ValueError> {
@@ -63,8 +77,8 @@ pub struct DeviceArgs {
     /// Device that computes selected experts whose weights are in CPU memory [default: gpu; cpu with --cpu-moe, --n-cpu-moe or
     /// --override-tensor]
     ///
-    /// cpu, post-fetch and hot-cache keep the weights of all experts in CPU memory, unless --n-cpu-moe or --override-tensor places
-    /// some of them on a GPU. Without a GPU, the experts of a hot cache are copied within CPU memory.
+    /// cpu, post-fetch, hot-cache and dynamic keep the weights of all experts in CPU memory, unless --n-cpu-moe or --override-tensor
+    /// places some of them on a GPU. Without a GPU, the experts of a cache are copied within CPU memory.
     #[arg(long, value_enum)]
     pub policy: Option<PolicyArg>,
     /// Keep the weights of all experts in CPU memory
@@ -94,6 +108,8 @@ pub struct DeviceArgs {
     pub offload_min_batch: EnvOption<usize>,
     #[command(flatten)]
     pub hot_cache: HotCacheArgs,
+    #[command(flatten)]
+    pub dynamic: DynamicArgs,
     #[command(flatten)]
     pub post_fetch: PostFetchArgs,
 }
@@ -126,7 +142,8 @@ impl DeviceArgs {
             ctx.note(small);
         }
         self.print_gpus(&devices, ctx);
-        if self.policy() != Policy::Cpu && self.keeps_experts_on_cpu() {
+        let copies = self.policy() != Policy::Cpu || self.has_dynamic_cache();
+        if copies && self.keeps_experts_on_cpu() {
             let registered = devices.register(model.gguf());
             if !registered {
                 ctx.note(
@@ -233,13 +250,7 @@ impl DeviceArgs {
     /// # Errors
     /// A setting is invalid, or has no effect with the other settings.
     pub fn check(&self) -> anyhow::Result<()> {
-        match (self.has_hot_cache(), self.hot_cache.given()) {
-            (true, _) => self.hot_cache.check()?,
-            (false, Some(option)) => {
-                bail!("{option} has no effect without --policy hot-cache; add it, or omit {option}")
-            }
-            (false, None) => {}
-        }
+        self.check_cache()?;
         if self.device == DeviceList::Cpu {
             return match self.gpu_option() {
                 Some(option) => bail!(
@@ -268,18 +279,47 @@ impl DeviceArgs {
         }
     }
 
+    /// Rejects options of a cache that is not used, and settings that do not fit together.
+    fn check_cache(&self) -> anyhow::Result<()> {
+        if let Some(option) = self.dynamic.given().filter(|_| !self.has_dynamic_cache()) {
+            bail!("{option} has no effect without --policy dynamic; add it, or omit {option}");
+        }
+        match self.policy {
+            Some(PolicyArg::HotCache) => self.hot_cache.check(),
+            Some(PolicyArg::Dynamic) => self.dynamic.check(&self.hot_cache),
+            _ => match self.hot_cache.given_except(&[]) {
+                Some(option) => {
+                    bail!(
+                        "{option} has no effect without --policy hot-cache; add it, or omit {option}"
+                    )
+                }
+                None => Ok(()),
+            },
+        }
+    }
+
+    /// Returns whether a dynamic cache is used.
+    pub fn has_dynamic_cache(&self) -> bool {
+        self.policy == Some(PolicyArg::Dynamic)
+    }
+
     /// Returns whether a hot cache is used.
     pub fn has_hot_cache(&self) -> bool {
         self.policy == Some(PolicyArg::HotCache)
     }
 
-    /// Returns the first option on the command line that describes a hot cache.
-    pub fn hot_cache_option(&self) -> Option<&'static str> {
-        let policy = self.has_hot_cache().then_some("--policy hot-cache");
-        policy.or(self.hot_cache.given())
+    /// Returns the first option on the command line that describes a hot or dynamic cache.
+    pub fn cache_option(&self) -> Option<&'static str> {
+        let policy = match self.policy {
+            Some(PolicyArg::HotCache) => Some("--policy hot-cache"),
+            Some(PolicyArg::Dynamic) => Some("--policy dynamic"),
+            _ => None,
+        };
+        let hot_cache = self.hot_cache.given_except(&[]);
+        policy.or(hot_cache).or(self.dynamic.given())
     }
 
-    /// Returns the first option on the command line that needs a GPU. `--policy cpu` and `--policy hot-cache` do not.
+    /// Returns the first option on the command line that needs a GPU. `--policy cpu`, `hot-cache` and `dynamic` do not.
     pub fn gpu_option(&self) -> Option<&'static str> {
         let needs_gpu = [PolicyArg::Gpu, PolicyArg::PostFetch];
         let policy = self
@@ -302,6 +342,7 @@ impl DeviceArgs {
     pub fn policy_name(&self) -> &'static str {
         match (&self.device, self.policy()) {
             _ if self.has_hot_cache() => HOT_CACHE,
+            _ if self.has_dynamic_cache() => DYNAMIC,
             (DeviceList::Cpu, _) | (_, Policy::Cpu) => "cpu",
             (_, Policy::Gpu) => "gpu",
             (_, Policy::PostFetch) => "post-fetch",
@@ -310,7 +351,7 @@ impl DeviceArgs {
 
     fn policy(&self) -> Policy {
         match self.policy {
-            Some(PolicyArg::Cpu | PolicyArg::HotCache) => Policy::Cpu,
+            Some(PolicyArg::Cpu | PolicyArg::HotCache | PolicyArg::Dynamic) => Policy::Cpu,
             Some(PolicyArg::Gpu) => Policy::Gpu,
             Some(PolicyArg::PostFetch) => Policy::PostFetch,
             None if self.places_experts() => Policy::Cpu,

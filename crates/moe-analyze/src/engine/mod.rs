@@ -2,12 +2,14 @@
 
 pub mod device;
 mod device_list;
+pub mod dynamic;
 pub mod hot_cache;
 pub mod kv_cache;
 #[cfg(feature = "llama-cpp")]
 mod llama_cpp;
 pub mod native;
 mod post_fetch;
+pub mod replay_cache;
 mod scratchpad;
 
 use moe_engine::{Engine, Error};
@@ -41,7 +43,7 @@ pub fn load<'g>(
     if kind != Kind::Native {
         let is_gpu = device.device != DeviceList::Cpu;
         let option = is_gpu.then_some("--device").or(device.gpu_option());
-        if let Some(option) = option.or(device.hot_cache_option()) {
+        if let Some(option) = option.or(device.cache_option()) {
             anyhow::bail!(
                 "{option} has no effect with --engine llama.cpp; omit one of the options"
             );

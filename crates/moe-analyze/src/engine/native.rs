@@ -13,6 +13,7 @@ use moe_trace::{Phase, manifest};
 
 use super::boxed;
 use super::device::DeviceArgs;
+use super::dynamic::{DynamicRun, DynamicSession};
 use super::hot_cache::{LaneBandwidths, Machine, PreparedCache};
 use super::kv_cache::{self, CacheArgs};
 use crate::context::Context;
@@ -107,6 +108,11 @@ impl Engine for Native<'_> {
         } else {
             None
         };
+        let dynamic = if self.device.has_dynamic_cache() {
+            Some(self.dynamic_cache(&devices, &setup).map_err(boxed)?)
+        } else {
+            None
+        };
         let (model, threads) = (&self.model, &self.threads);
         let cache = self.cache.params(setup.n_ctx, setup.n_positions);
         cache.check(model.gguf(), model.hparams())?;
@@ -125,10 +131,11 @@ impl Engine for Native<'_> {
         if let Some(observer) = setup.observer {
             session.observe(observer);
         }
-        let Some(hot) = hot else {
-            return Ok(Box::new(session));
-        };
-        Ok(Box::new(hot.enable(session).map_err(boxed)?))
+        Ok(match (hot, dynamic) {
+            (Some(hot), _) => Box::new(hot.enable(session).map_err(boxed)?),
+            (None, Some(run)) => Box::new(DynamicSession::new(run, session).map_err(boxed)?),
+            (None, None) => Box::new(session),
+        })
     }
 }
 
@@ -140,14 +147,24 @@ impl Native<'_> {
             Some(text) => Some(self.warm_up(&text, setup)?),
             None => None,
         };
-        let machine = Machine {
+        let machine = self.machine(devices, setup);
+        let measure = || LaneBandwidths::measure(&self.threads, devices, &self.ctx);
+        PreparedCache::new(args, &machine, warm_up, measure, self.ctx)
+    }
+
+    /// The settings of the dynamic cache of a session.
+    fn dynamic_cache(&self, devices: &Devices, setup: &Setup) -> anyhow::Result<DynamicRun> {
+        let (args, size) = (&self.device.dynamic, &self.device.hot_cache);
+        DynamicRun::new(args, size, &self.machine(devices, setup), self.ctx)
+    }
+
+    fn machine<'m>(&'m self, devices: &'m Devices<'m>, setup: &Setup) -> Machine<'m, 'm> {
+        Machine {
             model: &self.model,
             devices,
             kv_cache: self.cache.params(setup.n_ctx, setup.n_positions),
             n_batch: setup.n_batch,
-        };
-        let measure = || LaneBandwidths::measure(&self.threads, devices, &self.ctx);
-        PreparedCache::new(args, &machine, warm_up, measure, self.ctx)
+        }
     }
 
     /// Runs a prompt without recording it, and returns the counters of its experts.

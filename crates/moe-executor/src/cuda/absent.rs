@@ -290,6 +290,35 @@ impl Device {
         match self.never {}
     }
 
+    pub(crate) fn insert_slots(&mut self, _: usize, _: &[Projections], _: usize) -> Result<u64> {
+        match self.never {}
+    }
+
+    pub(crate) fn load_slot(&mut self, _: (usize, u32), _: Projections, _: ExpertId) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn prefetch_slot(
+        &mut self,
+        _: (usize, u32),
+        _: Projections,
+        _: ExpertId,
+    ) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn wait_for_slot(&mut self, _: (usize, u32)) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn slot_is_complete(&self, _: (usize, u32)) -> bool {
+        match self.never {}
+    }
+
+    pub(crate) fn free_slot(&mut self, _: Projections, _: ExpertId) {
+        match self.never {}
+    }
+
     pub(crate) fn clear_hot(&mut self) {
         match self.never {}
     }

@@ -39,14 +39,18 @@ pub(crate) struct Compact {
 }
 
 impl Compact {
+    /// `n_slots` slots of zeros, and the dummy.
+    pub fn with_slots(linear: &Linear, n_slots: usize) -> Compact {
+        let bias = linear.bias.as_ref().map_or(0, |bias| bias.n);
+        Compact {
+            matrices: vec![0; (n_slots + 1) * linear.weights.expert_bytes()],
+            bias: vec![0.0; (n_slots + 1) * bias],
+        }
+    }
+
     /// Copies of `experts`.
     pub fn new(linear: &Linear, experts: &[ExpertId]) -> Compact {
-        let (weights, slots) = (&linear.weights, experts.len() + 1);
-        let bias = linear.bias.as_ref().map_or(0, |bias| bias.n);
-        let mut compact = Compact {
-            matrices: vec![0; slots * weights.expert_bytes()],
-            bias: vec![0.0; slots * bias],
-        };
+        let mut compact = Compact::with_slots(linear, experts.len());
         for (slot, &expert) in experts.iter().enumerate() {
             compact.replace(linear, slot, expert);
         }
@@ -107,6 +111,13 @@ impl LayerCache {
         if let Some(index) = lane.hot_index() {
             self.lanes[index] = Some(part);
         }
+    }
+
+    /// Number of matrices that the entries of a lane can select: slots, or the experts of the file.
+    pub fn n_matrices(&self, lane: LaneIndex) -> usize {
+        let part = lane.hot_index().and_then(|lane| self.lanes[lane].as_ref());
+        part.map_or(0, |part| part.experts.len())
+            .max(self.places.len())
     }
 
     /// Whether any expert is cached.

@@ -20,6 +20,7 @@
 mod build;
 mod contents;
 mod count;
+mod dynamic;
 mod error;
 mod exchange;
 mod times;
@@ -39,6 +40,8 @@ use crate::placement::DeviceId;
 
 pub(crate) use contents::{Compact, LayerCache, Projections};
 pub(crate) use count::PendingCall;
+pub(crate) use dynamic::replace_lanes;
+pub use dynamic::{DynamicParams, DynamicReport, DynamicSlots};
 pub use error::Error;
 pub(crate) use times::{CallTimes, PendingTimes, Span};
 pub(crate) use worklist::{LANES, LaneWorklist, N_LANES};
@@ -155,6 +158,8 @@ pub(crate) struct LaneScratch {
     pub sums: LaneSums,
     /// Lane of each entry in records.
     pub record_lanes: Vec<u8>,
+    /// Lane in records of each entry whose expert is in a slot of the dynamic cache; empty without one.
+    pub slot_lanes: Vec<u8>,
     /// Lane that computed each entry.
     pub computed_by: Vec<LaneIndex>,
     /// Layer calls whose ids are known at the end of the pass.
@@ -194,6 +199,7 @@ impl LaneScratch {
             staged: Vec::new(),
             sums: LaneSums::new(),
             record_lanes: Vec::new(),
+            slot_lanes: Vec::new(),
             computed_by: Vec::new(),
             pending: Vec::new(),
             times: CallTimes::default(),

@@ -9,6 +9,7 @@ use crate::activation::{Activation, NodeName};
 use crate::cpu::glu::Glu;
 use crate::cpu::matmul::{self, Entries, RowOf};
 use crate::cuda::{Device, Policy, Ptr};
+use crate::hot_cache::replace_lanes;
 use crate::ops::{Ops, Scope, number, router};
 use crate::placement::DeviceId;
 use crate::recorder::{LaneCounts, Lanes, Routing, Source};
@@ -230,7 +231,11 @@ impl Ops<'_> {
                         lane
                     }
                 };
-                routing.ids.host().iter().map(lane_of).collect()
+                let mut lanes: Vec<u8> = routing.ids.host().iter().map(lane_of).collect();
+                if let Some(cache) = &self.hot {
+                    replace_lanes(&mut lanes, &cache.scratch.slot_lanes);
+                }
+                lanes
             }
             _ => Vec::new(),
         }

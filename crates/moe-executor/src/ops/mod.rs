@@ -20,6 +20,7 @@
 //! an [`At`], and what the expert operations of a layer pass to each other is in an [`Experts`](experts::Experts).
 
 mod attention;
+mod dynamic;
 mod elementwise;
 mod experts;
 mod hot_cache;
@@ -38,7 +39,7 @@ use crate::cpu::rope::Angles;
 use crate::cpu::threads::Threads;
 use crate::cuda;
 use crate::devices::Devices;
-use crate::hot_cache::HotCache;
+use crate::hot_cache::{DynamicSlots, HotCache};
 use crate::placement::DeviceId;
 use crate::recorder::Recorder;
 use crate::weights::{Linear, Matrix, Vector};
@@ -61,6 +62,8 @@ pub(crate) struct Ops<'a> {
     pub devices: Devices<'a>,
     /// The hot expert cache, if it is enabled.
     pub hot: Option<Box<HotCache>>,
+    /// The slots of `hot` whose experts change while a request runs, if it is a dynamic cache.
+    pub dynamic: Option<Box<DynamicSlots<'a>>>,
     /// Position of each token of the current operations, in its sequence.
     pub positions: Vec<u32>,
     /// Position of the first token of the pass.
@@ -98,6 +101,7 @@ impl<'a> Ops<'a> {
             observer: None,
             devices,
             hot: None,
+            dynamic: None,
             positions: Vec::new(),
             first_position: TokenId::default(),
             not_finite: None,

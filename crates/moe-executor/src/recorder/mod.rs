@@ -136,6 +136,11 @@ impl Recorder {
         }
     }
 
+    /// Phase of the tokens of the pass.
+    pub fn phase(&self) -> Phase {
+        self.pass.phase
+    }
+
     /// Selects the operations to record.
     pub fn with_mode(self, mode: Mode) -> Recorder {
         Recorder { mode, ..self }

@@ -22,6 +22,7 @@ use crate::cpu::threads::Threads;
 use crate::cuda::{self, Device};
 use crate::devices::{Devices, TimePoint};
 use crate::error::{Error, Result};
+use crate::hot_cache::{DynamicParams, DynamicReport, DynamicSlots};
 use crate::hot_cache::{HotCache, HotCacheReport, LaneContents};
 use crate::model::Model;
 use crate::moe::MoeState;
@@ -111,6 +112,24 @@ impl<'a, 'g> Replay<'a, 'g> {
         counters: PerfMode,
     ) -> Result<HotCacheReport> {
         self.ops.enable_hot_cache(self.model, lanes, counters)
+    }
+
+    /// Builds a dynamic cache, replacing the previous one: see
+    /// [`Session::enable_dynamic_cache`](crate::Session::enable_dynamic_cache).
+    ///
+    /// # Errors
+    /// [`Error::HotCache`], [`Error::DynamicCache`].
+    pub fn enable_dynamic_cache(
+        &mut self,
+        params: &DynamicParams,
+        counters: PerfMode,
+    ) -> Result<DynamicReport> {
+        self.ops.enable_dynamic_cache(self.model, params, counters)
+    }
+
+    /// The dynamic cache, if it is enabled.
+    pub fn dynamic_cache(&self) -> Option<&DynamicSlots<'a>> {
+        self.ops.dynamic.as_deref()
     }
 
     /// The hot cache, if it is enabled.

@@ -7,6 +7,7 @@
 mod external;
 mod hottest;
 mod pairs;
+mod prefetches;
 mod previous;
 
 use std::fmt;
@@ -14,6 +15,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 pub use external::ExternalPredictions;
+pub use prefetches::{PrefetchCounts, Prefetches};
 
 use crate::cache::{Experts, Key};
 use hottest::Hottest;

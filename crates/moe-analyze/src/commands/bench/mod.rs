@@ -27,7 +27,7 @@ use self::paired::PairedRatio;
 use self::report::Measured;
 use self::weights::Weights;
 use crate::context::Context;
-use crate::engine::device::{DeviceArgs, HOT_CACHE};
+use crate::engine::device::{DeviceArgs, policy_of_run};
 use crate::engine::kv_cache::CacheArgs;
 use crate::engine::{self, native, native::BANDWIDTH_BYTES};
 use crate::exit_status::ExitStatus;
@@ -229,10 +229,7 @@ impl Bench<'_> {
         let hit_rate = session.hit_rate();
         let gpus = session.gpus();
         // With weights in CPU and GPU memory, no single bandwidth applies.
-        let policy = match self.args.device.policy_name() {
-            policy if gpus.is_empty() && policy != HOT_CACHE => "cpu",
-            policy => policy,
-        };
+        let policy = policy_of_run(self.args.device.policy_name(), !gpus.is_empty());
         let bandwidth = match (!gpus.is_empty(), policy) {
             (false, _) => Some(self.bandwidth),
             (true, "gpu") if !self.args.device.places_experts() => session

@@ -6,6 +6,7 @@ use moe_gguf::text::counted;
 use moe_trace::check::{
     CheckReport, mismatched_map, report, stale_tables, truncated_files, unfinished_state,
 };
+use moe_trace::dynamic_cache::DynamicCache;
 use moe_trace::hot_cache::HotCache;
 use moe_trace::manifest::{self, Tokens};
 use moe_trace::{Manifest, ModelInfo, Run};
@@ -128,6 +129,37 @@ fn describe_hot_cache(hot_cache: &HotCache, findings: &mut Findings) {
     }
 }
 
+fn describe_dynamic_cache(cache: &DynamicCache, findings: &mut Findings) {
+    findings.fact("dynamic cache policy", cache.policy.clone());
+    if let Some(predictor) = &cache.predictor {
+        findings.fact("dynamic cache predictor", predictor.clone());
+    }
+    findings.fact("dynamic cache device", cache.device.clone());
+    findings.fact("dynamic cache slots", cache.n_slots);
+    findings.size("dynamic cache size", cache.bytes);
+    let Some(counts) = &cache.counts else {
+        return;
+    };
+    let sum = |[prompt, generate]: [u64; 2]| prompt.saturating_add(generate);
+    let (look_ups, hits) = (sum(counts.look_ups), sum(counts.hits));
+    if look_ups > 0 {
+        let hit_rate = 100.0 * hits as f64 / look_ups as f64;
+        findings.fact(
+            "dynamic cache hit rate",
+            format!("{hit_rate:.1} % of lookups"),
+        );
+    }
+    if let Some(prefetch) = &counts.prefetch {
+        findings.fact(
+            "prefetched experts",
+            format!(
+                "{} timely, {} late, {} wasted",
+                prefetch.timely, prefetch.late, prefetch.wasted
+            ),
+        );
+    }
+}
+
 fn describe_manifest(manifest: &Manifest, findings: &mut Findings) {
     let model = &manifest.model;
     findings.fact(
@@ -157,6 +189,9 @@ fn describe_manifest(manifest: &Manifest, findings: &mut Findings) {
     }
     if let Some(hot_cache) = &manifest.hot_cache {
         describe_hot_cache(hot_cache, findings);
+    }
+    if let Some(cache) = &manifest.dynamic_cache {
+        describe_dynamic_cache(cache, findings);
     }
     findings.fact("started", manifest.started.clone());
     // Counts are written at the end. After a kill or on a full disk they are zero.

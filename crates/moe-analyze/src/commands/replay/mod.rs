@@ -21,8 +21,9 @@ use moe_trace::{LayerId, RunOptions, RunWriter};
 
 use crate::context::Context;
 use crate::engine::device::DeviceArgs;
-use crate::engine::hot_cache::{HotResults, LaneBandwidths, Machine, PreparedCache};
+use crate::engine::hot_cache::Machine;
 use crate::engine::native::{self, BANDWIDTH_BYTES};
+use crate::engine::replay_cache::{CacheResults, PreparedReplayCache};
 use crate::exit_status::ExitStatus;
 use crate::files::OutputPath;
 use crate::interrupt;
@@ -93,11 +94,13 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let n_threads = args.threads.map_or_else(n_cores, usize::from);
     let threads = Threads::new(n_threads)?;
     let devices = args.device.open(&model, ctx)?;
-    let prepared = if args.device.has_hot_cache() {
-        Some(hot_cache(&args, &model, &threads, &devices, ctx)?)
-    } else {
-        None
+    let machine = Machine {
+        model: &model,
+        devices: &devices,
+        kv_cache: CacheParams::new(0),
+        n_batch: args.batch_size as usize,
     };
+    let prepared = PreparedReplayCache::new(&args.device, &machine, &threads, *ctx)?;
     if let Some(out) = &args.out {
         RunWriter::check(out, args.force)?;
     }
@@ -105,8 +108,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 
     let silent = Recorder::new(None);
     let mut replay = Replay::new(&model, &threads, devices, silent, args.seed);
-    let mut hot = match prepared {
-        Some(prepared) => Some(prepared.enable_replay(&mut replay)?),
+    let mut cache = match prepared {
+        Some(prepared) => Some(prepared.enable(&mut replay)?),
         None => None,
     };
     let n_passes = routes.passes().count() as u64;
@@ -114,8 +117,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let progress = Progress::items(ctx, "passes", n_passes * n_runs);
     let mut over_the_trace =
         |replay: &mut Replay, report: &mut ReplayReport| -> anyhow::Result<()> {
-            if let Some(hot) = &mut hot {
-                hot.restart(replay)?;
+            if let Some(cache) = &mut cache {
+                cache.restart(replay)?;
             }
             let mut sequence = None;
             for pass in routes.passes() {
@@ -124,15 +127,15 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
                 }
                 let last = sequence.replace(pass.sequence_id);
                 if last.is_some_and(|last| last != pass.sequence_id)
-                    && let Some(hot) = &mut hot
+                    && let Some(cache) = &mut cache
                 {
-                    hot.end_sequence(replay, false);
+                    cache.end_sequence(replay, false);
                 }
                 report.add(pass.phase, &replay.run(&pass)?);
                 progress.inc(1);
             }
-            if let Some(hot) = &mut hot {
-                hot.end_sequence(replay, true);
+            if let Some(cache) = &mut cache {
+                cache.end_sequence(replay, true);
             }
             Ok(())
         };
@@ -151,9 +154,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             })
         }
     };
-    let results = hot
-        .zip(replay.hot_cache())
-        .map(|(hot, cache)| hot.finish(cache));
+    let results = cache.and_then(|cache| cache.finish(&replay));
     let gpus = replay.devices().describe();
     let recorded = match replay.record(Recorder::new(None)).into_writer() {
         Some(writer) => finish_run(writer, ran, gpus, results, &routes, ctx),
@@ -174,24 +175,6 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     // The measurement is complete without the recorded run.
     recorded?;
     Ok(ExitStatus::Done)
-}
-
-/// Plans the hot cache.
-fn hot_cache(
-    args: &Args,
-    model: &Model,
-    threads: &Threads,
-    devices: &Devices,
-    ctx: &Context,
-) -> anyhow::Result<PreparedCache> {
-    let machine = Machine {
-        model,
-        devices,
-        kv_cache: CacheParams::new(0),
-        n_batch: args.batch_size as usize,
-    };
-    let measure = || LaneBandwidths::measure(threads, devices, ctx);
-    PreparedCache::new(&args.device.hot_cache, &machine, None, measure, *ctx)
 }
 
 /// Reads the routing of the trace.
@@ -287,7 +270,7 @@ fn finish_run(
     mut writer: RunWriter,
     ran: anyhow::Result<()>,
     gpus: Vec<Gpu>,
-    results: Option<HotResults>,
+    results: Option<CacheResults>,
     routes: &Routes,
     ctx: &Context,
 ) -> anyhow::Result<()> {

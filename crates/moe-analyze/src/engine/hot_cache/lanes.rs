@@ -9,7 +9,6 @@ use moe_gguf::text::counted;
 use moe_placement::plan::MAX_LANES;
 
 use crate::lane_budget::{LaneBudget, mib};
-use crate::option_values::first_given;
 
 /// Options of the lanes. The fork has an option for each lane; those of the second and third are hidden.
 #[derive(Clone, Debug, clap::Args)]
@@ -76,13 +75,13 @@ fn of_lanes<T: Copy>(list: &[T], others: [Option<T>; 2]) -> Vec<Option<T>> {
 }
 
 impl LaneArgs {
-    /// Returns the first option on the command line.
-    pub fn given(&self) -> Option<&'static str> {
-        first_given([
+    /// Returns the options, and whether they are on the command line.
+    pub fn options(&self) -> [(&'static str, bool); 3] {
+        [
             ("--hot-cache-mib", self.has_budgets()),
             ("--hot-cache-reserve-mib", !self.reserves().is_empty()),
             ("--hot-cache-device", !self.given_devices().is_empty()),
-        ])
+        ]
     }
 
     /// Rejects options that do not fit together.

@@ -22,6 +22,7 @@ use crate::option_values::{ValueError, first_given, number, positive, switch};
 use lanes::LaneArgs;
 
 pub use plan::Machine;
+pub(super) use plan::sizes;
 pub use prepared::PreparedCache;
 pub use run::{HotResults, HotRun, LaneBandwidths};
 
@@ -158,9 +159,9 @@ fn curve(text: &str) -> Result<LayerCurve, ValueError> {
 }
 
 impl HotCacheArgs {
-    /// Returns the first option on the command line.
-    pub fn given(&self) -> Option<&'static str> {
-        let given = first_given([
+    /// Returns the first option on the command line that is not in `allowed`.
+    pub fn given_except(&self, allowed: &[&str]) -> Option<&'static str> {
+        let options = [
             ("--hot-cache", self.hot_cache.is_some()),
             ("--hot-cache-strategy", self.hot_cache_strategy.is_some()),
             ("--hot-cache-weighting", are_given(&self.weightings())),
@@ -176,8 +177,10 @@ impl HotCacheArgs {
             ("--auto-learn", self.auto_learn),
             ("--warmup-prompt", self.has_warmup()),
             ("--perf", self.perf.first().is_some_and(EnvOption::is_given)),
-        ]);
-        given.or(self.lanes.given())
+        ];
+        let options = options.into_iter().chain(self.lanes.options());
+        let mut given = options.filter(|(name, is_given)| *is_given && !allowed.contains(name));
+        given.next().map(|(name, _)| name)
     }
 
     /// Rejects options that do not fit together, and invalid variables.
@@ -330,7 +333,7 @@ impl HotCacheArgs {
     }
 
     /// Returns what is counted.
-    fn perf(&self) -> Result<PerfMode, InvalidVariable> {
+    pub(super) fn perf(&self) -> Result<PerfMode, InvalidVariable> {
         let first = self.perf.first();
         first.map_or(Ok(PerfMode::default()), EnvOption::get)
     }

@@ -196,7 +196,7 @@ impl Planned {
 
 impl Machine<'_, '_> {
     /// Returns the budget of each lane in bytes, and prints automatic budgets. Lanes that share CPU memory share what is free.
-    fn budgets(&self, args: &LaneArgs, lanes: &[DeviceId], ctx: &Context) -> Vec<u64> {
+    pub fn budgets(&self, args: &LaneArgs, lanes: &[DeviceId], ctx: &Context) -> Vec<u64> {
         let budgets = args.budgets();
         let memory = budgets.contains(&LaneBudget::Auto).then(|| self.memory());
         let mut on_cpu = 0u64;
@@ -291,7 +291,8 @@ fn facts(model: &Model) -> anyhow::Result<ModelInfo> {
     Ok(ModelInfo::from_gguf(&path, gguf)?)
 }
 
-fn sizes(model: &Model) -> anyhow::Result<ExpertSizes> {
+/// Sizes of the model's experts in bytes.
+pub fn sizes(model: &Model) -> anyhow::Result<ExpertSizes> {
     let n_layer = facts(model)?.n_hidden_layer();
     Ok(sizes_of(&OffsetMap::new(model.gguf()), n_layer))
 }

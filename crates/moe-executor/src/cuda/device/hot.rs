@@ -1,6 +1,7 @@
 //! Experts of the hot cache on a GPU.
 
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use moe_gguf::{ExpertId, GgmlType};
 
@@ -14,19 +15,38 @@ use crate::weights::{Linear, Matrix};
 /// The copies of the experts of all lanes on a GPU, by lane and index in the tensor table.
 #[derive(Default)]
 pub(super) struct HotExperts {
-    stacks: HashMap<(usize, u32), HotStack>,
+    pub(super) stacks: HashMap<(usize, u32), HotStack>,
     /// The lane that contains all experts of a stack, by index in the tensor table.
     complete: HashMap<u32, usize>,
 }
 
-/// Copies of the matrices and biases of some experts of a stack, and of the dummy, which are zero.
-struct HotStack {
-    matrices: DeviceBuffer,
-    bias: Option<DeviceBuffer>,
+/// Copies of the matrices and biases of some experts of a stack, and of the dummy, which are zero. Layers share the slots of a
+/// dynamic cache.
+pub(super) struct HotStack {
+    pub(super) matrices: Rc<DeviceBuffer>,
+    pub(super) bias: Option<Rc<DeviceBuffer>>,
     /// Slot of each expert of the layer.
-    slots: Vec<Option<u32>>,
+    pub(super) slots: Vec<Option<u32>>,
     /// Number of slots, with the dummy.
-    n_slots: usize,
+    pub(super) n_slots: usize,
+}
+
+impl HotStack {
+    /// Size of the copies in bytes.
+    pub(super) fn size_bytes(&self) -> u64 {
+        let bias = self.bias.as_ref().map_or(0, |bias| bias.size_bytes());
+        (self.matrices.size_bytes() + bias) as u64
+    }
+
+    /// The same slots for a layer with `n_expert` experts, none of which is in a slot.
+    pub(super) fn without_experts(&self, n_expert: usize) -> HotStack {
+        HotStack {
+            matrices: self.matrices.clone(),
+            bias: self.bias.clone(),
+            slots: vec![None; n_expert],
+            n_slots: self.n_slots,
+        }
+    }
 }
 
 /// A stack of a lane as an operand of a product.
@@ -56,8 +76,7 @@ impl Device {
         let mut bytes = 0;
         for (linear, stack) in projections.into_iter().zip(stacks) {
             let index = linear.weights.place.tensor_idx;
-            let bias = stack.bias.as_ref().map_or(0, DeviceBuffer::size_bytes);
-            bytes += (stack.matrices.size_bytes() + bias) as u64;
+            bytes += stack.size_bytes();
             if (0..).zip(&stack.slots).all(|(i, slot)| *slot == Some(i)) {
                 self.hot.complete.insert(index, lane);
             }
@@ -76,11 +95,11 @@ impl Device {
             slots[expert.index()] = Some(slot);
         }
         let stack = HotStack {
-            matrices: self.gpu().alloc(n_slots * size + SLACK)?,
+            matrices: Rc::new(self.gpu().alloc(n_slots * size + SLACK)?),
             bias: match bias {
                 Some(bias) => {
                     let bytes = n_slots * bias.n * size_of::<f32>();
-                    Some(self.gpu().alloc(bytes + SLACK)?)
+                    Some(Rc::new(self.gpu().alloc(bytes + SLACK)?))
                 }
                 None => None,
             },
@@ -153,8 +172,9 @@ impl Device {
         Ok(())
     }
 
-    /// Frees the experts of all lanes.
+    /// Frees the experts of all lanes, and the slots of a dynamic cache.
     pub(crate) fn clear_hot(&mut self) {
+        self.clear_slots();
         self.hot = HotExperts::default();
     }
 
@@ -201,7 +221,7 @@ impl Device {
         })?;
         Ok(HotWeights {
             weights: weights(matrix, stack.matrices.ptr(), matrix.ty, matrix.row_size),
-            bias: stack.bias.as_ref().map_or(Ptr::NULL, DeviceBuffer::ptr),
+            bias: stack.bias.as_ref().map_or(Ptr::NULL, |bias| bias.ptr()),
             n_slots: stack.n_slots,
         })
     }
@@ -209,7 +229,7 @@ impl Device {
 
 /// # Errors
 /// The type has no kernel.
-fn check_type(ty: GgmlType) -> Result<()> {
+pub(super) fn check_type(ty: GgmlType) -> Result<()> {
     if Kernels::supports(ty) {
         return Ok(());
     }

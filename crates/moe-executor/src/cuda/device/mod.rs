@@ -4,6 +4,7 @@ mod describe;
 mod hot;
 mod lane_sum;
 mod scratch;
+mod slots;
 mod weights;
 
 use std::collections::HashMap;
@@ -32,6 +33,8 @@ pub struct Device {
     /// By index in the tensor table of the GGUF file; `None` if the matrix did not fit.
     matrices: HashMap<u32, Option<Resident>>,
     vectors: HashMap<u32, DeviceBuffer>,
+    /// Copies to the slots of the dynamic cache. Dropped before the slots: the drop waits for the copies.
+    slots: Option<slots::SlotCopies>,
     /// Experts of the hot cache.
     hot: hot::HotExperts,
     lane_sum: lane_sum::LaneSum,
@@ -66,6 +69,7 @@ impl Device {
             matrices: HashMap::new(),
             vectors: HashMap::new(),
             hot: hot::HotExperts::default(),
+            slots: None,
             lane_sum: lane_sum::LaneSum::default(),
             scratch: [const { None }; Scratch::COUNT],
             positions: Vec::new(),

@@ -92,8 +92,7 @@ impl<'c> LaneCall<'c, '_> {
 
     /// Groups the entries of a lane on the CPU by their matrices.
     pub(super) fn group(&self, lane: LaneIndex, groups: &mut [Worklist; N_LANES]) {
-        let [gate, ..] = self.nodes.linears();
-        groups[lane as usize].fill(self.indices(lane), gate.weights.n_expert);
+        groups[lane as usize].fill(self.indices(lane), self.layer.n_matrices(lane));
     }
 
     /// A lane that the CPU computes, after [`LaneCall::group`].

@@ -71,7 +71,7 @@ impl Ops<'_> {
             return;
         };
         if cache.mode() != PerfMode::Off {
-            let has_hot = lanes[usize::from(lane::HOT_CACHE)] > 0;
+            let has_hot = lanes[usize::from(lane::HOT_CACHE)] > 0 || self.dynamic.is_some();
             let layer = cache.layer(nodes.at.il).filter(|_| has_hot);
             let all = layer.map_or(Some(LaneIndex::Cold), |layer| layer.complete);
             match all.and_then(|lane| Some((lane, self.download_ids(routing)?))) {

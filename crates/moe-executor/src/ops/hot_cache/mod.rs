@@ -24,7 +24,7 @@ use crate::cpu::glu::Glu;
 use crate::cuda::{Device, Policy};
 use crate::devices::TimePoint;
 use crate::error::Result;
-use crate::hot_cache::{Call, HotCache, HotCacheReport, LaneContents};
+use crate::hot_cache::{Call, HotCache, HotCacheReport, LaneContents, replace_lanes};
 use crate::model::Model;
 use crate::ops::experts::Projection;
 use crate::ops::{At, Ops};
@@ -82,9 +82,10 @@ impl Ops<'_> {
         Ok(report)
     }
 
-    /// Removes the hot cache and frees its memory.
+    /// Removes the hot cache or the dynamic cache, and frees its memory.
     pub(crate) fn disable_hot_cache(&mut self) {
         self.hot = None;
+        self.dynamic = None;
         self.devices
             .gpus_mut()
             .iter_mut()
@@ -116,6 +117,7 @@ impl Ops<'_> {
 
     /// The operations of the selected experts. Returns the number of down products per lane.
     pub(crate) fn experts(&mut self, nodes: &ExpertNodes, io: ExpertIo) -> LaneCounts {
+        self.prepare_slots(nodes.at.il, io.x, io.routing);
         let uses_lanes = self.uses_lanes(nodes.at.il, nodes.linears(), io.routing);
         let lanes = match self.hot.take_if(|_| uses_lanes) {
             Some(mut cache) => {
@@ -125,6 +127,7 @@ impl Ops<'_> {
             }
             None => self.all_experts(nodes, io),
         };
+        self.release_slots(nodes.at.il);
         self.end_call(nodes.at);
         lanes
     }
@@ -195,6 +198,7 @@ impl Ops<'_> {
         scratch.record_lanes.clear();
         let numbers = scratch.computed_by.iter().map(|lane| lane_number(*lane));
         scratch.record_lanes.extend(numbers);
+        replace_lanes(&mut scratch.record_lanes, &scratch.slot_lanes);
 
         let computes = on_cpu.iter().any(Option::is_some);
         if !computes && let Some(first) = gpus.first.take() {
