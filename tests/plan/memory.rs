@@ -166,7 +166,7 @@ fn prints_gpu_and_cpu_memory() {
     let dir = workplace();
     let (learn, model) = (dir.path().join("learn.json"), repository(QWEN));
     let text = run!["plan", learn, "--model", model, "--budget-mib", "1", "--ctx", "4096"];
-    let title = "GPU memory for a context of 4096 tokens, 1 sequence, 512 tokens per pass, and a KV cache of f16 and f16:";
+    let title = "GPU memory for a context of 4096 tokens, 1 sequence, 512 tokens per pass, and a KV cache of f16 keys and f16 values:";
     assert!(text.contains(title), "{text}");
     for line in ["CPU memory in use: ", "  droppable after loading: ", "  useful to pin: "] {
         assert!(text.contains(&format!("\n{line}")), "{text}");

@@ -254,7 +254,7 @@ impl Memory {
             None => "unknown size".into(),
         };
         format!(
-            "a context of {n_ctx}, {}, {} per pass, and a KV cache of {} and {}",
+            "a context of {n_ctx}, {}, {} per pass, and a KV cache of {} keys and {} values",
             counted(*n_seq, "sequence"),
             counted(*n_batch, "token"),
             types.k.name().to_ascii_lowercase(),

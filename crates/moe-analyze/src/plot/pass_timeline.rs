@@ -158,7 +158,7 @@ fn bars(report: &OverlapReport) -> Panel {
         title: "hidden fraction of transfer time by layer, over all passes of the phase".into(),
         size: (WIDTH, BARS_HEIGHT),
         x: Axis::numbered("layer", layers.collect()),
-        y: Axis::numbers("transfer time (%)", 0.0, 100.0),
+        y: Axis::numbers("hidden (%)", 0.0, 100.0),
         marks,
     }
 }
@@ -215,7 +215,7 @@ mod tests {
         ];
         for pass in &passes {
             let report = overlap::report(pass, Phase::Generate, &MemoryTraffic::default()).unwrap();
-            let figure = pass_timeline("run, pass 0 of 1", pass, &report);
+            let figure = pass_timeline("run, pass 0 (of 0 to 0)", pass, &report);
             let is_magnified = pass.len() >= 2 * N_MAGNIFIED;
             assert_eq!(figure.panels.len(), if is_magnified { 3 } else { 2 });
             let count = |panel: &Panel, wanted: Colour| {

@@ -32,7 +32,7 @@ use crate::engine::kv_cache::CacheArgs;
 use crate::engine::{self, native, native::BANDWIDTH_BYTES};
 use crate::exit_status::ExitStatus;
 use crate::model;
-use crate::option_values::at_least;
+use crate::option_values::{at_least, integer_in};
 use crate::output::{self, Format};
 use crate::progress::Progress;
 
@@ -80,8 +80,8 @@ pub struct Args {
         value_parser = |text: &str| Numbers::within(text, 1..=1024)
     )]
     threads: Vec<Numbers>,
-    /// Prompt tokens per forward pass (llama.cpp's ubatch), at least 1
-    #[arg(short = 'b', long, value_name = "N", default_value_t = 512, value_parser = at_least(1usize))]
+    /// Prompt tokens per forward pass (llama.cpp's ubatch), 1 to 1048576
+    #[arg(short = 'b', long, value_name = "N", default_value_t = 512, value_parser = integer_in(1usize..=1 << 20))]
     batch_size: usize,
     /// Format of the rows on stdout
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]

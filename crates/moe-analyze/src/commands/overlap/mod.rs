@@ -136,9 +136,9 @@ fn figure(
         .context("no statistics of the pass to plot")?;
     let run = args.run.file_name().unwrap_or(args.run.as_os_str());
     let name = format!(
-        "{}, pass {index} of {}",
+        "{}, pass {index} (of 0 to {})",
         run.to_string_lossy(),
-        passes.len()
+        passes.len() - 1
     );
     Ok(plot::pass_timeline(&name, pass, report))
 }

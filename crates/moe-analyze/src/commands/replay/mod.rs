@@ -84,8 +84,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let Some(path) = args.trace.model() else {
         bail!("replay needs the weights of the model; pass --model FILE.gguf");
     };
-    args.device.check()?;
     args.device.hot_cache.check_replay()?;
+    args.device.check()?;
     let gguf = model::open(Some(path))?;
     let model = Model::load(&gguf)?;
     native::print_warnings(&model, ctx);
