@@ -15,6 +15,7 @@ mod foreign_traces;
 mod gguf_map;
 #[cfg(all(target_os = "linux", feature = "cuda"))]
 mod gpu_list;
+mod gpu_memory;
 #[cfg(all(target_os = "linux", feature = "cuda"))]
 mod gpu_that_fails;
 #[cfg(all(target_os = "linux", feature = "cuda"))]

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use moe_trace::{LayerId, Run, TensorAccessLog};
+use moe_trace::buffers::{self, Change};
+use moe_trace::{LayerId, Manifest, Run, TensorAccessLog};
 use serde_json::Value;
 
 use crate::support::{arg, args, fail, file_of, moe_analyze, repository, run, write_gguf};
@@ -46,6 +47,40 @@ fn record_in(dir: &Path, keys: &[(&str, moe_gguf::Value)]) -> (Option<i32>, Stri
     let output = output.unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
     (output.status.code(), stderr)
+}
+
+/// The size that is printed before a session starts is that of the cache it allocates, for every type.
+#[test]
+fn prints_size_of_the_cache_before_it_is_allocated() {
+    for (k, v) in [("f32", "f32"), ("f16", "f16"), ("q8_0", "q8_0"), ("q8_0", "f32")] {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().join("run");
+        let types = ["--cache-type-k", k, "--cache-type-v", v];
+        let how = ["--prompt", PROMPT, "--n-predict", "12", "--ignore-eos"];
+        let args = args!["record", "--model", tiny_qwen3moe(), how, types, "--out", out];
+        let output = moe_analyze().args(args).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        let mut lines = stderr.lines();
+        let printed = lines.next().unwrap();
+        assert!(lines.next().unwrap().starts_with("recording to "), "{stderr}");
+
+        let cache = Manifest::of_run(&out).unwrap().unwrap().kv_cache.unwrap();
+        let mut sizes = BTreeMap::new();
+        for event in buffers::read(&out.join(buffers::FILE_NAME)).unwrap() {
+            if let Change::Alloc(buffer) = event.change
+                && buffer.name.starts_with("cache_")
+            {
+                sizes.insert(buffer.buffer_id, buffer.size);
+            }
+        }
+        let allocated = sizes.values().sum::<u64>();
+        assert_eq!(cache.size_bytes, Some(allocated), "{k} and {v}");
+        let kib = allocated as f64 / 1024.0;
+        let n_positions = cache.n_positions.unwrap();
+        let expected =
+            format!("KV cache: {kib:.1} KiB, keys {k}, values {v}, {n_positions} positions");
+        assert_eq!(printed, expected);
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Options of a hot cache: spellings of the fork, variables, and combinations that do not fit together.
 
 use std::fs;
+use std::path::Path;
 
 use serde_json::Value;
 
@@ -167,6 +168,13 @@ fn rejects_options_that_do_not_fit() {
         (&[&hot, &mib, &["--hot-cache-device", "CPU,CPU"]], "2 values for 1 lane"),
         (&[&hot, &mib, &["--hot-cache-device", "CUDA0"]], "CUDA0 is not in the list of devices"),
         (&[&hot, &mib, &["--hot-cache-device", "gpu"]], "CPU, CUDA0, CUDA1, ..."),
+        (&[&hot, &["--hot-cache-mib", "-2,1"]], "value '-2' for '--hot-cache-mib"),
+        (&[&hot, &["--hot-cache-mib", "1000000000001"]], "from 0 to 1e12, or auto"),
+        (
+            &[&hot, &["--hot-cache-mib", "auto", "--hot-cache-reserve-mib", "-1,2"]],
+            "value '-1' for '--hot-cache-reserve-mib",
+        ),
+        (&[&hot, &mib, &["--update-rate", "nan"]], "from 0 to 1"),
         (&[&hot, &mib, &["--update-policy", "fork"]], "an update rate of 0"),
         (&[&hot, &mib, &["--update-horizon", "5"]], "without --update-policy payback"),
         (
@@ -216,8 +224,37 @@ fn rejects_files_of_other_models_and_formats() {
     assert!(other.contains("64"), "{other}");
     let empty = of(&format!(r#"{{{schema}, "layers": []}}"#));
     assert!(empty.contains("contains no activations"), "{empty}");
+    let unknown = of(&format!(r#"{{{schema}, "layers": [{{"layer": 9, "experts": [[1, 2]]}}]}}"#));
+    assert!(unknown.contains("contains no expert of the model"), "{unknown}");
     assert!(of("{}").contains("is not a plan"), "an object");
-    assert!(of("[1]").contains("cache.json"), "an array");
+    assert!(of("{").contains("neither a plan nor a learn file"), "a part of an object");
+    for text in ["[1]", "", "\u{0}"] {
+        let message = of(text);
+        assert_eq!(message.matches("cache.json").count(), 1, "{message}");
+    }
+    let path = work.path("missing.json");
+    let cache = ["--policy", "hot-cache", "--hot-cache", arg(&path), "--hot-cache-mib", "1"];
+    let message = fail!["record", "--model", model(), cache];
+    assert_eq!(message.matches("missing.json").count(), 1, "{message}");
+}
+
+/// Nothing is learned if the learn file could not be written or used.
+#[test]
+fn checks_the_learn_file_before_learning() {
+    let work = Workplace::new();
+    let (out, learned) = (work.path("run"), work.path("learned.json"));
+    let warmup = file_of(work.dir.path(), "warmup.txt", "int main");
+    let learn = ["--auto-learn", "--warmup-prompt", arg(&warmup)];
+    let message = |file: &Path, more: &[&str]| {
+        let cache = args!["--policy", "hot-cache", "--hot-cache", file, learn, more];
+        let message = fail!["record", "--model", model(), "-n", "2", "--out", out, cache];
+        assert!(!out.exists() && !learned.exists(), "{message}");
+        message
+    };
+    assert!(message(&learned, &[]).contains("pass --hot-cache-mib N"));
+    let nowhere = work.path("nowhere/learned.json");
+    let error = message(&nowhere, &["--hot-cache-mib", "1"]);
+    assert!(error.contains("nowhere") && error.contains("does not exist; create it"), "{error}");
 }
 
 /// A plan that was changed, or made for another model. Nothing is written.

@@ -179,6 +179,19 @@ fn prints_gpu_and_cpu_memory() {
     assert_eq!(plan["memory"], Value::Null);
 }
 
+/// The same check as before a run: the heads have 16 elements.
+#[test]
+fn rejects_cache_types_that_do_not_fit_the_heads() {
+    let dir = workplace();
+    let learn =
+        r#"{"schema":"llama.cpp.moe_layer_opt_perf.v1","layers":[{"layer":0,"experts":[[1,2]]}]}"#;
+    let learn = write(&dir, "small.json", learn);
+    let model = repository("fixtures/random-qwen3moe-F16.gguf");
+    let types = ["--cache-type-v", "q8_0"];
+    let error = fail!["plan", learn, "--model", model, "--budget-mib", "1", types];
+    assert!(error.contains("needs heads of a multiple of 32 elements"), "{error}");
+}
+
 #[test]
 fn rejects_contexts_out_of_range() {
     let dir = workplace();

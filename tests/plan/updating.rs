@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::{QWEN, json_of, plan_of, workplace, write};
-use crate::support::{args, repository, run};
+use crate::support::{args, fail, repository, run};
 
 /// Expert 9 has more activations than the cached 5 and replaces it; the rate allows one of two exchanges.
 #[test]
@@ -55,6 +55,13 @@ fn plans_updates() {
         table.contains("2 of 2 exchanges") && table.contains("37.5 % of 80 selected experts"),
         "{table}"
     );
+
+    let rate = ["--update-rate", "nan"];
+    let error = fail!["plan", report, "--update", plan, rate];
+    assert!(error.contains("expected a number"), "{error}");
+    let missing = dir.path().join("missing.json");
+    let error = fail!["plan", report, "--update", missing];
+    assert_eq!(error.matches("No such file").count(), 1, "{error}");
 
     // Recording is disabled: the fork exchanges no expert.
     fs::write(&report, live(false)).unwrap();

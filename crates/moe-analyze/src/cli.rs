@@ -102,7 +102,14 @@ impl Cli {
         let mut command = Cli::command().mut_subcommands(|subcommand| {
             subcommand.mut_args(|arg| {
                 let takes_value = !arg.is_positional() && arg.get_action().takes_values();
+                let is_list = takes_value && arg.get_value_delimiter().is_some();
                 let arg = arg.allow_negative_numbers(takes_value);
+                // A list such as `-1,2` is not a number.
+                let arg = if is_list {
+                    arg.allow_hyphen_values(true)
+                } else {
+                    arg
+                };
                 // An empty variable is treated as unset.
                 let value = arg.get_env().and_then(std::env::var_os);
                 if value.is_some_and(|value| value.is_empty()) {

@@ -10,6 +10,9 @@ use crate::option_values::{ValueError, number};
 /// MiB that the fork leaves free on the GPU of the first lane, and on the GPUs of the other lanes.
 const RESERVE_MIB: [f64; 2] = [1024.0, 512.0];
 
+/// Largest budget in MiB.
+const MAX_MIB: u64 = 1_000_000_000_000;
+
 /// The budget of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LaneBudget {
@@ -26,7 +29,10 @@ impl FromStr for LaneBudget {
     fn from_str(text: &str) -> Result<LaneBudget, ValueError> {
         match text {
             "auto" | "-1" => Ok(LaneBudget::Auto),
-            _ => number(text, "an integer number of MiB, or auto", |_| true).map(LaneBudget::Mib),
+            _ => {
+                let expected = "an integer number of MiB from 0 to 1e12, or auto";
+                number(text, expected, |&mib| mib <= MAX_MIB).map(LaneBudget::Mib)
+            }
         }
     }
 }
@@ -114,7 +120,7 @@ mod tests {
         assert_eq!("auto".parse(), Ok(LaneBudget::Auto));
         assert_eq!("-1".parse(), Ok(LaneBudget::Auto));
         assert_eq!("0".parse(), Ok(LaneBudget::Mib(0)));
-        for text in ["1.5", "-2", "", "18446744073709551616"] {
+        for text in ["1.5", "-2", "", "1000000000001"] {
             assert!(text.parse::<LaneBudget>().is_err(), "{text}");
         }
     }

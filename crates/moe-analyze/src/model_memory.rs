@@ -2,10 +2,10 @@
 
 use moe_executor::Model;
 use moe_executor::placement::{DeviceId, Placement};
+use moe_gguf::Gguf;
 use moe_gguf::kv_cache::{Cells, KvShape, KvTypes, LayerBytes};
 use moe_gguf::names::{Category, Role};
 use moe_gguf::text::counted;
-use moe_gguf::{Gguf, Tensor};
 
 /// Number and length of the sequences of a context.
 #[derive(Debug, Clone, Copy)]
@@ -148,12 +148,13 @@ impl Memory {
                 }
                 continue;
             }
+            let is_expert = matches!(role.category, Category::Expert | Category::ExpertBias);
             match self.gpu(placement.named(&tensor.name, role.layer_id)) {
                 Some(gpu) => {
                     gpu.tensors += bytes;
                     self.host.on_gpus += bytes;
                 }
-                None if is_expert(tensor) => self.host.experts += bytes,
+                None if is_expert => self.host.experts += bytes,
                 None => {}
             }
         }
@@ -261,12 +262,6 @@ impl Memory {
             types.v.name().to_ascii_lowercase()
         )
     }
-}
-
-/// Whether a tensor belongs to routed experts.
-fn is_expert(tensor: &Tensor) -> bool {
-    let category = Role::of(&tensor.name).category;
-    matches!(category, Category::Expert | Category::ExpertBias)
 }
 
 /// A number of the model's architecture.

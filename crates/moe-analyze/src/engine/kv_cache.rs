@@ -2,6 +2,8 @@
 
 use moe_executor::hparams::HParams;
 use moe_executor::{CacheParams, CacheType};
+use moe_gguf::Gguf;
+use moe_gguf::kv_cache::{Cells, KvShape, KvTypes, LayerBytes};
 use moe_gguf::text::counted;
 use moe_trace::manifest;
 
@@ -10,39 +12,67 @@ use crate::output::human_bytes;
 /// Options of the KV cache.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct CacheArgs {
-    /// Type of the keys in the KV cache: f32, f16 or q8_0 [default: f32; f16 with --engine llama.cpp]
+    /// Type of the keys in the KV cache: f32, f16 or q8_0
     #[arg(
         long,
         visible_alias = "ctk",
         value_name = "TYPE",
+        default_value_t,
         help_heading = "KV cache"
     )]
-    pub cache_type_k: Option<CacheType>,
-    /// Type of the values in the KV cache: f32, f16 or q8_0 [default: f32; f16 with --engine llama.cpp]
+    pub cache_type_k: CacheType,
+    /// Type of the values in the KV cache: f32, f16 or q8_0
     #[arg(
         long,
         visible_alias = "ctv",
         value_name = "TYPE",
+        default_value_t,
         help_heading = "KV cache"
     )]
-    pub cache_type_v: Option<CacheType>,
+    pub cache_type_v: CacheType,
 }
 
 impl CacheArgs {
-    /// Returns the types of keys and values in an engine whose default is `default`.
-    pub fn types(self, default: CacheType) -> [CacheType; 2] {
-        let types = [self.cache_type_k, self.cache_type_v];
-        types.map(|ty| ty.unwrap_or(default))
+    /// Returns the types of keys and values in GGUF's terms.
+    pub fn types(self) -> KvTypes {
+        KvTypes {
+            k: self.cache_type_k.ggml(),
+            v: self.cache_type_v.ggml(),
+        }
     }
 
     /// Returns the cache of a session with a context of `n_ctx` positions, of which sequences use `n_positions`.
     pub fn params(self, n_ctx: usize, n_positions: usize) -> CacheParams {
-        let [k, v] = self.types(CacheType::default());
         CacheParams {
             n_positions: n_positions.min(n_ctx),
-            k,
-            v,
+            k: self.cache_type_k,
+            v: self.cache_type_v,
             ..CacheParams::new(n_ctx)
+        }
+    }
+
+    /// Returns the description of llama.cpp's cache for the manifest: of one sequence with `n_positions` positions, and passes of
+    /// `n_batch` tokens.
+    pub fn describe_llama_cpp(
+        self,
+        gguf: &Gguf,
+        n_positions: u64,
+        n_batch: u64,
+    ) -> manifest::KvCache {
+        let layers = KvShape::of(gguf).and_then(|shape| {
+            let cells = Cells::of_llama_cpp(n_positions, 1, n_batch, shape.window());
+            shape.bytes(self.types(), cells)
+        });
+        let sum = |layers: Vec<LayerBytes>| {
+            let bytes = layers.iter().map(LayerBytes::kv);
+            bytes.fold(0, u64::saturating_add)
+        };
+        manifest::KvCache {
+            type_k: self.cache_type_k.name().to_owned(),
+            type_v: self.cache_type_v.name().to_owned(),
+            n_seq: Some(1),
+            n_positions: Some(n_positions),
+            size_bytes: layers.ok().map(sum),
         }
     }
 }
@@ -60,9 +90,10 @@ pub fn describe(params: &CacheParams, hp: &HParams) -> manifest::KvCache {
 
 /// Returns a line about a cache, before it is allocated.
 pub fn note(cache: &manifest::KvCache) -> String {
+    let size = cache.size_bytes.map(human_bytes);
     format!(
         "KV cache: {}, keys {}, values {}, {}",
-        human_bytes(cache.size_bytes.unwrap_or(0)),
+        size.as_deref().unwrap_or("unknown size"),
         cache.type_k,
         cache.type_v,
         counted(cache.n_positions.unwrap_or(0), "position")

@@ -3,15 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use anyhow::{Context, bail};
+use anyhow::{Context as _, bail};
 use moe_engine::{Engine, EngineInfo, Error, Mode, SessionInfo, Setup};
-use moe_executor::CacheType;
 use moe_gguf::Gguf;
-use moe_gguf::kv_cache::KvTypes;
 use moe_llama_cpp::{Model, OpNumbers, Params, Recording, Session};
-use moe_trace::manifest;
 
-use super::kv_cache::CacheArgs;
+use super::kv_cache::{self, CacheArgs};
+use crate::context::Context;
 use crate::output::message;
 
 /// The path of the model, for [`exit_on_abort`].
@@ -34,6 +32,7 @@ pub struct LlamaCpp<'g> {
     model: Model,
     n_threads: u32,
     cache: CacheArgs,
+    ctx: Context,
     info: EngineInfo,
 }
 
@@ -43,6 +42,7 @@ impl<'g> LlamaCpp<'g> {
         gguf: &'g Gguf,
         n_threads: usize,
         cache: CacheArgs,
+        ctx: Context,
     ) -> anyhow::Result<LlamaCpp<'g>> {
         let path = &gguf.files()[0].path;
         if !path.is_file() {
@@ -84,6 +84,7 @@ impl<'g> LlamaCpp<'g> {
             model,
             n_threads: n_threads as u32,
             cache,
+            ctx,
             info,
         })
     }
@@ -111,24 +112,22 @@ impl Engine for LlamaCpp<'_> {
         &'s self,
         setup: Setup<'s>,
     ) -> moe_engine::Result<Box<dyn moe_engine::Session + 's>> {
-        let [type_k, type_v] = self.cache.types(CacheType::F16);
+        let n_positions = setup.n_positions.min(setup.n_ctx);
         let params = Params {
-            n_ctx: setup.n_positions.min(setup.n_ctx) as u32,
+            n_ctx: n_positions as u32,
             n_seq: 1,
             n_batch: setup.n_batch as u32,
             n_threads: self.n_threads,
             flash_attention: None,
-            kv_types: KvTypes {
-                k: type_k.ggml(),
-                v: type_v.ggml(),
-            },
+            kv_types: self.cache.types(),
         };
+        let (n_positions, n_batch) = (n_positions as u64, setup.n_batch as u64);
+        let kv_cache = self
+            .cache
+            .describe_llama_cpp(self.gguf, n_positions, n_batch);
+        self.ctx.note(kv_cache::note(&kv_cache));
         let session = SessionInfo {
-            kv_cache: Some(manifest::KvCache {
-                type_k: type_k.name().to_owned(),
-                type_v: type_v.name().to_owned(),
-                ..manifest::KvCache::default()
-            }),
+            kv_cache: Some(kv_cache),
             ..SessionInfo::default()
         };
         let writer = setup.create_run.map(|create_run| create_run(session));

@@ -58,7 +58,9 @@ pub fn load<'g>(
             *ctx,
         )?)),
         #[cfg(feature = "llama-cpp")]
-        Kind::LlamaCpp => Ok(Box::new(llama_cpp::LlamaCpp::load(gguf, n_threads, cache)?)),
+        Kind::LlamaCpp => Ok(Box::new(llama_cpp::LlamaCpp::load(
+            gguf, n_threads, cache, *ctx,
+        )?)),
         #[cfg(not(feature = "llama-cpp"))]
         Kind::LlamaCpp => anyhow::bail!(
             "this program was built without llama.cpp; build it with `cargo install --path crates/moe-analyze --features llama-cpp` (needs cmake and libclang)"

@@ -117,9 +117,7 @@ impl Engine for Native<'_> {
         let cache = self.cache.params(setup.n_ctx, setup.n_positions);
         cache.check(model.gguf(), model.hparams())?;
         let kv_cache = kv_cache::describe(&cache, model.hparams());
-        if setup.create_run.is_none() {
-            self.ctx.note(kv_cache::note(&kv_cache));
-        }
+        self.ctx.note(kv_cache::note(&kv_cache));
         let session = SessionInfo {
             gpus: gpus_at_start(&devices),
             kv_cache: Some(kv_cache),
@@ -171,12 +169,17 @@ impl Native<'_> {
     fn warm_up(&self, text: &str, setup: &Setup) -> anyhow::Result<Counters> {
         let devices = self.device.open(&self.model, &Context { quiet: true })?;
         let recorder = Recorder::new(None);
-        let cache = self.cache.params(setup.n_ctx, setup.n_ctx);
+        let mut tokens = self.encode(text)?;
+        tokens.truncate(setup.n_ctx);
+        let cache = self.cache.params(setup.n_ctx, tokens.len());
+        let kv_cache = kv_cache::describe(&cache, self.model.hparams());
+        self.ctx.note(format_args!(
+            "warm-up prompt, {}",
+            kv_cache::note(&kv_cache)
+        ));
         let mut session =
             Session::with_devices(&self.model, &self.threads, devices, recorder, cache)?;
         session.enable_hot_cache(&[], PerfMode::Update)?;
-        let mut tokens = self.encode(text)?;
-        tokens.truncate(setup.n_ctx);
         for batch in tokens.chunks(setup.n_batch.max(1)) {
             session.decode(batch, Phase::Prompt, Logits::None)?;
         }

@@ -14,9 +14,9 @@ use crate::hparams::HParams;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum CacheType {
     /// 32-bit floating point: keys and values are not converted.
-    #[default]
     F32,
-    /// Half precision, the default of llama.cpp.
+    /// Half precision, the default as in llama.cpp.
+    #[default]
     F16,
     /// Blocks of 32 elements with 8-bit codes and a half-precision scale.
     Q8_0,

@@ -51,8 +51,13 @@ fn writer(dir: &Path, gguf: &Gguf, ops: ops::OpTable) -> RunWriter {
     RunWriter::create(dir, manifest, &OffsetMap::new(gguf), RunOptions::default()).unwrap()
 }
 
-/// The runs of both engines, the executor's first.
+/// The runs of both engines with an F16 cache, the executor's first.
 fn both(dir: &Path, path: &Path, mode: Mode) -> [Run; 2] {
+    both_with(dir, path, mode, CacheType::F16)
+}
+
+/// Like [`both`], with a KV cache of type `cache`.
+fn both_with(dir: &Path, path: &Path, mode: Mode, cache: CacheType) -> [Run; 2] {
     let gguf = Gguf::open(path).unwrap();
     let n_vocab = n_vocab(&gguf);
     let [ours, theirs] = ["ours", "theirs"].map(|name| dir.join(name));
@@ -65,7 +70,7 @@ fn both(dir: &Path, path: &Path, mode: Mode) -> [Run; 2] {
         &model,
         &threads,
         recorder,
-        CacheParams::of_type(CacheType::F16, N_CTX),
+        CacheParams::of_type(cache, N_CTX),
     )
     .unwrap();
     feed(&mut session, n_vocab);
@@ -78,7 +83,7 @@ fn both(dir: &Path, path: &Path, mode: Mode) -> [Run; 2] {
     let recording = Recording::new(&gguf, Some(writer_of_theirs), mode, None);
     let variant = Variant {
         flash_attention: true,
-        cache: CacheType::F16,
+        cache,
     };
     let session = moe_llama_cpp::Session::new(&model, &gguf, params(variant), N_CTX, recording);
     let mut session = session.unwrap();
@@ -271,6 +276,68 @@ fn graphs_agree_and_buffers_are_recorded() {
         for source in record.sources().iter().filter(|source| !source.is_disk()) {
             assert!(allocated.contains(&source.offset_or_buffer_id.get()));
         }
+    }
+}
+
+/// A KV cache tensor in a graph: name, type, elements of a row, and bytes from a row to the next.
+type CacheNode = (String, String, u64, u64);
+
+/// The cache tensors of a run's graph, in order of their names.
+fn cache_nodes(run: &Run, phase: Phase) -> Vec<CacheNode> {
+    let graph = Graph::read(&graph::path(&run.path, phase)).unwrap();
+    let nodes = graph.nodes.into_iter();
+    let nodes = nodes.filter(|node| node.label.starts_with("cache_") && node.operation == LEAF);
+    let mut nodes: Vec<CacheNode> = nodes
+        .map(|node| {
+            let (width, rows) = (node.shape[0], node.shape[1..].iter().product::<u64>());
+            let bytes = node.size_bytes.unwrap();
+            assert_eq!(bytes % rows, 0, "{node:?}");
+            (node.label, node.dtype, width, bytes / rows)
+        })
+        .collect();
+    nodes.sort_unstable();
+    nodes
+}
+
+/// Sources of a record that are views of the KV cache: name and size.
+fn cache_views(record: &TensorAccessLog) -> Vec<(String, u64)> {
+    let sources = record.sources().iter().enumerate();
+    let views = sources.filter(|(_, source)| source.name().starts_with("cache_"));
+    views
+        .map(|(i, source)| (source.name().into_owned(), record.source_size(i)))
+        .collect()
+}
+
+/// Views of keys and values have the names, types, row sizes and strides of llama.cpp's nodes. llama.cpp reads a multiple of 256
+/// positions, the executor only those that a token attends to.
+#[test]
+fn cache_views_agree() {
+    for ty in [CacheType::F16, CacheType::Q8_0] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = fixture("tiny-qwen3moe-Q4_K_M.gguf");
+        let runs = both_with(dir.path(), &path, Mode::All, ty);
+        let mut row_size = BTreeMap::new();
+        for phase in Phase::ALL {
+            let [ours, theirs] = runs.each_ref().map(|run| cache_nodes(run, phase));
+            assert_eq!(ours, theirs, "{ty}");
+            assert!(!ours.is_empty() && ours.iter().all(|(_, dtype, ..)| dtype == ty.name()));
+            row_size.extend(ours.into_iter().map(|(name, _, _, bytes)| (name, bytes)));
+        }
+        let [ours, theirs] = runs.each_ref().map(|run| run.trace.records());
+        assert_eq!(ours.len(), theirs.len());
+        let mut n_views = 0;
+        for (ours, theirs) in ours.iter().zip(theirs) {
+            let (ours, theirs) = (cache_views(ours), cache_views(theirs));
+            assert_eq!(ours.len(), theirs.len());
+            for ((name, bytes), (name_of_theirs, bytes_of_theirs)) in ours.iter().zip(&theirs) {
+                assert_eq!(name, name_of_theirs);
+                let row = row_size[name.split(' ').next().unwrap()];
+                assert_eq!((bytes % row, bytes_of_theirs % row), (0, 0), "{ty}, {name}");
+                assert!(0 < *bytes && bytes <= bytes_of_theirs, "{ty}, {name}");
+                n_views += 1;
+            }
+        }
+        assert!(n_views > 0);
     }
 }
 

@@ -8,6 +8,7 @@ use moe_gguf::text::counted;
 use crate::context::Context;
 use crate::lane_budget::{AutoBudget, LaneBudget, bytes_of_mib, mib};
 use crate::model_memory::Memory;
+use crate::output;
 
 /// Options of automatic budgets, a value per lane.
 #[derive(Debug, clap::Args)]
@@ -100,8 +101,9 @@ impl AutoBudgetArgs {
         match self.free_mib.get(lane) {
             Some(&free) => Ok(free),
             None => free_mib_of_gpu(lane).map_err(|error| {
+                let error = output::one_line(&error);
                 anyhow!(
-                    "the free memory of GPU {lane} is unknown: {error:#}; pass --free-mib, or a number to --budget-mib"
+                    "the free memory of GPU {lane} is unknown: {error}; pass --free-mib, or a number to --budget-mib"
                 )
             }),
         }

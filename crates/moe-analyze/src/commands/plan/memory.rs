@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use moe_executor::placement::Rules;
-use moe_executor::{CacheType, Model};
+use moe_executor::{CacheParams, CacheType, Model};
 use moe_gguf::Gguf;
 use moe_gguf::kv_cache::KvTypes;
 
@@ -26,10 +26,10 @@ pub struct MemoryArgs {
     #[arg(long, visible_alias = "ubatch-size", value_name = "N", default_value_t = 512, value_parser = integer_in(1u32..=1 << 20), help_heading = HEADING)]
     batch_size: u32,
     /// Type of the keys in the KV cache: f32, f16 or q8_0
-    #[arg(long, value_name = "TYPE", default_value_t = CacheType::F16, help_heading = HEADING)]
+    #[arg(long, value_name = "TYPE", default_value_t, help_heading = HEADING)]
     cache_type_k: CacheType,
     /// Type of the values in the KV cache: f32, f16 or q8_0
-    #[arg(long, value_name = "TYPE", default_value_t = CacheType::F16, help_heading = HEADING)]
+    #[arg(long, value_name = "TYPE", default_value_t, help_heading = HEADING)]
     cache_type_v: CacheType,
 }
 
@@ -63,7 +63,7 @@ impl MemoryArgs {
     fn cache_types(&self) -> Vec<String> {
         [("k", self.cache_type_k), ("v", self.cache_type_v)]
             .into_iter()
-            .filter(|(_, ty)| *ty != CacheType::F16)
+            .filter(|(_, ty)| *ty != CacheType::default())
             .map(|(half, ty)| format!("--cache-type-{half} {ty}"))
             .collect()
     }
@@ -72,7 +72,7 @@ impl MemoryArgs {
     /// `--tensor-split`. The experts are in CPU memory.
     ///
     /// # Errors
-    /// The model cannot be opened.
+    /// The model cannot be opened, or its heads do not fit the types of the cache.
     pub fn memory(&self, path: &Path, split: &[f32]) -> anyhow::Result<Memory> {
         let gguf = Gguf::open(path)?;
         let context = ContextSize {
@@ -94,6 +94,12 @@ impl MemoryArgs {
         if let (None, Some(n_ctx)) = (memory.fault(), context.n_ctx) {
             match Model::load(&gguf) {
                 Ok(model) => {
+                    let cache = CacheParams {
+                        k: self.cache_type_k,
+                        v: self.cache_type_v,
+                        ..CacheParams::new(1)
+                    };
+                    cache.check(&gguf, model.hparams())?;
                     memory.add_executor(&model, &placement, context.n_batch.min(n_ctx));
                 }
                 Err(error) => memory

@@ -12,9 +12,7 @@ use std::path::PathBuf;
 use anyhow::bail;
 use moe_gguf::text::counted;
 use moe_placement::learn::{LearnFile, is_usable};
-use moe_placement::plan::{
-    Entry, Explanation, LayerCurve, Plan, PlanVerdict, Strategy, Weighting, rank,
-};
+use moe_placement::plan::{Entry, Explanation, LayerCurve, Plan, Strategy, Weighting, rank};
 use moe_trace::{ExpertId, LayerId, ModelInfo};
 
 use crate::context::Context;
@@ -26,6 +24,7 @@ use crate::learn_files;
 use crate::model_memory::Memory;
 use crate::option_values::{ValueError, number};
 use crate::output::Format;
+use crate::plan_warnings::plan_warnings;
 use crate::traces::ImportArgs;
 
 /// Plan which experts a hot expert cache contains
@@ -111,6 +110,7 @@ pub struct Args {
         long,
         value_name = "R",
         default_value_t = 1.0,
+        value_parser = update_rate,
         requires = "update",
         help_heading = "Update"
     )]
@@ -128,6 +128,10 @@ pub struct Args {
 
 fn half_life(text: &str) -> Result<f64, ValueError> {
     number(text, "a number of files above 0", |&value| value > 0.0)
+}
+
+fn update_rate(text: &str) -> Result<f64, ValueError> {
+    number(text, "a number", |rate: &f64| !rate.is_nan())
 }
 
 fn layer_expert(text: &str) -> Result<(LayerId, ExpertId), ValueError> {
@@ -229,7 +233,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         args.strategy,
         args.fill_random,
     )?;
-    print_plan_warnings(&plan, ctx);
+    for warning in plan_warnings(&plan) {
+        ctx.note(warning);
+    }
     if let Some(out) = &args.out {
         write_cut(&plan, &learn, out, args.force, ctx)?;
     }
@@ -262,33 +268,6 @@ fn remove_mtp_head(ranking: &mut Vec<Entry>, model: Option<&ModelInfo>, ctx: &Co
             "omitted {} of the MTP head, which the fork does not cache",
             counted(left_out, "expert")
         ));
-    }
-}
-
-/// Prints warnings about a plan.
-fn print_plan_warnings(plan: &Plan, ctx: &Context) {
-    let n = |wanted: PlanVerdict| {
-        plan.decisions
-            .iter()
-            .filter(|d| d.verdict == wanted)
-            .count() as u64
-    };
-    let unknown = n(PlanVerdict::UnknownSize);
-    if unknown > 0 {
-        ctx.note(format_args!(
-            "warning: {} not in the model; check that the learn file is of this model",
-            if unknown == 1 {
-                "1 expert of the learn file is".into()
-            } else {
-                format!("{unknown} experts of the learn file are")
-            }
-        ));
-    }
-    if n(PlanVerdict::Repeated) > 0 {
-        ctx.note("warning: the learn file contains a layer twice; if both contain an expert, its higher score counts");
-    }
-    if plan.is_empty() {
-        ctx.note("warning: the budget is too small: a layer needs space for an expert and an empty expert; the fork would disable the cache");
     }
 }
 

@@ -28,7 +28,8 @@ pub fn run(
     let current = Current::read(current, ctx)
         .map_err(|error| {
             let path = current.display();
-            anyhow!("{path} does not contain a cache: {error:#}; pass the output of `plan -o json`, a learn file of `plan --out`, or a live report")
+            let error = output::one_line(&error);
+            anyhow!("{path} does not contain a cache: {error}; pass the output of `plan -o json`, a learn file of `plan --out`, or a live report")
         })?;
     let slots = live.layer_slots();
     let mut rate = args.update_rate;

@@ -19,21 +19,12 @@ pub struct LaneArgs {
         long,
         alias = "moe-hot-cache-max-mib",
         value_name = "N|auto[,…]",
-        value_delimiter = ',',
-        allow_hyphen_values = true
+        value_delimiter = ','
     )]
     hot_cache_mib: Vec<LaneBudget>,
-    #[arg(
-        long = "moe-hot-cache-second-max-mib",
-        hide = true,
-        allow_hyphen_values = true
-    )]
+    #[arg(long = "moe-hot-cache-second-max-mib", hide = true)]
     second_mib: Option<LaneBudget>,
-    #[arg(
-        long = "moe-hot-cache-third-max-mib",
-        hide = true,
-        allow_hyphen_values = true
-    )]
+    #[arg(long = "moe-hot-cache-third-max-mib", hide = true)]
     third_mib: Option<LaneBudget>,
     /// Memory in MiB to leave free with --hot-cache-mib auto, one value per lane [default: 1024 for the first lane, 512 for others]
     #[arg(

@@ -17,6 +17,7 @@ use moe_placement::update::Payback;
 use moe_trace::bounded;
 
 use crate::env_option::{EnvOption, EnvOptionParser, InvalidVariable};
+use crate::files;
 use crate::option_values::{ValueError, first_given, number, positive, switch};
 
 use lanes::LaneArgs;
@@ -196,6 +197,14 @@ impl HotCacheArgs {
         if self.auto_learn && !self.has_warmup() {
             bail!("--auto-learn needs a prompt to count; pass --warmup-prompt FILE");
         }
+        if let (true, Some(path)) = (self.must_learn(), &self.hot_cache) {
+            files::check_output(path, false)?;
+            if !self.lanes.has_budgets() {
+                bail!(
+                    "--auto-learn needs the size of the cache; pass --hot-cache-mib N or --hot-cache-mib auto"
+                );
+            }
+        }
         self.weighting()?;
         self.curve()?;
         self.fill_random()?;
@@ -326,6 +335,12 @@ impl HotCacheArgs {
         };
         let text = bounded::read_text(path)?;
         Ok(Some(text.strip_suffix('\n').unwrap_or(&text).to_owned()))
+    }
+
+    /// Whether the learn file of `--hot-cache` must be learned first: it does not exist.
+    fn must_learn(&self) -> bool {
+        let path = self.hot_cache.as_ref();
+        self.auto_learn && path.is_some_and(|path| !path.exists())
     }
 
     fn has_warmup(&self) -> bool {

@@ -9,7 +9,7 @@ use moe_executor::{CacheParams, Devices, Model};
 use moe_gguf::kv_cache::KvTypes;
 use moe_gguf::map::OffsetMap;
 use moe_placement::learn::LayerObservation;
-use moe_placement::plan::{ExpertSizes, LayerCurve, Plan, PlanVerdict, Weighting, rank};
+use moe_placement::plan::{ExpertSizes, LayerCurve, Plan, Weighting, rank};
 use moe_trace::hot_cache::{HotCache, HotLane};
 use moe_trace::{ExpertId, LayerId, ModelInfo};
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
@@ -21,6 +21,7 @@ use crate::context::Context;
 use crate::experts::sizes_of;
 use crate::lane_budget::{AutoBudget, LaneBudget};
 use crate::model_memory::{ContextSize, GpuMemory, Memory};
+use crate::plan_warnings::plan_warnings;
 
 /// Random seed of experts that fill free memory, the same as in the fork.
 const FILL_SEED: u64 = 0x6d_6f_65;
@@ -65,7 +66,20 @@ impl Planned {
                     .with_context(|| path.display().to_string())?;
                 Planned::of_plan(args, &plan, sizes, machine)?
             }
-            Source::Learn(observations) => Planned::of_learn(args, &observations, machine, ctx)?,
+            Source::Learn(observations) => {
+                let sizes = sizes(machine.model)?;
+                let mut experts = observations.iter().flat_map(|layer| {
+                    let experts = layer.experts.iter();
+                    experts.map(|expert| (layer.layer, expert.expert))
+                });
+                if !experts.any(|(layer, expert)| sizes.get(layer, expert).is_some()) {
+                    bail!(
+                        "{} contains no expert of the model; pass a file of this model",
+                        path.display()
+                    );
+                }
+                Planned::of_learn(args, &observations, machine, ctx)?
+            }
         };
         planned.manifest.source = path.display().to_string();
         Ok(planned)
@@ -94,20 +108,8 @@ impl Planned {
         let seed = fill.then_some(FILL_SEED);
         let ranking = rank(observations, weighting, curve);
         let plan = Plan::new(&ranking, &sizes, &budgets, args.strategy(), seed)?;
-        let unknown = plan.decisions.iter();
-        let unknown = unknown.filter(|d| d.verdict == PlanVerdict::UnknownSize);
-        let unknown = unknown.count();
-        if unknown > 0 {
-            ctx.note(format_args!(
-                "warning: {} of the learn file not in the model; check that the learn file is of this model",
-                match unknown {
-                    1 => "1 expert is".to_owned(),
-                    n => format!("{n} experts are"),
-                }
-            ));
-        }
-        if plan.is_empty() {
-            ctx.note("the hot cache is empty: its size allows no expert, and the empty expert that each layer needs");
+        for warning in plan_warnings(&plan) {
+            ctx.note(warning);
         }
         let lanes = plan.lanes.iter().zip(devices);
         let contents = lanes
@@ -186,12 +188,6 @@ impl Planned {
             curve,
         })
     }
-
-    /// Whether the learn file of `--hot-cache` must be learned first: it does not exist.
-    pub fn must_learn(args: &HotCacheArgs) -> bool {
-        let path = args.hot_cache.as_ref();
-        args.auto_learn && path.is_some_and(|path| !path.exists())
-    }
 }
 
 impl Machine<'_, '_> {
@@ -210,7 +206,7 @@ impl Machine<'_, '_> {
                             memory.host.buffers.unwrap_or(0),
                         ),
                         DeviceId::Gpu(index) => (
-                            self.free_on_gpu(index),
+                            self.limit_of_gpu(index),
                             memory
                                 .gpus
                                 .get(index)
@@ -232,12 +228,10 @@ impl Machine<'_, '_> {
         lanes.collect()
     }
 
-    /// Free memory of a GPU in bytes, within its limit.
-    fn free_on_gpu(&self, index: usize) -> u64 {
-        self.devices.gpus().get(index).map_or(0, |gpu| {
-            let (used, _, limit) = gpu.gpu().memory();
-            limit.saturating_sub(used)
-        })
+    /// Bytes that this program may use on a GPU. Those in use are tensors and buffers, which [`Memory`] contains.
+    fn limit_of_gpu(&self, index: usize) -> u64 {
+        let gpu = self.devices.gpus().get(index);
+        gpu.map_or(0, |gpu| gpu.gpu().memory().2)
     }
 
     /// Memory of the model and its context.

@@ -35,7 +35,7 @@ impl PreparedCache {
         measure: impl FnOnce() -> LaneBandwidths,
         ctx: Context,
     ) -> anyhow::Result<PreparedCache> {
-        let must_learn = Planned::must_learn(args);
+        let must_learn = args.must_learn();
         let (planned, warm_up) = match (warm_up, &args.hot_cache) {
             (Some(counters), Some(path)) if must_learn => {
                 let report = counters.to_learn_file();

@@ -138,7 +138,7 @@ impl Source {
     /// The file cannot be read, is of another model, or contains no experts.
     pub fn read(path: &Path, facts: ModelInfo, ctx: &Context) -> anyhow::Result<Source> {
         let place = || path.display().to_string();
-        if is_plan(path).with_context(place)? {
+        if is_plan(path)? {
             let text = bounded::read_json(path)?;
             let plan: PlanFile = json_input::parse(&text).with_context(|| {
                 format!(
@@ -180,5 +180,12 @@ fn is_plan(path: &Path) -> anyhow::Result<bool> {
     if Kind::of(path)? != Kind::Json || traces::detect(path)?.is_some() {
         return Ok(false);
     }
-    Ok(!has_schema(&bounded::read_json(path)?)?)
+    let has_schema = has_schema(&bounded::read_json(path)?);
+    let has_schema = has_schema.with_context(|| {
+        format!(
+            "{} is neither a plan nor a learn file; pass the output of `plan -o json` or `hotness --out`",
+            path.display()
+        )
+    })?;
+    Ok(!has_schema)
 }

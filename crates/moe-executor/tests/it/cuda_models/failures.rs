@@ -8,7 +8,7 @@ use moe_executor::cpu::threads::Threads;
 use moe_executor::cuda::Policy;
 use moe_executor::cuda::post_fetch::{InjectedFault, Settings, State};
 use moe_executor::recorder::Recorder;
-use moe_executor::{CacheParams, Model, Session};
+use moe_executor::{CacheParams, CacheType, Model, Session};
 use moe_trace::Phase;
 use moe_trace::record::{FLAG_CPU_FALLBACK, lane};
 
@@ -109,8 +109,14 @@ fn uses_started_copies_and_reports_failed_ones() {
     devices.gpus_mut()[0]
         .observe_transfers(Box::new(move |transfer| seen.borrow_mut().push(transfer)));
     let (threads, recorder) = (Threads::new(2).unwrap(), Recorder::new(None));
-    let mut session =
-        Session::with_devices(&model, &threads, devices, recorder, CacheParams::new(8)).unwrap();
+    let mut session = Session::with_devices(
+        &model,
+        &threads,
+        devices,
+        recorder,
+        CacheParams::of_type(CacheType::F32, 8),
+    )
+    .unwrap();
     session.decode(&[1], Phase::Prompt, Logits::Last).unwrap();
 
     let fallbacks = &session.devices().gpus()[0].fallbacks;

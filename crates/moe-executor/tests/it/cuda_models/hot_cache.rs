@@ -8,7 +8,7 @@ use moe_executor::cuda::Policy;
 use moe_executor::hot_cache::LaneContents;
 use moe_executor::placement::DeviceId;
 use moe_executor::recorder::Recorder;
-use moe_executor::{CacheParams, Session};
+use moe_executor::{CacheParams, CacheType, Session};
 use moe_gguf::{ExpertId, LayerId};
 use moe_placement::perf::PerfMode;
 use moe_placement::update::Exchange;
@@ -206,7 +206,7 @@ fn layers_that_do_not_fit_stay_cold() {
             &threads,
             devices,
             Recorder::new(None),
-            CacheParams::new(64),
+            CacheParams::of_type(CacheType::F32, 64),
         )
         .unwrap();
         let lanes = small.hot.unwrap().contents(&model);
@@ -264,7 +264,7 @@ fn exchanges_replace_experts_on_the_gpu() {
                 &threads,
                 devices,
                 Recorder::new(None),
-                CacheParams::new(64),
+                CacheParams::of_type(CacheType::F32, 64),
             )
             .unwrap()
         };

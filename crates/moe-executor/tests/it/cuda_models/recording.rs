@@ -11,7 +11,7 @@ use moe_executor::cpu::threads::Threads;
 use moe_executor::cuda::Fallbacks;
 use moe_executor::hot_cache::LaneEvents;
 use moe_executor::recorder::Recorder;
-use moe_executor::{CacheParams, Devices, Model, Session};
+use moe_executor::{CacheParams, CacheType, Devices, Model, Session};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_placement::perf::Counters;
@@ -82,8 +82,14 @@ pub fn record(gguf: &Gguf, case: Option<&Case>, observe: bool) -> Recorded {
     let threads = Threads::new(2).unwrap();
     let devices = case.map_or_else(Devices::cpu, |case| case.open(gguf, &model));
     let recorder = Recorder::new(Some(writer));
-    let mut session =
-        Session::with_devices(&model, &threads, devices, recorder, CacheParams::new(1024)).unwrap();
+    let mut session = Session::with_devices(
+        &model,
+        &threads,
+        devices,
+        recorder,
+        CacheParams::of_type(CacheType::F32, 1024),
+    )
+    .unwrap();
     if let Some(case) = case {
         case.prepare(&mut session);
     }

@@ -8,7 +8,7 @@ use moe_executor::cpu::threads::Threads;
 use moe_executor::cuda::Policy;
 use moe_executor::cuda::post_fetch::State;
 use moe_executor::recorder::Recorder;
-use moe_executor::{CacheParams, Model, Session};
+use moe_executor::{CacheParams, CacheType, Model, Session};
 use moe_trace::Phase;
 
 use super::{Case, MODELS, case, down_size, has_gpu, open};
@@ -52,9 +52,14 @@ fn transfers_as_many_experts_as_fit() {
                 seen.borrow_mut()[transfer.layer] += usize::from(transfer.state == State::GpuReady);
             }));
             let (threads, recorder) = (Threads::new(2).unwrap(), Recorder::new(None));
-            let mut session =
-                Session::with_devices(&model, &threads, devices, recorder, CacheParams::new(8))
-                    .unwrap();
+            let mut session = Session::with_devices(
+                &model,
+                &threads,
+                devices,
+                recorder,
+                CacheParams::of_type(CacheType::F32, 8),
+            )
+            .unwrap();
             session.decode(&[1], Phase::Prompt, Logits::Last).unwrap();
 
             let fits = |&size: &usize| room.checked_div(size).unwrap_or(0).min(k);

@@ -7,7 +7,7 @@ use moe_executor::cpu::threads::Threads;
 use moe_executor::cuda::Policy;
 use moe_executor::cuda::post_fetch::Settings;
 use moe_executor::recorder::Recorder;
-use moe_executor::{CacheParams, Model, Session};
+use moe_executor::{CacheParams, CacheType, Model, Session};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_testkit::Report;
@@ -111,8 +111,14 @@ fn faults(gguf: &Gguf, case: &Case, n_batch: usize, mode: Mode) -> Vec<String> {
     let threads = Threads::new(2).unwrap();
     let devices = case.open(gguf, &model);
     let recorder = Recorder::new(Some(writer)).with_mode(mode);
-    let mut session =
-        Session::with_devices(&model, &threads, devices, recorder, CacheParams::new(64)).unwrap();
+    let mut session = Session::with_devices(
+        &model,
+        &threads,
+        devices,
+        recorder,
+        CacheParams::of_type(CacheType::F32, 64),
+    )
+    .unwrap();
     case.prepare(&mut session);
     let limits = Limits {
         n_predict: 3,

@@ -2,21 +2,15 @@
 
 use std::collections::HashSet;
 
-use moe_engine::Limits;
-use moe_executor::Model;
+use moe_engine::{Limits, Mode};
+use moe_executor::{CacheParams, CacheType, Model};
+use moe_gguf::Gguf;
 use moe_gguf::kv_cache::{Cells, KvShape, KvTypes};
-use moe_gguf::{GgmlType, Gguf};
 use moe_testkit::fixture;
 use moe_trace::RunOptions;
 use moe_trace::buffers::{Buffer, Change, usage};
 
-use super::{LIMITS, record};
-
-/// Type of the cache of [`record`]'s sessions.
-const CACHE: KvTypes = KvTypes {
-    k: GgmlType::F32,
-    v: GgmlType::F32,
-};
+use super::{LIMITS, record_with};
 
 const MODELS: [&str; 8] = [
     "random-dots1-F16.gguf",
@@ -31,13 +25,20 @@ const MODELS: [&str; 8] = [
 
 /// The buffers that a session allocates for a prompt of `n` tokens in one pass. The caches grow for the token after it, and are
 /// allocated a second time.
-fn allocated(file: &str, n: u32) -> Vec<Buffer> {
+fn allocated(file: &str, n: u32, cache: CacheParams) -> Vec<Buffer> {
     let prompt: Vec<u32> = (300..300 + n).map(|token| token % 400).collect();
     let limits = Limits {
         n_predict: 1,
         ..LIMITS
     };
-    let recorded = record(file, &prompt, limits, RunOptions::default());
+    let recorded = record_with(
+        file,
+        &prompt,
+        limits,
+        RunOptions::default(),
+        Mode::All,
+        cache,
+    );
     let mut seen = HashSet::new();
     let allocations = recorded
         .buffers
@@ -61,7 +62,7 @@ fn compute_buffers_have_the_computed_sizes() {
             let mut computed: Vec<(&str, u64)> = computed.map(|b| (b.name, b.bytes)).collect();
             // One integer or factor for each token, for each wanted row, or for each group of experts.
             let small = ["token ids", "wanted rows", "positions", "sums of weights"];
-            let buffers = allocated(file, n);
+            let buffers = allocated(file, n, CacheParams::new(1024));
             let mut actual: Vec<(&str, u64)> = buffers
                 .iter()
                 .filter(|buffer| buffer.usage == usage::COMPUTE)
@@ -79,13 +80,34 @@ fn compute_buffers_have_the_computed_sizes() {
     }
 }
 
+/// The size that is printed before a session starts is that of the buffers, for keys and values of every type.
 #[test]
 fn cache_has_the_computed_size() {
     for file in MODELS {
-        let shape = KvShape::of(&Gguf::open(fixture(file)).unwrap()).unwrap();
-        for n in [1, 100] {
-            let computed = shape.bytes(CACHE, Cells::uniform(n.into(), 1)).unwrap();
-            let buffers = allocated(file, n);
+        let gguf = Gguf::open(fixture(file)).unwrap();
+        let shape = KvShape::of(&gguf).unwrap();
+        let hp = Model::load(&gguf).unwrap().hparams().clone();
+        let all = CacheType::ALL;
+        let types = all.into_iter().flat_map(|k| all.map(|v| [k, v]));
+        let types = types.filter(|[k, v]| {
+            let head = hp.head_dim as u64;
+            [k, v]
+                .map(|ty| ty.ggml().block_size())
+                .iter()
+                .all(|&n| head.is_multiple_of(n))
+        });
+        for ([k, v], n) in types.flat_map(|types| [(types, 1), (types, 100)]) {
+            let cache = CacheParams {
+                k,
+                v,
+                ..CacheParams::new(1024)
+            };
+            let of_types = KvTypes {
+                k: k.ggml(),
+                v: v.ggml(),
+            };
+            let computed = shape.bytes(of_types, Cells::uniform(n.into(), 1)).unwrap();
+            let buffers = allocated(file, n, cache);
             let caches = buffers
                 .iter()
                 .filter(|buffer| buffer.name.starts_with("cache_"));
@@ -99,7 +121,13 @@ fn cache_has_the_computed_size() {
                 .zip(&names)
                 .flat_map(|(layer, [k, v])| [(k.as_str(), layer.k), (v.as_str(), layer.v)])
                 .collect();
-            assert_eq!(actual, expected, "{file}, {n} tokens");
+            assert_eq!(actual, expected, "{file}, {k} and {v}, {n} tokens");
+            let sum = expected.iter().map(|(_, bytes)| bytes).sum::<u64>();
+            assert_eq!(
+                cache.size_bytes(&hp, n as usize),
+                sum,
+                "{file}, {k} and {v}"
+            );
         }
     }
 }

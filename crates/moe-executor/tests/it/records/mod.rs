@@ -42,6 +42,18 @@ fn record_mode(
     options: RunOptions,
     mode: Mode,
 ) -> Recorded {
+    record_with(file, prompt, limits, options, mode, CacheParams::new(1024))
+}
+
+/// Like [`record_mode`], with a KV cache of 1,024 positions.
+fn record_with(
+    file: &str,
+    prompt: &[u32],
+    limits: Limits,
+    options: RunOptions,
+    mode: Mode,
+    cache: CacheParams,
+) -> Recorded {
     let gguf = Gguf::open(fixture(file)).unwrap();
     let model = Model::load(&gguf).unwrap();
     let dir = tempfile::tempdir().unwrap();
@@ -50,7 +62,7 @@ fn record_mode(
     let writer = RunWriter::create(&run, Manifest::default(), &map, options).unwrap();
     let threads = Threads::new(1).unwrap();
     let recorder = Recorder::new(Some(writer)).with_mode(mode);
-    let mut session = Session::new(&model, &threads, recorder, CacheParams::new(1024)).unwrap();
+    let mut session = Session::new(&model, &threads, recorder, cache).unwrap();
     let mut sampler = Sampler::new(SamplerParams::default());
     let go_on = AtomicBool::new(false);
     let generated = generate(&mut session, &mut sampler, prompt, &limits, &go_on, |_| {}).unwrap();
