@@ -47,12 +47,13 @@ for row in json.load(sys.stdin):
 '
 }
 
-# Runs the commands on stdin, one per line, concurrently. Prints their output in the order of the commands.
+# Runs the commands on stdin, one per line, concurrently, each with another first GPU. Prints their output in the order of the commands.
 side_by_side() {
-  local n=0 command
+  local n=0 command gpus
+  gpus=$(nvidia-smi --list-gpus | wc -l)
   while read -r command; do
     while [ "$(jobs -rp | wc -l)" -ge "${JOBS:-8}" ]; do wait -n; done
-    NUMBER=$n bash -c "$command" >"$work/said-$n" 2>&1 &
+    CUDA_VISIBLE_DEVICES=$((n % gpus)),$(((n + 1) % gpus)) NUMBER=$n bash -c "$command" >"$work/said-$n" 2>&1 &
     n=$((n + 1))
   done
   wait
@@ -81,7 +82,7 @@ sanitize() {
 # Counts the experts of a model for its hot cache.
 learn_file() {
   "$moe_analyze" --quiet record --model "fixtures/$1.gguf" -n 8 --ignore-eos --prompt "The quick brown fox" --trace experts \
-    --out "$work/learn-$1" --force
+    --out "$work/learn-$1" --force >/dev/null
   "$moe_analyze" --quiet hotness "$work/learn-$1" --out "$work/learn-$1.json" --force >/dev/null
 }
 
