@@ -210,7 +210,8 @@ impl Planned {
 }
 
 impl Machine<'_, '_> {
-    /// Free memory of a device in bytes, within its limit.
+    /// Free memory of a device in bytes, within its limit. On a GPU, weights and buffers that are allocated already count as free:
+    /// [`Machine::needed`] contains them.
     fn free(&self, device: DeviceId) -> u64 {
         match device {
             DeviceId::Cpu => {
@@ -219,8 +220,8 @@ impl Machine<'_, '_> {
                 System::new_with_specifics(kind).available_memory()
             }
             DeviceId::Gpu(index) => self.devices.gpus().get(index).map_or(0, |gpu| {
-                let (used, _, limit) = gpu.gpu().memory();
-                limit.saturating_sub(used)
+                let (_, _, limit) = gpu.gpu().memory();
+                limit
             }),
         }
     }
@@ -300,6 +301,7 @@ fn described_settings(
         perf: args.perf()?.name().into(),
         update_policy: args.update_policy().name().into(),
         update_rate: args.update_rate(),
+        update_after: args.update_after().name().into(),
         ..HotCache::default()
     })
 }
