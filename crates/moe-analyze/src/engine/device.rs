@@ -255,7 +255,8 @@ impl DeviceArgs {
             ctx.note(small);
         }
         self.print_gpus(&devices, ctx);
-        if self.policy() != Policy::Cpu && self.keeps_experts_on_cpu() {
+        let copies = self.policy() != Policy::Cpu || self.has_hot_cache();
+        if copies && self.keeps_experts_on_cpu() {
             let registered = devices.register(model.gguf());
             if !registered {
                 ctx.note(
