@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Checks before a release that are too slow for .ci/run or need other toolchains:
 #   miri          unit tests of threads and disjoint slices under Miri
+#   tsan          tests of the hot cache under ThreadSanitizer: lanes, exchanges and counters of several threads
 #   asan          tests of the crates with unsafe code under AddressSanitizer
 #   fuzz          scripts/fuzz.sh, an hour and more
 #   cross         cargo check for Linux on aarch64, Windows and macOS
@@ -20,7 +21,7 @@ host=$(rustc -vV | sed -n 's/^host: //p')
 results=$cache/release-check
 mkdir -p "$results"
 export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0
-parts=(miri asan fuzz cross advisories packages api curves)
+parts=(miri tsan asan fuzz cross advisories packages api curves)
 cross_targets='aarch64-unknown-linux-gnu aarch64-linux-gnu
 x86_64-pc-windows-gnu x86_64-windows-gnu
 aarch64-apple-darwin aarch64-macos'
@@ -43,6 +44,18 @@ miri() {
   fi
   MIRIFLAGS=-Zmiri-disable-isolation CARGO_TARGET_DIR=$cache/miri \
     cargo +nightly miri test --package moe-executor --lib -- cpu::threads cpu::disjoint
+}
+
+# The standard library is compiled with the sanitizer, too: otherwise its synchronization is unknown to it.
+tsan() {
+  local log
+  log=$(mktemp)
+  rustup component add --toolchain nightly rust-src >"$log" 2>&1 ||
+    rustup toolchain install nightly --profile minimal --component rust-src >"$log" 2>&1 ||
+    not_run "ThreadSanitizer needs a nightly toolchain: $(last_line "$log")"
+  RUSTFLAGS=-Zsanitizer=thread CARGO_TARGET_DIR=$cache/tsan \
+    cargo +nightly test -Zbuild-std --target "$host" --package moe-executor --no-default-features --test it -- hot_cache:: \
+    --skip cuda_models
 }
 
 asan() {

@@ -219,7 +219,10 @@ fn draws_plots() {
     run!["overlap", run, "--plot", svg];
     let text = fs::read_to_string(&svg).unwrap();
     // The prompt pass is the first, but not a decode pass.
-    assert!(text.contains("run, pass 3 (of 0 to 5): 1 token of sequence 0 at position 12"), "{text}");
+    assert!(
+        text.contains("run, pass 3 (of 0 to 5): 1 token of sequence 0 at position 12"),
+        "{text}"
+    );
     let png = dir.path().join("a.png");
     run!["overlap", run, "--plot", png, "--pass", "0"];
     assert!(fs::read(&png).unwrap().starts_with(b"\x89PNG"));

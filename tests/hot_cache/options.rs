@@ -176,6 +176,7 @@ fn rejects_options_that_do_not_fit() {
         ),
         (&[&hot, &mib, &["--update-rate", "nan"]], "from 0 to 1"),
         (&[&hot, &mib, &["--update-policy", "fork"]], "an update rate of 0"),
+        (&[&hot, &mib, &["--update-after", "prompt"]], "--update-after has no effect"),
         (&[&hot, &mib, &["--update-horizon", "5"]], "without --update-policy payback"),
         (
             &[&hot, &mib, &["--update-policy", "payback", "--update-bandwidths", "1,2"]],

@@ -1,7 +1,10 @@
-//! Updates after each sequence, and caches that a run learns.
+//! Updates after each sequence or its prompt, and caches that a run learns.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::path::Path;
 
+use moe_trace::{ExpertId, LayerId, Phase, Run};
 use serde_json::Value;
 
 use super::{Workplace, hot_cache, slots_of_report, slots_of_trace, sum};
@@ -30,6 +33,78 @@ fn update_rate_limits_exchanges() {
     assert!(some[0] > 0 && some[0] < all[0], "{some:?} {all:?}");
     let lanes = ["--hot-cache-mib", "1,1", "--update-rate", "1"];
     assert_eq!(exchanged(&work, "lanes", &lanes), [0, 0, 0]);
+}
+
+/// A sequence and a phase.
+type Part = (u32, Phase);
+
+/// Layer, expert and lane of each selection.
+type Selections = Vec<(LayerId, ExpertId, u8)>;
+
+fn selections(run: &Path) -> BTreeMap<Part, Selections> {
+    let mut selections = BTreeMap::<Part, Selections>::new();
+    for operation in Run::open(run).unwrap().routing() {
+        let head = operation.head();
+        let (layer, phase) = (head.layer().unwrap(), Phase::try_from(head.phase).unwrap());
+        let part = selections.entry((head.sequence_id.get(), phase));
+        let experts = operation.tokens().flat_map(|token| token.experts());
+        let experts = experts.map(|expert| (layer, expert.expert_id, expert.lane));
+        part.or_default().extend(experts);
+    }
+    selections
+}
+
+/// With updates after prompts, the generated tokens of each sequence have other experts in the cache than its prompt. The results
+/// are those of a run without updates, and the counters agree with the trace.
+#[test]
+fn prompt_updates_the_cache_before_the_first_generated_token() {
+    let work = Workplace::new();
+    let cache = ["--hot-cache", arg(&work.learn), "--hot-cache-mib", "1"];
+    let update = [&cache[..], &["--update-rate", "1", "--update-after", "prompt"]].concat();
+    let [plain, updated] = [("plain", &cache[..]), ("updated", &update)]
+        .map(|(name, options)| work.record(name, options));
+    assert_eq!(slots_of_report(&updated), slots_of_trace(&updated));
+    let requests = hot_cache(&updated).requests;
+    assert!(requests.iter().all(|request| request.exchanged > 0), "{requests:?}");
+    assert_eq!(hot_cache(&updated).update_after, "prompt");
+    assert_eq!(hot_cache(&plain).update_after, "request");
+
+    let [plain, updated] = [&plain, &updated].map(|run| selections(run));
+    let experts = |part: &Selections| {
+        let experts = part.iter().map(|&(layer, expert, _)| (layer, expert));
+        experts.collect::<Vec<_>>()
+    };
+    for (part, selected) in &plain {
+        assert_eq!(experts(&updated[part]), experts(selected), "{part:?}");
+    }
+    let first = (0, Phase::Prompt);
+    assert_eq!(updated[&first], plain[&first], "the first prompt uses the planned cache");
+    // Each phase of a sequence has one cache, and that of the generated tokens is another one.
+    let mut n_changed = 0;
+    for sequence in 0..3 {
+        let [prompt, generated] = [Phase::Prompt, Phase::Generate].map(|phase| {
+            let lanes: BTreeSet<_> = updated[&(sequence, phase)].iter().copied().collect();
+            let lane_of: BTreeMap<_, _> = lanes
+                .iter()
+                .map(|&(layer, expert, lane)| ((layer, expert), lane))
+                .collect();
+            assert_eq!(lane_of.len(), lanes.len(), "sequence {sequence}, {phase:?}");
+            lane_of
+        });
+        let changed = generated
+            .iter()
+            .filter(|(key, lane)| prompt.get(key).is_some_and(|before| before != *lane));
+        n_changed += changed.count();
+    }
+    assert!(n_changed > 0);
+
+    // A replay makes the same exchanges.
+    let out = work.path("replayed");
+    let how = ["--policy", "hot-cache", "-r", "1", "-t", "1"];
+    let recorded = work.path("updated");
+    run!["--quiet", "replay", recorded, "--model", super::model(), how, update, "--out", out];
+    assert_eq!(hot_cache(&out).requests, requests);
+    assert_eq!(slots_of_trace(&out), slots_of_trace(&recorded));
 }
 
 /// The faster the lane and the longer the horizon, the more exchanges pay.

@@ -233,6 +233,7 @@ impl<'g> MoeLayer<'g> {
             norm_weights: self.spec.norm_weights,
             weights_scale: self.spec.weights_scale,
             n_expert_used: self.n_expert_used,
+            on_cpu: ops.routes_on_cpu(self.il, self.projections(), x.rows),
         };
         ops.begin_call(device);
         let weights_name = ops.route(self.il, &router, x, &mut s.router, &mut s.routing);

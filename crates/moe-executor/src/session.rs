@@ -16,7 +16,7 @@ use crate::cpu::threads::Threads;
 use crate::devices::Devices;
 use crate::error::Result;
 use crate::hot_cache::{DynamicParams, DynamicReport, DynamicSlots};
-use crate::hot_cache::{HotCache, HotCacheReport, LaneContents};
+use crate::hot_cache::{HotCache, HotCacheReport, LaneContents, Profile};
 use crate::kv_cache::{CacheParams, KvCache, Run};
 use crate::model::Model;
 use crate::ops::Ops;
@@ -105,6 +105,13 @@ impl<'a, 'g> Session<'a, 'g> {
         counters: PerfMode,
     ) -> Result<HotCacheReport> {
         self.ops.enable_hot_cache(self.model, lanes, counters)
+    }
+
+    /// Replaces the settings of the model's architecture in the hot cache, if it is enabled: for comparisons.
+    pub fn set_hot_cache_profile(&mut self, profile: Profile) {
+        if let Some(cache) = &mut self.ops.hot {
+            cache.set_profile(profile);
+        }
     }
 
     /// Builds a dynamic cache, replacing the previous hot cache. It is used from the next pass on; [`Session::hot_cache`] has its
@@ -279,6 +286,12 @@ impl<'a, 'g> Session<'a, 'g> {
     /// The devices of the session.
     pub fn devices(&self) -> &Devices<'a> {
         &self.ops.devices
+    }
+
+    /// Ends the session and returns its devices, with the weights that they hold. The last buffer events are not recorded.
+    pub fn into_devices(mut self) -> Devices<'a> {
+        self.disable_hot_cache();
+        self.ops.devices
     }
 
     /// Ends the session and returns its recorder, whose writer can then be finished. The second value is an error if the

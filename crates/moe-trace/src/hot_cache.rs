@@ -29,10 +29,12 @@ pub struct HotCache {
     pub lanes: Vec<HotLane>,
     /// What was counted: `off`, `update` or `full`.
     pub perf: String,
-    /// Rule for exchanges after a request: `fork` or `payback`.
+    /// Rule for exchanges: `fork` or `payback`.
     pub update_policy: String,
-    /// Maximum fraction of the cached experts that were exchanged after a request, 0 to 1.
+    /// Maximum fraction of the cached experts that were exchanged at a time, 0 to 1.
     pub update_rate: f64,
+    /// When experts were exchanged: `request`, after each request, or `prompt`, after its prompt.
+    pub update_after: String,
     /// The requests (sequences) in order; empty if nothing was counted.
     pub requests: Vec<HotRequest>,
     /// Work that the CPU did instead of a lane; missing while recording.
@@ -64,7 +66,7 @@ pub struct HotRequest {
     pub hot_slots: u64,
     /// Expert slots that the cold lane computed.
     pub cold_slots: u64,
-    /// Experts that were exchanged after the request.
+    /// Experts that were exchanged after the request, or after its prompt.
     pub exchanged: u64,
 }
 

@@ -142,7 +142,8 @@ impl DeviceArgs {
             ctx.note(small);
         }
         self.print_gpus(&devices, ctx);
-        let copies = self.policy() != Policy::Cpu || self.has_dynamic_cache();
+        let has_cache = self.has_hot_cache() || self.has_dynamic_cache();
+        let copies = self.policy() != Policy::Cpu || has_cache;
         if copies && self.keeps_experts_on_cpu() {
             let registered = devices.register(model.gguf());
             if !registered {

@@ -102,12 +102,12 @@ impl Engine for Native<'_> {
         &'s self,
         setup: Setup<'s>,
     ) -> moe_engine::Result<Box<dyn moe_engine::Session + 's>> {
-        let devices = self.device.open(&self.model, &self.ctx).map_err(boxed)?;
-        let hot = if self.device.has_hot_cache() {
-            Some(self.hot_cache(&devices, &setup).map_err(boxed)?)
-        } else {
-            None
-        };
+        let mut devices = self.device.open(&self.model, &self.ctx).map_err(boxed)?;
+        let mut hot = None;
+        if self.device.has_hot_cache() {
+            let (prepared, used) = self.hot_cache(devices, &setup).map_err(boxed)?;
+            (hot, devices) = (Some(prepared), used);
+        }
         let dynamic = if self.device.has_dynamic_cache() {
             Some(self.dynamic_cache(&devices, &setup).map_err(boxed)?)
         } else {
@@ -138,16 +138,23 @@ impl Engine for Native<'_> {
 }
 
 impl Native<'_> {
-    /// Plans the hot cache of a session, and runs the warm-up prompt.
-    fn hot_cache(&self, devices: &Devices, setup: &Setup) -> anyhow::Result<PreparedCache> {
+    /// Plans the hot cache of a session on `devices`, and runs the warm-up prompt there. Returns the devices, with the weights that
+    /// the warm-up prompt has copied to them.
+    fn hot_cache<'s>(
+        &'s self,
+        mut devices: Devices<'s>,
+        setup: &Setup,
+    ) -> anyhow::Result<(PreparedCache, Devices<'s>)> {
         let args = &self.device.hot_cache;
-        let warm_up = match args.warmup_text()? {
-            Some(text) => Some(self.warm_up(&text, setup)?),
-            None => None,
-        };
-        let machine = self.machine(devices, setup);
-        let measure = || LaneBandwidths::measure(&self.threads, devices, &self.ctx);
-        PreparedCache::new(args, &machine, warm_up, measure, self.ctx)
+        let mut warm_up = None;
+        if let Some(text) = args.warmup_text()? {
+            let (counters, used) = self.warm_up(devices, &text, setup)?;
+            (warm_up, devices) = (Some(counters), used);
+        }
+        let machine = self.machine(&devices, setup);
+        let measure = || LaneBandwidths::measure(&self.threads, &devices, &self.ctx);
+        let prepared = PreparedCache::new(args, &machine, warm_up, measure, self.ctx)?;
+        Ok((prepared, devices))
     }
 
     /// The settings of the dynamic cache of a session.
@@ -165,9 +172,13 @@ impl Native<'_> {
         }
     }
 
-    /// Runs a prompt without recording it, and returns the counters of its experts.
-    fn warm_up(&self, text: &str, setup: &Setup) -> anyhow::Result<Counters> {
-        let devices = self.device.open(&self.model, &Context { quiet: true })?;
+    /// Runs a prompt without recording it. Returns the counters of its experts, and the devices.
+    fn warm_up<'s>(
+        &'s self,
+        devices: Devices<'s>,
+        text: &str,
+        setup: &Setup,
+    ) -> anyhow::Result<(Counters, Devices<'s>)> {
         let recorder = Recorder::new(None);
         let mut tokens = self.encode(text)?;
         tokens.truncate(setup.n_ctx);
@@ -183,11 +194,11 @@ impl Native<'_> {
         for batch in tokens.chunks(setup.n_batch.max(1)) {
             session.decode(batch, Phase::Prompt, Logits::None)?;
         }
-        let counters = session.counters();
-        Ok(counters.map_or_else(
+        let counters = session.counters().map_or_else(
             || Counters::new(PerfMode::Update, 0, 0),
             |counters| counters.lock().clone(),
-        ))
+        );
+        Ok((counters, session.into_devices()))
     }
 }
 

@@ -74,6 +74,14 @@ impl ReplayCache {
         }
     }
 
+    /// Ends the prompt of a sequence. A hot cache can exchange experts before the generated tokens.
+    pub fn end_prompt(&mut self, replay: &mut Replay) {
+        match self {
+            ReplayCache::Hot(run) => run.end_replayed_prompt(replay),
+            ReplayCache::Dynamic(_) => {}
+        }
+    }
+
     /// Ends a sequence. A hot cache can exchange experts before the next one.
     pub fn end_sequence(&mut self, replay: &mut Replay, is_last: bool) {
         match self {

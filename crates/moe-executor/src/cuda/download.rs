@@ -17,6 +17,8 @@ pub struct Download {
     at: usize,
     /// Number of experts.
     n: usize,
+    /// Whether the weights were copied, too.
+    has_weights: bool,
 }
 
 impl Download {
@@ -41,7 +43,7 @@ impl Downloads {
         (self.block, self.used) = (0, 0);
     }
 
-    /// Starts the copies of `n` selected experts and their weights.
+    /// Starts the copies of `n` selected experts, and of their weights if they are given.
     ///
     /// # Errors
     /// Pinned memory cannot be allocated, or a copy cannot be started.
@@ -49,7 +51,7 @@ impl Downloads {
         &mut self,
         gpu: &Gpu,
         ids: Ptr,
-        weights: Ptr,
+        weights: Option<Ptr>,
         n: usize,
     ) -> Result<Download> {
         let bytes = n * size_of::<i32>();
@@ -66,19 +68,22 @@ impl Downloads {
             block: self.block,
             at: self.used,
             n,
+            has_weights: weights.is_some(),
         };
         let block = &self.blocks[self.block];
         // SAFETY: this range is used by no other copy before `clear` at the start of the next pass. `get` reads it after the wait
         // at the end of the pass. Dropping pinned memory waits for the GPU. The caller passes allocations of `n` elements.
         unsafe {
             gpu.begin_download(ids, block, self.used, bytes)?;
-            gpu.begin_download(weights, block, self.used + bytes, bytes)?;
+            if let Some(weights) = weights {
+                gpu.begin_download(weights, block, self.used + bytes, bytes)?;
+            }
         }
         self.used += 2 * bytes;
         Ok(download)
     }
 
-    /// Selected experts and their weights.
+    /// Selected experts and their weights; no weights if they were not copied.
     ///
     /// # Safety
     /// The compute stream was waited for after the copies were started, and none was started since.
@@ -87,6 +92,11 @@ impl Downloads {
         // SAFETY: the caller ensures that no copy is in flight, and starting one needs `&mut self`.
         let block = unsafe { self.blocks[download.block].bytes() };
         let (ids, weights) = block[download.at..][..2 * bytes].split_at(bytes);
+        let weights = if download.has_weights {
+            weights
+        } else {
+            &weights[..0]
+        };
         let aligned = "blocks are page-aligned, and all values have four bytes";
         (
             <[i32]>::ref_from_bytes(ids).expect(aligned),

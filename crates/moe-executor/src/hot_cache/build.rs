@@ -5,7 +5,10 @@ use moe_placement::perf::{Counters, LaneIndex, PerfMode, SharedCounters};
 use moe_placement::plan::MAX_LANES;
 
 use super::contents::{Compact, LaneLayer, LayerCache, Projections};
-use super::{DroppedLayer, Error, HotCache, HotCacheReport, LaneContents, LaneEvents, LaneScratch};
+use super::{
+    DroppedLayer, Error, HotCache, HotCacheReport, LaneContents, LaneEvents, LaneScratch, Profile,
+    Sampling,
+};
 use crate::devices::Devices;
 use crate::error::Result;
 use crate::model::Model;
@@ -26,12 +29,16 @@ impl HotCache {
         check(model, devices, lanes)?;
         let hp = model.hparams();
         let used = hp.n_expert_used_by_layer.iter().copied().max();
+        let profile = Profile::of(&hp.arch);
         let counters = Counters::new(mode, hp.n_expert as u32, used.unwrap_or(0) as u32);
         let mut cache = HotCache {
             devices: lanes.iter().map(|lane| lane.device).collect(),
             layers: Vec::new(),
             counters: SharedCounters::new(counters),
             mode,
+            timed_passes: 0,
+            sampling: Sampling::default(),
+            profile: profile.unwrap_or(Profile::GENERAL),
             events: LaneEvents::default(),
             scratch: LaneScratch::new(),
         };
@@ -39,6 +46,7 @@ impl HotCache {
         let mut report = HotCacheReport {
             lane_bytes: vec![0; lanes.len()],
             dropped: Vec::new(),
+            without_profile: profile.is_none().then(|| hp.arch.clone()),
         };
         for (index, lane) in lanes.iter().enumerate() {
             for (&layer, experts) in lane.experts.iter().filter(|(_, e)| !e.is_empty()) {

@@ -1,21 +1,60 @@
-//! Counts the calls of layers.
+//! Counts the calls of layers. A call only stores its entries; the counters are locked once, at the end of the pass.
+
+use std::ops::Range;
 
 use moe_gguf::LayerId;
 use moe_placement::perf::{LaneIndex, LayerCall, PerfMode};
 
 use super::HotCache;
+use super::times::PendingTimes;
 use crate::cuda::Download;
 use crate::devices::Devices;
 use crate::error::Result;
 use crate::placement::DeviceId;
 
-/// A layer call whose ids were still on a GPU. They are counted at the end of the pass.
-pub(crate) struct PendingCall {
-    pub layer: LayerId,
-    /// The D2H copy of the ids.
-    pub ids: Download,
-    /// The lane that computed all of them.
-    pub lane: LaneIndex,
+/// What a pass has to count at its end. Memory is reused between passes.
+#[derive(Default)]
+pub(crate) struct PassCounts {
+    calls: Vec<PassCall>,
+    /// Selected experts of the calls.
+    ids: Vec<i32>,
+    /// The lane that computed each of `ids`.
+    lanes: Vec<LaneIndex>,
+    /// Times of the calls.
+    pub times: Vec<PendingTimes>,
+}
+
+/// A layer call of the pass.
+struct PassCall {
+    layer: LayerId,
+    entries: Entries,
+    /// Whether a hot lane failed.
+    has_failed: bool,
+}
+
+/// The selected experts of a call.
+enum Entries {
+    /// A range of [`PassCounts::ids`] and [`PassCounts::lanes`].
+    Known(Range<usize>),
+    /// A D2H copy that is complete at the end of the pass, and the lane that computed all of them.
+    Copied(Download, LaneIndex),
+}
+
+impl PassCounts {
+    fn clear(&mut self) {
+        self.calls.clear();
+        self.ids.clear();
+        self.lanes.clear();
+        self.times.clear();
+    }
+
+    fn push(&mut self, layer: LayerId, entries: Entries, has_failed: bool) {
+        self.calls.push(PassCall {
+            layer,
+            entries,
+            has_failed,
+        });
+    }
 }
 
 impl HotCache {
@@ -24,25 +63,42 @@ impl HotCache {
         self.mode
     }
 
-    /// Starts a forward pass.
-    pub(crate) fn begin_pass(&mut self) {
-        self.scratch.pending.clear();
-        self.scratch.pending_times.clear();
-        let mut counters = self.counters.lock();
-        self.mode = counters.mode();
-        counters.start_pass();
+    /// Whether the times of this pass are measured.
+    pub(crate) fn is_timed(&self) -> bool {
+        self.timed_passes > 0
     }
 
-    /// Counts a call of a layer: its selected experts, and the lane that computed each of them.
-    pub(crate) fn count(&self, layer: LayerId, ids: &[i32], lanes: &[LaneIndex]) {
-        if self.mode != PerfMode::Off {
-            self.counters.lock().add_call(&LayerCall {
-                layer,
-                ids,
-                lanes,
-                times: None,
-            });
+    /// Starts a forward pass of `n_tokens`.
+    pub(crate) fn begin_pass(&mut self, n_tokens: usize) {
+        self.scratch.counts.clear();
+        {
+            let mut counters = self.counters.lock();
+            self.mode = counters.mode();
+            counters.start_pass();
         }
+        self.timed_passes = match self.mode {
+            PerfMode::Full => self.sampling.begin(n_tokens),
+            PerfMode::Off | PerfMode::Update => 0,
+        };
+    }
+
+    /// Counts a call of a layer: its selected experts, the lane that computed each of them, and whether a hot lane failed.
+    pub(crate) fn count(&mut self, layer: LayerId, ids: &[i32], has_failed: bool) {
+        if self.mode == PerfMode::Off {
+            return;
+        }
+        let counts = &mut self.scratch.counts;
+        let start = counts.ids.len();
+        counts.ids.extend_from_slice(ids);
+        counts.lanes.extend_from_slice(&self.scratch.computed_by);
+        let entries = Entries::Known(start..counts.ids.len());
+        counts.push(layer, entries, has_failed);
+    }
+
+    /// Counts a call of a layer whose experts were all computed by `lane`, and whose ids are still on a GPU.
+    pub(crate) fn count_copied(&mut self, layer: LayerId, ids: Download, lane: LaneIndex) {
+        let entries = Entries::Copied(ids, lane);
+        self.scratch.counts.push(layer, entries, false);
     }
 
     /// Counts a call of a layer whose experts were computed without lanes. The experts in lanes on `gpu` are hot; `None`: all are
@@ -64,34 +120,49 @@ impl HotCache {
                 LaneIndex::Cold
             }
         }));
-        self.count(layer, ids, &lanes);
         self.scratch.computed_by = lanes;
+        self.count(layer, ids, false);
     }
 
-    /// Counts a call in which a hot lane failed.
-    pub(crate) fn count_fallback(&mut self, layer: LayerId) {
-        self.counters.lock().add_fallback(layer);
-    }
-
-    /// Counts the calls of a completed pass whose ids were on a GPU, and adds the times of all calls.
+    /// Counts the calls of a completed pass, and adds their times.
     ///
     /// # Errors
     /// The pass has not ended.
     pub(crate) fn end_pass(&mut self, devices: &Devices) -> Result<()> {
-        let mut lanes = std::mem::take(&mut self.scratch.computed_by);
-        for call in &self.scratch.pending {
-            let (ids, _) = devices.downloaded(&call.ids)?;
-            lanes.clear();
-            lanes.resize(ids.len(), call.lane);
-            self.count(call.layer, ids, &lanes);
+        let counts = &self.scratch.counts;
+        if counts.calls.is_empty() && counts.times.is_empty() {
+            return Ok(());
         }
-        self.scratch.computed_by = lanes;
-        self.scratch.pending.clear();
-        for call in &self.scratch.pending_times {
+        let all_in_lane = &mut self.scratch.computed_by;
+        let mut counters = self.counters.lock();
+        for call in &counts.calls {
+            let (ids, lanes) = match &call.entries {
+                Entries::Known(entries) => {
+                    let entries = entries.clone();
+                    (&counts.ids[entries.clone()], &counts.lanes[entries])
+                }
+                Entries::Copied(ids, lane) => {
+                    let (ids, _) = devices.downloaded(ids)?;
+                    all_in_lane.clear();
+                    all_in_lane.resize(ids.len(), *lane);
+                    (ids, all_in_lane.as_slice())
+                }
+            };
+            let layer = call.layer;
+            counters.add_call(&LayerCall {
+                layer,
+                ids,
+                lanes,
+                times: None,
+            });
+            if call.has_failed {
+                counters.add_fallback(layer);
+            }
+        }
+        for call in &counts.times {
             let times = call.times.resolve(call.ended, devices)?;
-            self.counters.lock().add_times(call.layer, &times);
+            counters.add_times(call.layer, &times, self.timed_passes);
         }
-        self.scratch.pending_times.clear();
         Ok(())
     }
 }

@@ -23,6 +23,7 @@ mod count;
 mod dynamic;
 mod error;
 mod exchange;
+mod profile;
 mod times;
 mod worklist;
 
@@ -39,10 +40,12 @@ use crate::cpu::matmul::Worklist;
 use crate::placement::DeviceId;
 
 pub(crate) use contents::{Compact, LayerCache, Projections};
-pub(crate) use count::PendingCall;
+pub(crate) use count::PassCounts;
 pub(crate) use dynamic::replace_lanes;
 pub use dynamic::{DynamicParams, DynamicReport, DynamicSlots};
 pub use error::Error;
+pub use profile::Profile;
+use times::Sampling;
 pub(crate) use times::{CallTimes, PendingTimes, Span};
 pub(crate) use worklist::{LANES, LaneWorklist, N_LANES};
 
@@ -74,6 +77,8 @@ pub struct HotCacheReport {
     pub lane_bytes: Vec<u64>,
     /// Layers that are missing in a lane. Their experts are computed as without a cache.
     pub dropped: Vec<DroppedLayer>,
+    /// The architecture of the model, if it has no [`Profile`]; the cache then uses [`Profile::GENERAL`].
+    pub without_profile: Option<String>,
 }
 
 /// A layer that is missing in a lane.
@@ -132,6 +137,10 @@ pub struct HotCache {
     counters: SharedCounters,
     /// What is counted in the current pass.
     mode: PerfMode,
+    /// Number of passes that the times of the current pass stand for; 0 if it is not timed.
+    timed_passes: u64,
+    sampling: Sampling,
+    profile: Profile,
     /// Failures and shortcuts.
     events: LaneEvents,
     pub(crate) scratch: LaneScratch,
@@ -162,12 +171,10 @@ pub(crate) struct LaneScratch {
     pub slot_lanes: Vec<u8>,
     /// Lane that computed each entry.
     pub computed_by: Vec<LaneIndex>,
-    /// Layer calls whose ids are known at the end of the pass.
-    pub pending: Vec<PendingCall>,
     /// Times of the current call.
     pub times: CallTimes,
-    /// Times of the calls of the pass.
-    pub pending_times: Vec<PendingTimes>,
+    /// The calls of the pass.
+    pub counts: PassCounts,
 }
 
 /// Results of lanes that are added to that of the first one.
@@ -201,9 +208,8 @@ impl LaneScratch {
             record_lanes: Vec::new(),
             slot_lanes: Vec::new(),
             computed_by: Vec::new(),
-            pending: Vec::new(),
             times: CallTimes::default(),
-            pending_times: Vec::new(),
+            counts: PassCounts::default(),
         }
     }
 }
@@ -219,7 +225,17 @@ impl HotCache {
         &self.events
     }
 
-    /// The counters. Another thread may read them while the session runs.
+    /// How layer calls are computed.
+    pub fn profile(&self) -> Profile {
+        self.profile
+    }
+
+    /// Replaces the profile of the architecture.
+    pub(crate) fn set_profile(&mut self, profile: Profile) {
+        self.profile = profile;
+    }
+
+    /// The counters. Another thread may read them while the session runs; they contain complete passes.
     pub fn counters(&self) -> &SharedCounters {
         &self.counters
     }

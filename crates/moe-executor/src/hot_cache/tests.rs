@@ -1,12 +1,15 @@
-//! The copies of a cache in CPU memory.
+//! The copies of a cache in CPU memory, and its profile.
 
 use moe_gguf::Gguf;
 use moe_placement::random::SplitMix64;
 use moe_placement::update::Exchange;
 
 use super::*;
+use crate::cpu::threads::Threads;
 use crate::devices::Devices;
 use crate::model::Model;
+use crate::ops::Ops;
+use crate::recorder::Recorder;
 
 /// Checks that each slot contains the matrices and biases of its expert, and the dummy zeros.
 fn check_copies(model: &Model, cache: &HotCache) {
@@ -74,5 +77,38 @@ fn slots_contain_their_experts_before_and_after_exchanges() {
         }
         assert!(done > 20, "{done} exchanges");
         assert_eq!(cache.cached().len(), 8);
+    }
+}
+
+fn one_expert() -> LaneContents {
+    LaneContents {
+        device: DeviceId::Cpu,
+        experts: [(LayerId(1), vec![ExpertId(3)])].into(),
+    }
+}
+
+/// The CPU selects the experts of layers with lanes, up to the number of tokens of the profile.
+#[test]
+fn profile_limits_routing_on_the_cpu() {
+    let gguf = Gguf::open(moe_testkit::fixture("tiny-qwen3moe-Q4_K_M.gguf")).unwrap();
+    let model = Model::load(&gguf).unwrap();
+    let threads = Threads::new(1).unwrap();
+    let mut ops = Ops::new(&threads, Recorder::new(None), Devices::cpu());
+    let routed = |ops: &Ops, layer| {
+        let linears = model.decoder.moe(LayerId(layer)).unwrap().projections();
+        [1, 2, 4, 5].map(|tokens| ops.routes_on_cpu(LayerId(layer), linears, tokens))
+    };
+    assert_eq!(routed(&ops, 1), [false; 4], "no cache");
+    let report = ops.enable_hot_cache(&model, &[one_expert()], PerfMode::Off);
+    assert_eq!(report.unwrap().without_profile, None);
+    assert_eq!(routed(&ops, 1), [true, false, false, false]);
+    assert_eq!(routed(&ops, 0), [false; 4], "a layer without lanes");
+    for (cpu_routing_max_tokens, expected) in [(0, [false; 4]), (4, [true, true, true, false])] {
+        let cache = ops.hot.as_mut().unwrap();
+        cache.set_profile(Profile {
+            cpu_routing_max_tokens,
+            ..Profile::GENERAL
+        });
+        assert_eq!(routed(&ops, 1), expected);
     }
 }

@@ -9,6 +9,36 @@ use super::worklist::{LANES, N_LANES};
 use crate::devices::{Devices, TimePoint};
 use crate::error::Result;
 
+/// One of this number of small passes is timed.
+const SAMPLING: u64 = 8;
+
+/// Passes of at least this number of tokens are all timed: their times are much longer than the measurement.
+const LARGE_PASS: usize = 32;
+
+/// Selects the passes to time. Recording the events of a layer and reading their times takes several µs, more than the counters of
+/// the other passes. Counts are not sampled.
+#[derive(Default)]
+pub(crate) struct Sampling {
+    /// Number of small passes so far.
+    n_small: u64,
+}
+
+impl Sampling {
+    /// Starts a pass of `n_tokens`. Returns the number of passes that its times stand for: this one and the small passes before it
+    /// that were not timed; 0 if it is not timed.
+    pub fn begin(&mut self, n_tokens: usize) -> u64 {
+        if n_tokens >= LARGE_PASS {
+            return 1;
+        }
+        let n_before = self.n_small;
+        self.n_small += 1;
+        match n_before % SAMPLING {
+            0 => n_before.clamp(1, SAMPLING),
+            _ => 0,
+        }
+    }
+}
+
 /// Start and end.
 pub(crate) type Span = (TimePoint, TimePoint);
 
@@ -106,6 +136,18 @@ fn ns(time: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_of_small_passes_stand_for_those_that_are_not_timed() {
+        let mut sampling = Sampling::default();
+        let timed: Vec<u64> = (0..18).map(|_| sampling.begin(1)).collect();
+        assert_eq!(
+            timed,
+            [1, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 8, 0]
+        );
+        assert_eq!(sampling.begin(LARGE_PASS), 1);
+        assert_eq!(sampling.begin(LARGE_PASS - 1), 0);
+    }
 
     #[test]
     fn computes_times_of_lanes_region_wait_and_merge() {

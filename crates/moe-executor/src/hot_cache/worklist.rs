@@ -135,17 +135,20 @@ impl LaneWorklist {
         &self.weight
     }
 
-    /// The operands of a hot lane on a GPU: `k` slots and `k` router weights for each token, the bits of all slots before the bits
-    /// of all weights. Of a single token they contain only the entries of the lane; of several tokens they contain all entries,
-    /// and those of other lanes have the slot `dummy`, whose matrices are zero. Returns `k`.
-    pub fn stage(&self, lane: LaneIndex, dummy: usize, k: usize, staged: &mut Vec<u32>) -> usize {
+    /// The operands of a hot lane on a GPU for a single token: the slot of each entry of the lane, then the bits of their router
+    /// weights. Returns the number of entries.
+    pub fn stage_own(&self, lane: LaneIndex, staged: &mut Vec<u32>) -> usize {
         staged.clear();
-        if self.len() == k {
-            staged.extend(self.indices(lane).iter().map(|&slot| slot as u32));
-            let weights = &self.weight[self.range(lane)];
-            staged.extend(weights.iter().map(|weight| weight.to_bits()));
-            return self.count(lane);
-        }
+        staged.extend(self.indices(lane).iter().map(|&slot| slot as u32));
+        let weights = &self.weight[self.range(lane)];
+        staged.extend(weights.iter().map(|weight| weight.to_bits()));
+        self.count(lane)
+    }
+
+    /// The operands of a hot lane on a GPU: the slot of each entry `(token, slot)`, then the bits of all router weights. Entries of
+    /// other lanes have the slot `dummy`, whose matrices are zero.
+    pub fn stage_all(&self, lane: LaneIndex, dummy: usize, staged: &mut Vec<u32>) {
+        staged.clear();
         let entries = || self.lane.iter().zip(&self.position);
         staged.extend(entries().map(|(&of, &at)| {
             if of == lane {
@@ -155,7 +158,6 @@ impl LaneWorklist {
             }
         }));
         staged.extend(entries().map(|(_, &at)| self.weight[at as usize].to_bits()));
-        k
     }
 }
 
@@ -201,17 +203,24 @@ mod tests {
     }
 
     #[test]
-    fn stages_the_entries_of_one_token_and_dummies_for_several() {
+    fn stages_the_entries_of_a_lane_or_dummies_for_those_of_others() {
         let mut work = LaneWorklist::default();
         let mut staged = Vec::new();
         work.fill(&[5, 4, 1], &[0.5, 2.0, 4.0], 3, &places());
-        assert_eq!(work.stage(Hot0, 2, 3, &mut staged), 2);
+        assert_eq!(work.stage_own(Hot0, &mut staged), 2);
         assert_eq!(staged, [0, 1, 2.0f32.to_bits(), 4.0f32.to_bits()]);
+        // One token without direct merge.
+        let weights = [0.5f32, 2.0, 4.0].map(f32::to_bits);
+        work.stage_all(Hot0, 2, &mut staged);
+        assert_eq!((&staged[..3], &staged[3..]), (&[2, 0, 1][..], &weights[..]));
+        // Two tokens.
         work.fill(&[5, 4, 1, 2], &[0.5, 2.0, 4.0, 8.0], 2, &places());
-        assert_eq!(work.stage(Hot0, 2, 2, &mut staged), 2);
         let weights = [0.5f32, 2.0, 4.0, 8.0].map(f32::to_bits);
-        assert_eq!(staged[..4], [2, 0, 1, 2]);
-        assert_eq!(staged[4..], weights);
+        work.stage_all(Hot0, 2, &mut staged);
+        assert_eq!(
+            (&staged[..4], &staged[4..]),
+            (&[2, 0, 1, 2][..], &weights[..])
+        );
     }
 
     #[test]

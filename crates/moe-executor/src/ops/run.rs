@@ -60,6 +60,23 @@ impl Ops<'_> {
         self.fetch(&mut routing.ids);
     }
 
+    /// Copies two activations to the CPU, with one wait.
+    pub(super) fn fetch_both(&mut self, a: &mut Activation, b: &mut Activation) {
+        let home = a.values.home();
+        let wanted = [a.values.wanted(home), b.values.wanted(home)];
+        let mut wanted: Vec<Wanted> = wanted.into_iter().flatten().collect();
+        if let Some(gpu) = self.devices.gpu_mut(home)
+            && wanted.len() > 1
+            && gpu.fetch_together(&mut wanted).is_ok()
+        {
+            a.values.fetched(home);
+            b.values.fetched(home);
+            self.waited(home);
+        }
+        self.fetch(&mut a.values);
+        self.fetch(&mut b.values);
+    }
+
     /// Notes that the CPU has waited for a GPU.
     pub(crate) fn waited(&mut self, gpu: DeviceId) {
         self.devices.waited(gpu);
@@ -90,7 +107,7 @@ impl Ops<'_> {
     pub fn begin_pass(&mut self) -> Result<()> {
         self.first_position = TokenId(self.positions.first().copied().unwrap_or(0));
         if let Some(cache) = &mut self.hot {
-            cache.begin_pass();
+            cache.begin_pass(self.positions.len());
         }
         Ok(self.devices.begin_pass()?)
     }

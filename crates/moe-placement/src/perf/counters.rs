@@ -53,8 +53,10 @@ pub(super) struct LayerCounters {
     pub(super) hot: Vec<u64>,
     /// `[n_expert]`: selections of each expert that the cold lane computed.
     pub(super) cold: Vec<u64>,
-    /// Sums of the times of the calls.
+    /// Sums of the times of the calls. A call whose times stand for several calls is added as often.
     pub(super) times: LayerTimes,
+    /// Number of calls that `times` stands for.
+    pub(super) timed_calls: u64,
     pub(super) overlap: u64,
     pub(super) hot_launches: u64,
     pub(super) hot_skips: u64,
@@ -72,6 +74,7 @@ impl LayerCounters {
             hot: zeros.clone(),
             cold: zeros,
             times: LayerTimes::default(),
+            timed_calls: 0,
             overlap: 0,
             hot_launches: 0,
             hot_skips: 0,
@@ -85,7 +88,8 @@ impl LayerCounters {
         self.calls = self.calls.checked_add(other.calls)?;
         self.slots = self.slots.checked_add(other.slots)?;
         self.fallbacks = self.fallbacks.checked_add(other.fallbacks)?;
-        self.times = sum(&self.times, &other.times)?;
+        self.timed_calls = self.timed_calls.checked_add(other.timed_calls)?;
+        self.times = sum(&self.times, &other.times, 1)?;
         // None of these exceeds `slots` or `calls`, or they saturate.
         let slots = [(&mut self.hot, &other.hot), (&mut self.cold, &other.cold)];
         for (counts, others) in slots {
@@ -211,24 +215,33 @@ impl Counters {
             layer.cold_launches += u64::from(cold_slots > 0);
         }
         if let Some(times) = call.times {
-            self.add_times(call.layer, times);
+            self.add_times(call.layer, times, 1);
         }
     }
 
-    /// Adds the times of a call whose [`LayerCall::times`] were not known yet. Ignored unless the mode is [`PerfMode::Full`].
-    pub fn add_times(&mut self, layer: LayerId, times: &LayerTimes) {
+    /// Adds the times of a call whose [`LayerCall::times`] were not known yet. They stand for `n_calls` calls: this one and others
+    /// whose times are not measured. Ignored unless the mode is [`PerfMode::Full`].
+    pub fn add_times(&mut self, layer: LayerId, times: &LayerTimes, n_calls: u64) {
         if self.mode != PerfMode::Full {
             return;
         }
-        let has_room = |layer: &LayerCounters| sum(&layer.times, times).is_some();
+        let has_room = |layer: &LayerCounters| {
+            sum(&layer.times, times, n_calls).is_some()
+                && layer.timed_calls.checked_add(n_calls).is_some()
+        };
         if !self.layers.get(&layer).is_none_or(has_room) {
             self.restart_after_overflow();
         }
         let layer = self.layer(layer);
-        layer.times = sum(&layer.times, times).unwrap_or(*times);
+        // A call that overflows alone is not added.
+        let Some(sum) = sum(&layer.times, times, n_calls) else {
+            return;
+        };
+        layer.times = sum;
+        layer.timed_calls += n_calls;
         let lanes = times.hot_lanes.iter().chain([&times.cold_lane]);
         let lanes = lanes.fold(0, |sum: u64, &lane| sum.saturating_add(lane));
-        let overlap = lanes.saturating_sub(times.region);
+        let overlap = lanes.saturating_sub(times.region).saturating_mul(n_calls);
         layer.overlap = layer.overlap.saturating_add(overlap);
     }
 
@@ -331,21 +344,22 @@ impl Counters {
     }
 }
 
-/// Sum of two times; `None` if one of its fields overflows.
-fn sum(a: &LayerTimes, b: &LayerTimes) -> Option<LayerTimes> {
+/// `a + n * b`; `None` if one of its fields overflows.
+fn sum(a: &LayerTimes, b: &LayerTimes, n: u64) -> Option<LayerTimes> {
+    let add = |a: u64, b: u64| a.checked_add(b.checked_mul(n)?);
     let mut hot_lanes = a.hot_lanes;
     for (sum, time) in hot_lanes.iter_mut().zip(b.hot_lanes) {
-        *sum = sum.checked_add(time)?;
+        *sum = add(*sum, time)?;
     }
     Some(LayerTimes {
-        total: a.total.checked_add(b.total)?,
-        routing: a.routing.checked_add(b.routing)?,
-        worklist: a.worklist.checked_add(b.worklist)?,
+        total: add(a.total, b.total)?,
+        routing: add(a.routing, b.routing)?,
+        worklist: add(a.worklist, b.worklist)?,
         hot_lanes,
-        cold_lane: a.cold_lane.checked_add(b.cold_lane)?,
-        join_wait: a.join_wait.checked_add(b.join_wait)?,
-        region: a.region.checked_add(b.region)?,
-        merge: a.merge.checked_add(b.merge)?,
+        cold_lane: add(a.cold_lane, b.cold_lane)?,
+        join_wait: add(a.join_wait, b.join_wait)?,
+        region: add(a.region, b.region)?,
+        merge: add(a.merge, b.merge)?,
     })
 }
 
@@ -433,14 +447,14 @@ mod tests {
             layer.times.total = u64::MAX;
             layer.fallbacks = u64::MAX;
         });
-        counters.add_times(LayerId(1), &LayerTimes::default());
+        counters.add_times(LayerId(1), &LayerTimes::default(), 1);
         assert_eq!(counters.overflow_resets, 0);
         let times = LayerTimes {
             total: 1,
             ..Default::default()
         };
         let mut other = counters.clone();
-        counters.add_times(LayerId(1), &times);
+        counters.add_times(LayerId(1), &times, 1);
         assert_eq!(counters.overflow_resets, 1);
         assert_eq!(counters.layers[&LayerId(1)].times, times);
         other.add_fallback(LayerId(1));

@@ -27,8 +27,9 @@
 //!
 //! # Times
 //!
-//! [`PerfMode::Full`] adds averages of [`LayerTimes`]. The report contains the keys of the table, and no others:
-//! the remaining keys of the fork describe graph nodes and a prompt path that other engines do not have.
+//! [`PerfMode::Full`] adds averages of [`LayerTimes`]. Measured times may stand for several calls ([`Counters::add_times`]). The
+//! report contains the keys of the table, and no others: the remaining keys of the fork describe graph nodes and a prompt path
+//! that other engines do not have.
 //!
 //! | key, with the suffix `_per_call_us` | time |
 //! |---|---|

@@ -14,7 +14,7 @@ impl Counters {
     /// The report of the counters: the learn file that the fork writes for them. If the mode is [`PerfMode::Off`], it says
     /// so and has no layers.
     ///
-    /// Omits layers that were not called. Times are averages over the calls of a layer, in µs; in `summary`, over those of
+    /// Omits layers that were not called. Times are averages over the timed calls of a layer, in µs; in `summary`, over those of
     /// all layers.
     pub fn to_learn_file(&self) -> LearnFile {
         if self.mode == PerfMode::Off {
@@ -55,6 +55,7 @@ struct Totals {
     hot_slots: [u64; MAX_LANES],
     cold_slots: u64,
     times: [f64; N_TIMES],
+    timed_calls: u64,
     hot_launches: u64,
     cold_launches: u64,
     fallbacks: u64,
@@ -110,6 +111,7 @@ impl Totals {
                 region as f64,
                 layer.overlap as f64,
             ],
+            timed_calls: layer.timed_calls,
             hot_launches: layer.hot_launches,
             cold_launches: layer.cold_launches,
             fallbacks: layer.fallbacks,
@@ -122,6 +124,7 @@ impl Totals {
             hot_slots: from_fn(|lane| self.hot_slots[lane].saturating_add(other.hot_slots[lane])),
             cold_slots: self.cold_slots.saturating_add(other.cold_slots),
             times: from_fn(|time| self.times[time] + other.times[time]),
+            timed_calls: self.timed_calls.saturating_add(other.timed_calls),
             hot_launches: self.hot_launches.saturating_add(other.hot_launches),
             cold_launches: self.cold_launches.saturating_add(other.cold_launches),
             fallbacks: self.fallbacks.saturating_add(other.fallbacks),
@@ -161,7 +164,7 @@ impl Totals {
 
     fn write_times(&self, keys: &mut Map<String, Value>) {
         for (key, ns) in TIMES.into_iter().zip(self.times) {
-            let us = ratio(ns / 1000.0, self.calls);
+            let us = ratio(ns / 1000.0, self.timed_calls);
             keys.insert(format!("{key}_per_call_us"), us.into());
         }
     }

@@ -129,7 +129,7 @@ fn full_report_has_times_launches_and_fallbacks() {
 fn update_mode_ignores_times_and_fallbacks() {
     let mut counters = example(PerfMode::Update);
     counters.add_fallback(LayerId(9));
-    counters.add_times(LayerId(9), &TIMES);
+    counters.add_times(LayerId(9), &TIMES, 1);
     assert_eq!(counters, example(PerfMode::Update));
 }
 
@@ -148,7 +148,7 @@ fn averages_are_over_the_calls_of_a_layer() {
             total,
             ..Default::default()
         };
-        counters.add_times(LayerId(2), &times);
+        counters.add_times(LayerId(2), &times, 1);
     }
     let report = counters.to_learn_file();
     let observation = &report.observations().unwrap()[0];
@@ -156,6 +156,34 @@ fn averages_are_over_the_calls_of_a_layer() {
     let report: Value = serde_json::from_str(&report.to_json()).unwrap();
     assert_eq!(report["layers"][0]["hot1_slots_per_call"], 1.0);
     assert_eq!(report["layers"][0]["parallel_cold_skips_zero"], 3);
+}
+
+/// A measured call stands for several calls; the others have no times.
+#[test]
+fn averages_are_over_the_calls_that_times_stand_for() {
+    let mut counters = Counters::new(PerfMode::Full, 4, 1);
+    for _ in 0..20 {
+        counters.add_call(&LayerCall {
+            layer: LayerId(2),
+            ids: &[3],
+            lanes: &[],
+            times: None,
+        });
+    }
+    for (total, n_calls) in [(9_000, 1), (1_000, 8)] {
+        let times = LayerTimes {
+            total,
+            cold_lane: total,
+            ..Default::default()
+        };
+        counters.add_times(LayerId(2), &times, n_calls);
+    }
+    let report: Value = serde_json::from_str(&counters.to_learn_file().to_json()).unwrap();
+    for part in [&report["layers"][0], &report["summary"]] {
+        assert_eq!(part["total_moe_time_per_call_us"], 17.0 / 9.0);
+        assert_eq!(part["parallel_overlap_estimate_per_call_us"], 17.0 / 9.0);
+    }
+    assert_eq!(report["layers"][0]["calls"], 20);
 }
 
 /// The waits of published test vectors of the parser, from counters that contain the same values.

@@ -24,6 +24,7 @@ fn hot_cache() -> HotCache {
         }],
         perf: "update".into(),
         update_policy: "fork".into(),
+        update_after: "request".into(),
         ..HotCache::default()
     }
 }

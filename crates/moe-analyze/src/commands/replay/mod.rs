@@ -17,7 +17,7 @@ use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_gguf::text::counted;
 use moe_trace::manifest::{Gpu, Sampling, Tokens};
-use moe_trace::{LayerId, RunOptions, RunWriter};
+use moe_trace::{LayerId, Phase, RunOptions, RunWriter};
 
 use crate::context::Context;
 use crate::engine::device::DeviceArgs;
@@ -120,16 +120,18 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             if let Some(cache) = &mut cache {
                 cache.restart(replay)?;
             }
-            let mut sequence = None;
+            let mut last = None;
             for pass in routes.passes() {
                 if interrupted.load(Ordering::Relaxed) {
                     bail!("interrupted");
                 }
-                let last = sequence.replace(pass.sequence_id);
-                if last.is_some_and(|last| last != pass.sequence_id)
-                    && let Some(cache) = &mut cache
-                {
-                    cache.end_sequence(replay, false);
+                let now = (pass.sequence_id, pass.phase);
+                if let (Some(cache), Some((sequence, phase))) = (&mut cache, last.replace(now)) {
+                    if sequence != pass.sequence_id {
+                        cache.end_sequence(replay, false);
+                    } else if (phase, pass.phase) == (Phase::Prompt, Phase::Generate) {
+                        cache.end_prompt(replay);
+                    }
                 }
                 report.add(pass.phase, &replay.run(&pass)?);
                 progress.inc(1);

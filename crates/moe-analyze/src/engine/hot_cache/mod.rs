@@ -48,6 +48,25 @@ impl UpdatePolicy {
     }
 }
 
+/// Values of `--update-after`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum UpdateAfter {
+    /// After each sequence, by all its activations
+    #[default]
+    Request,
+    /// After the prompt of each sequence, by the activations of the prompt: its generated tokens use the new experts
+    Prompt,
+}
+
+impl UpdateAfter {
+    fn name(self) -> &'static str {
+        match self {
+            UpdateAfter::Request => "request",
+            UpdateAfter::Prompt => "prompt",
+        }
+    }
+}
+
 /// Options of `--policy hot-cache`. Hidden options are spellings of the hot expert cache's fork of llama.cpp.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Hot cache (with --policy hot-cache)")]
@@ -110,12 +129,15 @@ pub struct HotCacheArgs {
         value_parser = EnvOptionParser(switch)
     )]
     hot_cache_fill_random: Option<EnvOption<bool>>,
-    /// Maximum fraction of the cached experts to exchange after each sequence, 0 to 1 [default: 0; with --update-policy payback, 1]
+    /// Maximum fraction of the cached experts to exchange at a time, 0 to 1 [default: 0; with --update-policy payback, 1]
     #[arg(long, alias = "moe-hot-cache-update-rate", value_name = "R", value_parser = rate)]
     update_rate: Option<f64>,
-    /// Which experts to exchange after each sequence [default: fork]
+    /// Which experts to exchange [default: fork]
     #[arg(long, value_enum)]
     update_policy: Option<UpdatePolicy>,
+    /// When to exchange experts [default: request]
+    #[arg(long, value_enum)]
+    update_after: Option<UpdateAfter>,
     /// Number of tokens within which an exchange must save more time than its upload takes, above 0, with --update-policy payback
     /// [default: 1000]
     #[arg(long, value_name = "TOKENS", value_parser = positive)]
@@ -173,6 +195,7 @@ impl HotCacheArgs {
             ),
             ("--update-rate", self.update_rate.is_some()),
             ("--update-policy", self.update_policy.is_some()),
+            ("--update-after", self.update_after.is_some()),
             ("--update-horizon", self.update_horizon.is_some()),
             ("--update-bandwidths", !self.update_bandwidths.is_empty()),
             ("--auto-learn", self.auto_learn),
@@ -238,10 +261,12 @@ impl HotCacheArgs {
                 }
             );
         }
-        if self.update_policy.is_some() && !updates {
-            bail!(
-                "--update-policy has no effect with an update rate of 0; pass --update-rate R above 0"
-            );
+        let without_updates = first_given([
+            ("--update-policy", self.update_policy.is_some()),
+            ("--update-after", self.update_after.is_some()),
+        ]);
+        if let (false, Some(option)) = (updates, without_updates) {
+            bail!("{option} has no effect with an update rate of 0; pass --update-rate R above 0");
         }
         Ok(())
     }
@@ -300,6 +325,10 @@ impl HotCacheArgs {
 
     fn update_policy(&self) -> UpdatePolicy {
         self.update_policy.unwrap_or_default()
+    }
+
+    fn update_after(&self) -> UpdateAfter {
+        self.update_after.unwrap_or_default()
     }
 
     fn update_rate(&self) -> f64 {

@@ -275,6 +275,7 @@ fn described_settings(
         perf: args.perf()?.name().into(),
         update_policy: args.update_policy().name().into(),
         update_rate: args.update_rate(),
+        update_after: args.update_after().name().into(),
         ..HotCache::default()
     })
 }

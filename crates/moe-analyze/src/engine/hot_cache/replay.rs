@@ -42,6 +42,16 @@ impl HotRun {
         Ok(())
     }
 
+    /// Ends the prompt of a sequence. Its counters decide which experts the generated tokens have in the cache.
+    pub fn end_replayed_prompt(&mut self, replay: &mut Replay) {
+        let exchanges = replay.hot_cache().map(|cache| self.end_prompt(cache));
+        let exchanges = exchanges.unwrap_or_default();
+        if !exchanges.is_empty() {
+            let done = replay.exchange(&exchanges);
+            self.exchanged_after_prompt(done);
+        }
+    }
+
     /// Ends a sequence. Its counters decide which experts the next sequence has in the cache.
     pub fn end_sequence(&mut self, replay: &mut Replay, is_last: bool) {
         let Some(cache) = replay.hot_cache() else {

@@ -15,7 +15,7 @@ use moe_trace::hot_cache::{HotFailures, HotRequest};
 use moe_trace::{RunWriter, hot_cache};
 
 use super::plan::Planned;
-use super::{HotCacheArgs, UpdatePolicy};
+use super::{HotCacheArgs, UpdateAfter, UpdatePolicy};
 use crate::context::Context;
 use crate::engine::native::{BANDWIDTH_BYTES, gpu_bandwidth};
 use crate::output::human_bytes;
@@ -25,6 +25,9 @@ pub struct HotRun {
     planned: Planned,
     policy: UpdatePolicy,
     rate: f64,
+    after: UpdateAfter,
+    /// Number of experts exchanged after the prompt of the current request.
+    after_prompt: usize,
     /// Which exchanges pay; `None` for other policies.
     payback: Option<Payback>,
     mode: PerfMode,
@@ -85,6 +88,8 @@ impl HotRun {
         Ok(HotRun {
             policy,
             rate: args.update_rate(),
+            after: args.update_after(),
+            after_prompt: 0,
             payback,
             mode,
             n_expert: n_expert as u64,
@@ -111,7 +116,7 @@ impl HotRun {
         self.mode = mode;
     }
 
-    /// Whether experts may be exchanged after a request.
+    /// Whether experts may be exchanged.
     pub fn updates(&self) -> bool {
         self.rate > 0.0 && (self.policy == UpdatePolicy::Payback || self.planned.lanes.len() < 2)
     }
@@ -139,6 +144,11 @@ impl HotRun {
                 human_bytes(lane.bytes)
             ));
         }
+        if let Some(arch) = &report.without_profile {
+            self.ctx.note(format_args!(
+                "warning: the hot cache has no settings for architecture {arch}; it runs without the shortcuts for single tokens"
+            ));
+        }
         if let Some(first) = report.dropped.first() {
             self.ctx.note(format_args!(
                 "warning: {} of the hot cache could not be copied, so the CPU computes their experts; first error, lane {} and \
@@ -157,6 +167,20 @@ impl HotRun {
         self.requests.clear();
     }
 
+    /// Returns the exchanges to make after the prompt of a request, before its first generated token.
+    pub fn end_prompt(&self, cache: &HotCache) -> Vec<Exchange> {
+        if !self.updates() || self.after != UpdateAfter::Prompt {
+            return Vec::new();
+        }
+        let prompt = cache.counters().lock().clone();
+        self.exchanges(cache, &prompt)
+    }
+
+    /// Stores the number of experts exchanged after the prompt of the current request.
+    pub fn exchanged_after_prompt(&mut self, n: usize) {
+        self.after_prompt = n;
+    }
+
     /// Ends a request: adds its counters to the total, and returns the exchanges to make before the next request.
     pub fn end_request(&mut self, cache: &HotCache) -> Vec<Exchange> {
         let request = {
@@ -172,9 +196,9 @@ impl HotRun {
         self.requests.push(HotRequest {
             hot_slots: request.hot_slots(),
             cold_slots: request.cold_slots(),
-            exchanged: 0,
+            exchanged: std::mem::take(&mut self.after_prompt) as u64,
         });
-        if self.updates() {
+        if self.updates() && self.after == UpdateAfter::Request {
             self.exchanges(cache, &request)
         } else {
             Vec::new()

@@ -1,4 +1,4 @@
-//! A session with a hot cache: updates the cache between two sequences, and writes its counters at the end.
+//! A session with a hot cache: updates the cache after sequences or their prompts, and writes its counters at the end.
 
 use moe_engine::{Decode, Error, Logits};
 use moe_executor::Session;
@@ -13,6 +13,8 @@ pub struct HotSession<'a, 'g> {
     run: HotRun,
     /// Whether a sequence has been evaluated since the last update.
     has_request: bool,
+    /// Whether no token of the current sequence was generated yet.
+    in_prompt: bool,
 }
 
 impl<'a, 'g> HotSession<'a, 'g> {
@@ -22,11 +24,24 @@ impl<'a, 'g> HotSession<'a, 'g> {
             session,
             run,
             has_request: false,
+            in_prompt: false,
+        }
+    }
+
+    /// Ends the prompt of a sequence. Its counters decide which experts its generated tokens have in the cache.
+    fn end_prompt(&mut self) {
+        let cache = self.session.hot_cache();
+        let exchanges = cache.map(|cache| self.run.end_prompt(cache));
+        let exchanges = exchanges.unwrap_or_default();
+        if !exchanges.is_empty() {
+            let done = self.session.exchange(&exchanges);
+            self.run.exchanged_after_prompt(done);
         }
     }
 
     /// Ends a sequence. Its counters decide which experts the next sequence has in the cache.
     fn end_sequence(&mut self, is_last: bool) {
+        self.in_prompt = false;
         if !std::mem::take(&mut self.has_request) {
             return;
         }
@@ -74,6 +89,11 @@ impl Decode for HotSession<'_, '_> {
         logits: Logits,
     ) -> moe_engine::Result<&[f32]> {
         self.has_request = true;
+        match phase {
+            Phase::Prompt => self.in_prompt = true,
+            Phase::Generate if std::mem::take(&mut self.in_prompt) => self.end_prompt(),
+            Phase::Generate => {}
+        }
         self.session.decode(tokens, phase, logits)
     }
 }

@@ -266,8 +266,18 @@ impl Device {
         let n = routing.ids.len();
         let ids = routing.ids.device(&self.gpu)?;
         let weights = routing.weights.device(&self.gpu)?;
-        routing.copy = Some(self.downloads.begin(&self.gpu, ids, weights, n)?);
+        routing.copy = Some(self.downloads.begin(&self.gpu, ids, Some(weights), n)?);
         Ok(())
+    }
+
+    /// Starts the D2H copy of selected experts without their weights. It is complete when the pass has ended.
+    ///
+    /// # Errors
+    /// As [`Device::begin_download`].
+    pub(crate) fn begin_id_download(&mut self, routing: &mut Routing) -> Result<Download> {
+        let n = routing.ids.len();
+        let ids = routing.ids.device(&self.gpu)?;
+        self.downloads.begin(&self.gpu, ids, None, n)
     }
 
     /// Selected experts and their weights that were copied in the pass that has ended.

@@ -19,8 +19,10 @@ pub(super) struct LaneCall<'c, 'g> {
     pub(super) work: &'c LaneWorklist,
     /// Selected experts per token.
     pub(super) k: usize,
-    /// Whether times are counted.
+    /// Whether times are measured.
     pub(super) is_timed: bool,
+    /// Whether a lane on a GPU computes only its own entries of a single token.
+    pub(super) direct_merge: bool,
 }
 
 /// A lane that the CPU computes.

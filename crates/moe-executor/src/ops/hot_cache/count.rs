@@ -8,13 +8,13 @@ use moe_trace::record::lane;
 use super::ExpertNodes;
 use crate::cuda::Download;
 use crate::devices::TimePoint;
-use crate::hot_cache::{CallTimes, PendingCall, PendingTimes};
+use crate::hot_cache::{CallTimes, PendingTimes};
 use crate::ops::{At, Ops};
 use crate::placement::DeviceId;
 use crate::recorder::{LaneCounts, Routing};
 
 impl Ops<'_> {
-    /// Notes the start of a call of a MoE layer on `device`, if times are counted.
+    /// Notes the start of a call of a MoE layer on `device`, if times are measured.
     pub(crate) fn begin_call(&mut self, device: DeviceId) {
         let began = self.time_point(device);
         if let Some(cache) = &mut self.hot {
@@ -25,7 +25,7 @@ impl Ops<'_> {
         }
     }
 
-    /// Notes the end of the router of a MoE layer on `device`, if times are counted.
+    /// Notes the end of the router of a MoE layer on `device`, if times are measured.
     pub(crate) fn end_routing(&mut self, device: DeviceId) {
         let routed = self.time_point(device);
         if let Some(cache) = &mut self.hot {
@@ -33,14 +33,14 @@ impl Ops<'_> {
         }
     }
 
-    /// Notes the end of a call of a MoE layer, if times are counted.
+    /// Notes the end of a call of a MoE layer, if times are measured.
     pub(super) fn end_call(&mut self, At { il: layer, device }: At) {
         let ended = self.time_point(device);
         if let (Some(cache), Some(ended)) = (&mut self.hot, ended) {
             let complete = cache.layer(layer).and_then(|layer| layer.complete);
             let mut times = cache.scratch.times;
             times.only(complete.unwrap_or(LaneIndex::Cold), ended);
-            cache.scratch.pending_times.push(PendingTimes {
+            cache.scratch.counts.times.push(PendingTimes {
                 layer,
                 times,
                 ended,
@@ -48,9 +48,9 @@ impl Ops<'_> {
         }
     }
 
-    /// The current time on a device; `None` if times are not counted.
+    /// The current time on a device; `None` if times are not measured.
     pub(super) fn time_point(&mut self, device: DeviceId) -> Option<TimePoint> {
-        if self.hot.as_ref()?.mode() != PerfMode::Full {
+        if !self.hot.as_ref()?.is_timed() {
             return None;
         }
         match self.devices.gpu_mut(device) {
@@ -75,11 +75,7 @@ impl Ops<'_> {
             let layer = cache.layer(nodes.at.il).filter(|_| has_hot);
             let all = layer.map_or(Some(LaneIndex::Cold), |layer| layer.complete);
             match all.and_then(|lane| Some((lane, self.download_ids(routing)?))) {
-                Some((lane, ids)) => cache.scratch.pending.push(PendingCall {
-                    layer: nodes.at.il,
-                    ids,
-                    lane,
-                }),
+                Some((lane, ids)) => cache.count_copied(nodes.at.il, ids, lane),
                 None => {
                     self.fetch(&mut routing.ids);
                     let [_, _, down] = nodes.linears();
@@ -94,9 +90,9 @@ impl Ops<'_> {
     /// The D2H copy of the ids of a layer, which is complete at the end of the pass, if only a GPU has them.
     pub(super) fn download_ids(&mut self, routing: &mut Routing) -> Option<Download> {
         let gpu = self.devices.gpu_mut(routing.ids.home())?;
-        if routing.copy.is_none() {
-            gpu.begin_download(routing).ok()?;
+        match routing.copy {
+            Some(copy) => Some(copy),
+            None => gpu.begin_id_download(routing).ok(),
         }
-        routing.copy
     }
 }

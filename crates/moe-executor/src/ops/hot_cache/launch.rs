@@ -94,7 +94,12 @@ impl<'c> GpuLanes<'c> {
                 linears: call.nodes.linears(),
                 glu: call.nodes.glu,
                 input,
-                k: call.work.stage(lane, dummy, call.k, self.staged),
+                k: if call.direct_merge && tokens == 1 {
+                    call.work.stage_own(lane, self.staged)
+                } else {
+                    call.work.stage_all(lane, dummy, self.staged);
+                    call.k
+                },
                 tokens,
                 staged: self.staged,
             };

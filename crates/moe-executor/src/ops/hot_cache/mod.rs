@@ -69,7 +69,7 @@ impl Ops<'_> {
     /// Builds a hot cache with `lanes`, replacing the previous one.
     ///
     /// # Errors
-    /// The model or the list of devices does not have the contents of a lane.
+    /// The model or the list of devices does not have the contents of a lane, or a GPU failed.
     pub(crate) fn enable_hot_cache(
         &mut self,
         model: &Model,
@@ -79,6 +79,8 @@ impl Ops<'_> {
         self.disable_hot_cache();
         let (cache, report) = HotCache::build(model, &mut self.devices, lanes, counters)?;
         self.hot = Some(Box::new(cache));
+        // Copies from registered files are asynchronous.
+        self.wait_for_gpus()?;
         Ok(report)
     }
 
@@ -101,12 +103,11 @@ impl Ops<'_> {
 
     /// Whether the lanes of the hot cache compute the experts of a layer. Otherwise they are computed like those of a layer
     /// without cached experts: all of them are resident on a GPU, or copied to it for this number of tokens.
-    pub(crate) fn uses_lanes(&self, il: LayerId, linears: [&Linear; 3], routing: &Routing) -> bool {
+    fn uses_lanes(&self, il: LayerId, linears: [&Linear; 3], tokens: usize) -> bool {
         let cache = self.hot.as_deref().and_then(|cache| cache.layer(il));
         if !cache.is_some_and(|cache| cache.complete.is_none() && cache.is_cached()) {
             return false;
         }
-        let tokens = routing.ids.len() / routing.n_expert_used.max(1);
         let is_copied = |linear: &Linear| {
             self.devices.policy() == Policy::Gpu || self.devices.copies_for(&linear.weights, tokens)
         };
@@ -115,10 +116,18 @@ impl Ops<'_> {
         !copied || self.devices.gpus().is_empty()
     }
 
+    /// Whether the CPU selects the experts of a layer from the router's scores: it needs them for the worklist, and the profile of
+    /// the architecture allows it for this number of tokens.
+    pub(crate) fn routes_on_cpu(&self, il: LayerId, linears: [&Linear; 3], tokens: usize) -> bool {
+        let cache = self.hot.as_deref();
+        let max_tokens = cache.map_or(0, |cache| cache.profile().cpu_routing_max_tokens);
+        tokens <= max_tokens && self.uses_lanes(il, linears, tokens)
+    }
+
     /// The operations of the selected experts. Returns the number of down products per lane.
     pub(crate) fn experts(&mut self, nodes: &ExpertNodes, io: ExpertIo) -> LaneCounts {
         self.prepare_slots(nodes.at.il, io.x, io.routing);
-        let uses_lanes = self.uses_lanes(nodes.at.il, nodes.linears(), io.routing);
+        let uses_lanes = self.uses_lanes(nodes.at.il, nodes.linears(), io.x.rows);
         let lanes = match self.hot.take_if(|_| uses_lanes) {
             Some(mut cache) => {
                 let lanes = self.run_lanes(&mut cache, nodes, io);
@@ -162,7 +171,7 @@ impl Ops<'_> {
         let mut scope = self.start_experts();
         self.fetch_expert_inputs(io.x, io.routing, true);
         self.fetch(&mut io.routing.weights);
-        let is_timed = cache.mode() == PerfMode::Full;
+        let (is_timed, profile) = (cache.is_timed(), cache.profile());
         let Some(Call {
             layer,
             devices,
@@ -186,6 +195,7 @@ impl Ops<'_> {
             work: &scratch.work,
             k,
             is_timed,
+            direct_merge: profile.direct_merge,
         };
         call.shape(&mut io);
 
@@ -224,11 +234,7 @@ impl Ops<'_> {
 
         gpus.events.skipped(call.work);
         let has_failed = gpus.events.failed_calls > n_failed;
-        if has_failed {
-            cache.count_fallback(nodes.at.il);
-        }
-        let computed_by = &cache.scratch.computed_by;
-        cache.count(nodes.at.il, io.routing.ids.host(), computed_by);
+        cache.count(nodes.at.il, io.routing.ids.host(), has_failed);
         counts
     }
 

@@ -51,6 +51,8 @@ pub struct RouterSpec<'a, 'g> {
     pub weights_scale: f32,
     /// Selected experts per token (top-k).
     pub n_expert_used: usize,
+    /// Whether the CPU selects the experts, also if the scores are on a GPU. It then needs the input of the router, too.
+    pub on_cpu: bool,
 }
 
 /// Buffers of a router, each `(token, n_expert)`.
@@ -126,6 +128,9 @@ impl Ops<'_> {
         };
         let names = ["ffn_moe_logits", biased].map(name);
         self.linear(names, spec.scores, src, &mut state.scores);
+        if spec.on_cpu {
+            self.fetch_both(src, &mut state.scores);
+        }
         let scope = &mut self.select_on_gpu(spec, state, routing);
         self.check_finite(&state.scores);
         if !softmax_last {
@@ -193,7 +198,7 @@ impl Ops<'_> {
         routing.ids.resize(tokens * k);
         routing.weights.resize(tokens * k);
         let mut scope = self.start();
-        let fits = Device::supports_router(spec, n_expert);
+        let fits = !spec.on_cpu && Device::supports_router(spec, n_expert);
         let home = scores.values.home();
         let device = if fits { home } else { DeviceId::Cpu };
         let done = self.on(&mut scope, device, |gpu| gpu.route(spec, scores, routing));

@@ -14,7 +14,7 @@ mod waits;
 
 use moe_executor::cuda::post_fetch::Settings;
 use moe_executor::cuda::{Gpu, GpuSpec, Policy};
-use moe_executor::hot_cache::LaneContents;
+use moe_executor::hot_cache::{LaneContents, Profile};
 use moe_executor::placement::{DeviceId, Rules};
 use moe_executor::{Devices, Model, Session};
 use moe_gguf::Gguf;
@@ -83,6 +83,8 @@ struct Case {
     scratchpad: Option<f64>,
     /// A hot cache with random experts.
     hot: Option<RandomLanes>,
+    /// Its settings; `None`: those of the architecture.
+    profile: Option<Profile>,
 }
 
 /// Lanes of a hot cache with random experts.
@@ -120,6 +122,7 @@ fn case(policy: Policy) -> Case {
         post_fetch: Settings::default(),
         scratchpad: None,
         hot: None,
+        profile: None,
     }
 }
 
@@ -166,6 +169,9 @@ impl Case {
         if let Some(hot) = &self.hot {
             let lanes = hot.contents(session.model());
             session.enable_hot_cache(&lanes, PerfMode::Update).unwrap();
+            if let Some(profile) = self.profile {
+                session.set_hot_cache_profile(profile);
+            }
         }
     }
 

@@ -162,80 +162,68 @@ fn hot_caches(is_twice: bool) -> Vec<RandomLanes> {
     all
 }
 
-#[test]
-fn records_a_sound_run_with_every_hot_cache() {
+/// Records a run of each case with batches of a number of tokens. The models alternate: 8 models and 3 batch sizes have no common
+/// divisor, so that each model is tested with every case.
+fn check_runs(cases: impl Iterator<Item = (Case, usize)>) {
     if !has_gpu() {
         return;
     }
     let mut report = Report::default();
     let models: Vec<Gguf> = MODELS.iter().map(|(name, _)| open(name)).collect();
     let mut n_runs = 0;
-    for placement in placements() {
-        for hot in hot_caches(placement.gpus.len() > 1) {
-            for (policy, min_batch) in [
-                (Policy::Cpu, None),
-                (Policy::Cpu, Some(3)),
-                (Policy::Gpu, None),
-            ] {
-                let case = Case {
-                    policy,
-                    min_batch,
-                    hot: Some(hot),
-                    ..placement
-                };
-                let (model, n_batch) = (n_runs % models.len(), [1, 3, 512][n_runs % 3]);
-                let mode = [Mode::All, Mode::Experts][usize::from(n_runs % 5 == 4)];
-                n_runs += 1;
-                let faults = faults(&models[model], &case, n_batch, mode);
-                if !faults.is_empty() {
-                    let name = MODELS[model].0;
-                    report.fail(format!(
-                        "{name}, batches of {n_batch}, {mode:?}, {case:?}: {faults:?}"
-                    ));
-                }
-            }
+    for (case, n_batch) in cases {
+        let model = n_runs % models.len();
+        let mode = [Mode::All, Mode::Experts][usize::from(n_runs % 5 == 4)];
+        n_runs += 1;
+        let faults = faults(&models[model], &case, n_batch, mode);
+        if !faults.is_empty() {
+            let name = MODELS[model].0;
+            report.fail(format!(
+                "{name}, batches of {n_batch}, {mode:?}, {case:?}: {faults:?}"
+            ));
         }
     }
     println!("testing: {n_runs} runs");
     report.finish();
 }
 
-/// The models alternate, so that each model is tested with every placement, policy and batch size.
+#[test]
+fn records_a_sound_run_with_every_hot_cache() {
+    let policies = [
+        (Policy::Cpu, None),
+        (Policy::Cpu, Some(3)),
+        (Policy::Gpu, None),
+    ];
+    let cases = placements().into_iter().flat_map(|placement| {
+        let caches = hot_caches(placement.gpus.len() > 1).into_iter();
+        caches.flat_map(move |hot| {
+            policies.map(|(policy, min_batch)| Case {
+                policy,
+                min_batch,
+                hot: Some(hot),
+                ..placement
+            })
+        })
+    });
+    check_runs(cases.zip([1, 3, 512].into_iter().cycle()));
+}
+
 #[test]
 fn records_a_sound_run_for_every_placement_policy_and_batch_size() {
-    if !has_gpu() {
-        return;
-    }
-    let mut report = Report::default();
-    let models: Vec<Gguf> = MODELS.iter().map(|(name, _)| open(name)).collect();
-    let mut n_runs = 0;
-    for placement in placements() {
-        for (policy, post_fetch, min_batch) in policies() {
-            for n_batch in [1, 3, 512] {
-                let case = Case {
-                    policy,
-                    min_batch,
-                    post_fetch,
-                    ..placement
-                };
-                // 8 models and 3 batch sizes have no common divisor.
-                let index = n_runs % models.len();
-                let mode = if n_runs % 5 == 4 {
-                    Mode::Experts
-                } else {
-                    Mode::All
-                };
-                n_runs += 1;
-                let faults = faults(&models[index], &case, n_batch, mode);
-                if !faults.is_empty() {
-                    let name = MODELS[index].0;
-                    report.fail(format!(
-                        "{name}, batches of {n_batch}, {mode:?}, {case:?}: {faults:?}"
-                    ));
-                }
-            }
-        }
-    }
-    println!("testing: {n_runs} runs");
-    report.finish();
+    let cases = placements().into_iter().flat_map(|placement| {
+        policies()
+            .into_iter()
+            .flat_map(move |(policy, post_fetch, min_batch)| {
+                [1, 3, 512].map(|n_batch| {
+                    let case = Case {
+                        policy,
+                        min_batch,
+                        post_fetch,
+                        ..placement
+                    };
+                    (case, n_batch)
+                })
+            })
+    });
+    check_runs(cases);
 }

@@ -1,15 +1,18 @@
 //! Exchanges between requests.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
 use moe_executor::cpu::threads::Threads;
 use moe_executor::hot_cache::LaneContents;
 use moe_executor::recorder::Recorder;
 use moe_executor::{CacheParams, Model, Session};
 use moe_gguf::{ExpertId, LayerId};
-use moe_placement::perf::PerfMode;
+use moe_placement::perf::{PerfMode, SharedCounters};
 use moe_placement::random::SplitMix64;
 use moe_placement::update::Exchange;
 
-use super::{MODELS, moe_layers, open, pairs, random_lanes, request};
+use super::{MODELS, moe_layers, open, pairs, random_lanes, request, synthetic};
 
 fn exchange(layer: LayerId, evict: ExpertId, add: ExpertId) -> Exchange {
     Exchange {
@@ -114,4 +117,50 @@ fn impossible_exchanges_have_no_effect() {
     ];
     assert_eq!(session.exchange(&impossible), 0);
     assert_eq!(session.hot_cache().unwrap().experts(0), lanes[0].experts);
+}
+
+/// Reads reports until `stop`. Those of a pass are complete: the first two layers have the same number of slots.
+fn read_reports(counters: &SharedCounters, stop: &AtomicBool) {
+    while !stop.load(Ordering::Relaxed) {
+        let report = counters.lock().to_learn_file();
+        let slots = report.layer_slots().unwrap();
+        if let [first, second, ..] = &slots[..] {
+            assert_eq!(first.hot + first.cold, second.hot + second.cold);
+        }
+        thread::yield_now();
+    }
+}
+
+/// Exchanges of a session change neither the results of others, which run at the same time, nor its own.
+#[test]
+fn concurrent_sessions_with_exchanges_yield_the_results_of_the_cpu() {
+    let gguf = synthetic("qwen3moe", 4);
+    let model = Model::load(&gguf).unwrap();
+    let pool = Threads::new(2).unwrap();
+    let mut plain = Session::new(&model, &pool, Recorder::new(None), CacheParams::new(64)).unwrap();
+    let expected = request(&mut plain, 0, 40);
+    let decode = |seed: u64| {
+        let mut random = SplitMix64::new(seed);
+        let threads = Threads::new(2).unwrap();
+        let mut session =
+            Session::new(&model, &threads, Recorder::new(None), CacheParams::new(64)).unwrap();
+        let mut lanes = random_lanes(&model, &mut random, 2, 40);
+        session.enable_hot_cache(&lanes, PerfMode::Full).unwrap();
+        let (counters, stop) = (session.counters().unwrap(), AtomicBool::new(false));
+        thread::scope(|scope| {
+            scope.spawn(|| read_reports(&counters, &stop));
+            let rounds = (0..4).all(|round| {
+                let exchanges = exchanges(&model, &mut random, &mut lanes, 5);
+                session.exchange(&exchanges) == 5 && request(&mut session, round, 40) == expected
+            });
+            stop.store(true, Ordering::Relaxed);
+            assert!(rounds, "seed {seed}");
+        });
+    };
+    thread::scope(|scope| {
+        for seed in 0..3 {
+            let decode = &decode;
+            scope.spawn(move || decode(seed));
+        }
+    });
 }

@@ -4,6 +4,9 @@ mod counters;
 mod exchanges;
 mod plans;
 mod results;
+mod synthetic;
+
+pub use synthetic::{ARCHITECTURES, random_plan, synthetic};
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -81,9 +84,9 @@ pub fn pairs(lanes: &[LaneContents]) -> BTreeSet<(LayerId, ExpertId)> {
 #[derive(Debug, PartialEq)]
 pub struct Request {
     /// Logits after each pass.
-    logits: Vec<Vec<f32>>,
+    pub logits: Vec<Vec<f32>>,
     /// The tokens with the largest logits.
-    tokens: Vec<usize>,
+    pub tokens: Vec<usize>,
 }
 
 /// A prompt in two batches, then single tokens.

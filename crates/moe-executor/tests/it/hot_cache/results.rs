@@ -71,6 +71,7 @@ fn reports_bytes_with_one_dummy_per_layer() {
     let expected = HotCacheReport {
         lane_bytes: vec![5 * expert, 4 * expert],
         dropped: Vec::new(),
+        without_profile: None,
     };
     assert_eq!(report, expected);
     let cache = session.hot_cache().unwrap();
