@@ -240,7 +240,7 @@ impl HotCache {
     /// Notes that an expert of a layer could not be copied to its slot.
     fn copy_failed(&mut self, layer: LayerId, error: String) {
         self.events.first_failure.get_or_insert(error);
-        self.count_fallback(layer);
+        self.counters.lock().add_fallback(layer);
     }
 }
 

@@ -288,7 +288,14 @@ fn session<'a, 'g>(
 ) -> Session<'a, 'g> {
     let devices = case.open(gguf, model);
     let recorder = Recorder::new(None);
-    Session::with_devices(model, threads, devices, recorder, CacheParams::new(64)).unwrap()
+    Session::with_devices(
+        model,
+        threads,
+        devices,
+        recorder,
+        CacheParams::of_type(CacheType::F32, 64),
+    )
+    .unwrap()
 }
 
 /// F32 models generate the tokens of the CPU with the lanes of random plans on GPUs and the CPU.
@@ -303,8 +310,13 @@ fn random_plans_generate_the_tokens_of_the_cpu() {
     for (seed, arch) in (0..).zip(ARCHITECTURES) {
         let gguf = synthetic(arch, seed);
         let model = Model::load(&gguf).unwrap();
-        let mut plain =
-            Session::new(&model, &threads, Recorder::new(None), CacheParams::new(64)).unwrap();
+        let mut plain = Session::new(
+            &model,
+            &threads,
+            Recorder::new(None),
+            CacheParams::of_type(CacheType::F32, 64),
+        )
+        .unwrap();
         let expected = crate::hot_cache::request(&mut plain, 0, 30).tokens;
         for round in 0..6 {
             let mut hot = session(&all_lanes(0), &gguf, &model, &threads);
