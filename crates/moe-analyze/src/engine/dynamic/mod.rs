@@ -5,7 +5,7 @@ mod session;
 
 use anyhow::{Context as _, bail};
 use moe_executor::hot_cache::DynamicParams;
-use moe_placement::cache::{OnlinePolicy, PolicyName};
+use moe_placement::cache::{Experts, OnlinePolicy, PolicyName};
 use moe_placement::dynamic::Settings;
 use moe_placement::predict::PredictorName;
 
@@ -83,7 +83,7 @@ impl DynamicArgs {
     /// Returns the cache to build.
     ///
     /// # Errors
-    /// The model cannot be described.
+    /// The model cannot be described, or the settings do not fit to it.
     pub fn params(
         &self,
         size: &HotCacheArgs,
@@ -95,9 +95,12 @@ impl DynamicArgs {
         let budget = budgets.first().map_or(0, |&budget| {
             machine.budget(0, device, budget, reserves.first().copied(), ctx)
         });
+        let (settings, sizes) = (self.settings(budget), sizes(machine.model)?);
+        let n_layer = Experts::new(&sizes).n_layer();
+        settings.check_depth(n_layer).context("--prefetch-depth")?;
         Ok(DynamicParams {
-            settings: self.settings(budget),
-            sizes: sizes(machine.model)?,
+            settings,
+            sizes,
             device,
         })
     }
