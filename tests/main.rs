@@ -7,6 +7,7 @@ mod cli;
 mod diff;
 #[cfg(all(unix, feature = "plot", feature = "sql"))]
 mod docs;
+mod dynamic_cache;
 mod engines;
 mod exports;
 #[cfg(unix)]

@@ -38,6 +38,14 @@ fn run_directory() {
             validate(schema, &parse(&fs::read_to_string(cached.join(file)).unwrap()));
         }
     }
+    let cache = args!["--policy", "dynamic", "--hot-cache-mib", "1"];
+    for options in [&[][..], &["--predictor", "markov", "--prefetch-experts", "2"]] {
+        let how = args!["--force", "-n", "4", cache, options];
+        run!["--quiet", "record", "--model", repository(MODEL), how, "--out", cached];
+        for (schema, file) in [("run", "manifest.json"), ("perf", "perf.json")] {
+            validate(schema, &parse(&fs::read_to_string(cached.join(file)).unwrap()));
+        }
+    }
     let with_transfers = dir.path().join("transfers");
     crate::overlap::recorded(&with_transfers, &crate::overlap::example());
     let transfers = fs::read_to_string(with_transfers.join("transfers.jsonl")).unwrap();

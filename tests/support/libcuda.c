@@ -2,7 +2,8 @@
 
    Streams, copies, events and waits behave like on a GPU. A launch takes 3 us and a kernel 20 us, a copy takes 5 us, and the CPU
    continues meanwhile. The GPU's clock is 20 ppm fast, that of the second GPU 50 ppm slow, with a resolution of half a microsecond.
-   A kernel that selects experts selects the first ones; other kernels write nothing. Work for a stream is rejected while another
+   A kernel that selects experts selects the first ones, or with the environment variable STAND_IN_EXPERTS, other ones of this number
+   at each launch. Another one finds their slots. Other kernels write nothing. Work for a stream is rejected while another
    GPU is the current one.
 
    With the environment variable STAND_IN_LOAD, kernels take 300 us, and a call that records an event on an idle stream waits 1.5 ms
@@ -16,6 +17,8 @@
    stream      the second stream cannot be created
    memory      opening succeeds, but every allocation of memory fails
    copy        every H2D copy fails
+   wait        no stream can wait for a value
+   weights     every H2D copy of at least 64 KiB that are not all zero fails
    kernel      every launch fails */
 
 #define _POSIX_C_SOURCE 200809L
@@ -138,6 +141,15 @@ int cuStreamWaitEvent(struct stream *stream, struct event *event, unsigned flags
     stream->end = later(stream->end, event->at);
     return SUCCESS;
 }
+int cuStreamQuery(struct stream *stream) { return now() < stream->end ? NOT_READY : SUCCESS; }
+/* A stream does not wait: its kernels compute nothing. */
+int cuStreamWaitValue32_v2(struct stream *stream, uint32_t *address, uint32_t value, unsigned flags) {
+    return fails_at("wait") ? INVALID_VALUE : SUCCESS;
+}
+int cuStreamWriteValue32_v2(struct stream *stream, uint32_t *address, uint32_t value, unsigned flags) {
+    *address = value;
+    return SUCCESS;
+}
 
 int cuEventCreate(struct event **event, unsigned flags) {
     int created = create((void **)event, sizeof **event);
@@ -178,8 +190,12 @@ static int copy(void *to, const void *from, size_t bytes, struct stream *stream)
     memcpy(to, from, bytes);
     return work(stream, COPY);
 }
+static int is_large(const char *from, size_t bytes) {
+    return bytes >= 64 << 10 && (from[0] || memcmp(from, from + 1, bytes - 1));
+}
 int cuMemcpyHtoDAsync_v2(void *to, const void *from, size_t bytes, struct stream *stream) {
-    return fails_at("copy") ? INVALID_VALUE : copy(to, from, bytes, stream);
+    if (fails_at("copy") || fails_at("weights") && is_large(from, bytes)) return INVALID_VALUE;
+    return copy(to, from, bytes, stream);
 }
 int cuMemcpyDtoHAsync_v2(void *to, const void *from, size_t bytes, struct stream *stream) {
     return copy(to, from, bytes, stream);
@@ -213,6 +229,25 @@ static int launch(const char *function, void **args, struct stream *stream) {
             ids[i] = (int32_t)(i % k);
             weights[i] = 1.0f / (float)k;
         }
+        static uint64_t launches;
+        const char *n = getenv("STAND_IN_EXPERTS");
+        /* Every third launch moves to the next expert. */
+        if (n) for (uint64_t i = 0; i < tokens * k; i++) ids[i] = (int32_t)((i + launches / 3) % (uint64_t)atoi(n));
+        launches++;
+    }
+    if (strcmp(function, "find_slots") == 0) {
+        int32_t *ids = *(int32_t **)args[0], *table = *(int32_t **)args[1], *slots = *(int32_t **)args[5];
+        uint32_t k = *(uint32_t *)args[2], dummy = *(uint32_t *)args[3], number = *(uint32_t *)args[4], missing = 0;
+        uint32_t *mail = *(uint32_t **)args[6], *mailed = *(uint32_t **)args[7], *go = *(uint32_t **)args[8];
+        for (uint32_t i = 0; i < k; i++) {
+            int32_t slot = table[ids[i]];
+            missing += slot < 0;
+            slots[i] = slot < 0 ? (int32_t)dummy : slot;
+            mail[1 + i] = (uint32_t)ids[i];
+        }
+        mail[0] = missing;
+        if (missing == 0) *go = number;
+        *mailed = number;
     }
     return work(stream, is_loaded() ? LONG_KERNEL : KERNEL);
 }

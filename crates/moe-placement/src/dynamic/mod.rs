@@ -74,6 +74,22 @@ impl Settings {
         }
     }
 
+    /// Checks the number of layers to predict ahead in a model with `n_layer` MoE layers.
+    ///
+    /// # Errors
+    /// [`Error::Depth`].
+    pub fn check_depth(&self, n_layer: usize) -> Result<(), Error> {
+        let (depth, max) = (self.depth, n_layer.saturating_sub(1));
+        if self.predictor.is_some() && !(1..=max).contains(&depth) {
+            return Err(Error::Depth {
+                depth,
+                max,
+                n_layer,
+            });
+        }
+        Ok(())
+    }
+
     /// Checks the policy.
     ///
     /// # Errors
@@ -169,14 +185,7 @@ impl DynamicCache {
         settings.check_policy()?;
         let experts = Arc::new(Experts::new(sizes));
         let n_layer = experts.n_layer();
-        let max = n_layer.saturating_sub(1);
-        if settings.predictor.is_some() && !(1..=max).contains(&settings.depth) {
-            return Err(Error::Depth {
-                depth: settings.depth,
-                max,
-                n_layer,
-            });
-        }
+        settings.check_depth(n_layer)?;
         let prefetch = settings.predictor.map(|name| Prefetching {
             predictor: name.predictor(&experts, settings.depth),
             prefetches: Prefetches::new(n_layer, settings.depth, settings.n_predict),
@@ -216,6 +225,14 @@ impl DynamicCache {
         if let Some(key) = self.experts.key(layer, ExpertId(0)) {
             self.slots.remove(self.experts.layer_index(key));
         }
+    }
+
+    /// Whether the slots always suffice for the experts of single tokens in a layer, once the policy meets its budget. It does after a
+    /// single token has run in the layer.
+    pub fn guarantees_slots(&self, layer: LayerId) -> bool {
+        let key = self.experts.key(layer, ExpertId(0));
+        key.is_some_and(|key| self.slots.suffice(self.experts.layer_index(key)))
+            && self.counts.failed_copies == 0
     }
 
     /// Counts since the cache was created.

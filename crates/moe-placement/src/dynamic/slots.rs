@@ -23,6 +23,8 @@ struct Class {
     /// Slots for the budget, and for prefetched experts.
     n: [usize; 2],
     free: Vec<Slot>,
+    /// Whether the slots suffice for what the policy holds between single tokens.
+    suffices: bool,
 }
 
 impl Slots {
@@ -87,6 +89,14 @@ impl Slots {
                 layers.saturating_mul(each).min(all - cached)
             });
             class.n = [cached, prefetched];
+            class.suffices = match settings.policy {
+                PolicyName::Layered(_) => {
+                    let share = u128::from(budget / n_layer.max(1) as u64);
+                    let has_room = |&(_, bytes): &(usize, u64)| fits(share, bytes) >= n_expert_used;
+                    of_class.iter().all(has_room)
+                }
+                _ => of_class.len() == n_layer && cached >= n_expert_used,
+            };
             let end = Slot::try_from(cached + prefetched).unwrap_or(Slot::MAX);
             // The first slots are used first.
             class.free = (0..end).rev().collect();
@@ -96,6 +106,11 @@ impl Slots {
             class_of,
             slots: vec![None; experts.len()],
         }
+    }
+
+    /// Whether the slots of a layer suffice for what the policy holds between single tokens.
+    pub(super) fn suffice(&self, layer_index: usize) -> bool {
+        self.classes[self.class_of[layer_index]].suffices
     }
 
     /// Number of slots of each class: for the budget, and for prefetched experts.

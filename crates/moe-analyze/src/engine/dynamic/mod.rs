@@ -6,7 +6,7 @@ mod session;
 use anyhow::{Context as _, bail};
 use moe_executor::hot_cache::DynamicParams;
 use moe_executor::placement::DeviceId;
-use moe_placement::cache::{OnlinePolicy, PolicyName};
+use moe_placement::cache::{Experts, OnlinePolicy, PolicyName};
 use moe_placement::dynamic::Settings;
 use moe_placement::predict::PredictorName;
 
@@ -89,7 +89,7 @@ impl DynamicArgs {
     /// Returns the cache to build.
     ///
     /// # Errors
-    /// The model cannot be described.
+    /// The model cannot be described, or the settings do not fit to it.
     pub fn params(
         &self,
         size: &HotCacheArgs,
@@ -100,9 +100,12 @@ impl DynamicArgs {
         let budgets = machine.budgets(&size.lanes, &devices, ctx);
         let budget = budgets.first().copied().unwrap_or(0);
         let device = devices.first().copied().unwrap_or(DeviceId::Cpu);
+        let (settings, sizes) = (self.settings(budget), sizes(machine.model)?);
+        let n_layer = Experts::new(&sizes).n_layer();
+        settings.check_depth(n_layer).context("--prefetch-depth")?;
         Ok(DynamicParams {
-            settings: self.settings(budget),
-            sizes: sizes(machine.model)?,
+            settings,
+            sizes,
             device,
         })
     }

@@ -1,6 +1,7 @@
 //! Models on GPUs: results compared with llama.cpp under every policy and after every failure, records, waits of the CPU, and GPU
 //! memory. The tests are skipped without a GPU.
 
+mod dynamic;
 mod failures;
 mod hot_cache;
 mod memory;
@@ -12,16 +13,20 @@ mod scratchpad;
 mod soundness;
 mod waits;
 
-use moe_executor::cuda::post_fetch::Settings;
+use moe_executor::cuda::post_fetch;
 use moe_executor::cuda::{Gpu, GpuSpec, Policy};
-use moe_executor::hot_cache::{LaneContents, Profile};
+use moe_executor::hot_cache::{DynamicParams, LaneContents, Profile};
 use moe_executor::placement::{DeviceId, Rules};
 use moe_executor::{Devices, Model, Session};
 use moe_gguf::Gguf;
+use moe_placement::cache::PolicyName;
+use moe_placement::dynamic::Settings;
 use moe_placement::perf::PerfMode;
+use moe_placement::predict::PredictorName;
 use moe_placement::random::SplitMix64;
 use moe_testkit::{Need, Report, fixture, skip};
 
+use crate::hot_cache::dynamic::sizes;
 use crate::hot_cache::random_lanes;
 use crate::reference::{
     Bounds, Distance, F16, GPT_OSS, Look, Open, Prepare, PromptDistance, QWEN3MOE, distances,
@@ -78,13 +83,24 @@ struct Case {
     policy: Policy,
     /// Number of tokens from which weights in CPU memory are copied to the GPU for a product; `None`: never.
     min_batch: Option<usize>,
-    post_fetch: Settings,
+    post_fetch: post_fetch::Settings,
     /// Size of the scratchpad as a multiple of the largest down matrix of an expert; `None`: as large as required.
     scratchpad: Option<f64>,
     /// A hot cache with random experts.
     hot: Option<RandomLanes>,
     /// Its settings; `None`: those of the architecture.
     profile: Option<Profile>,
+    /// A dynamic cache.
+    dynamic: Option<Dynamic>,
+}
+
+/// A dynamic cache on GPU 0.
+#[derive(Clone, Copy, Debug)]
+struct Dynamic {
+    /// Budget in percent of the bytes of all experts.
+    percent: u64,
+    policy: PolicyName,
+    predictor: Option<PredictorName>,
 }
 
 /// Lanes of a hot cache with random experts.
@@ -119,10 +135,11 @@ fn case(policy: Policy) -> Case {
         overrides: &[],
         policy,
         min_batch: Some(32),
-        post_fetch: Settings::default(),
+        post_fetch: post_fetch::Settings::default(),
         scratchpad: None,
         hot: None,
         profile: None,
+        dynamic: None,
     }
 }
 
@@ -151,7 +168,7 @@ impl Case {
         if has_cpu_tensors && !devices.register(gguf) {
             println!("the driver cannot register the mapped model");
         }
-        let post_fetch = Settings {
+        let post_fetch = post_fetch::Settings {
             scratchpad_bytes: self.scratchpad.map(|experts| {
                 let largest = (0..n_layer).map(|il| down_size(gguf, model, il)).max();
                 (experts * largest.unwrap_or(0) as f64) as usize
@@ -164,7 +181,7 @@ impl Case {
         }
     }
 
-    /// Enables the hot cache of the case.
+    /// Enables the hot or dynamic cache of the case.
     fn prepare(&self, session: &mut Session) {
         if let Some(hot) = &self.hot {
             let lanes = hot.contents(session.model());
@@ -172,6 +189,21 @@ impl Case {
             if let Some(profile) = self.profile {
                 session.set_hot_cache_profile(profile);
             }
+        }
+        if let Some(dynamic) = &self.dynamic {
+            let model = session.model();
+            let sizes = sizes(model.gguf(), model);
+            let all: u64 = sizes.iter().map(|(_, _, bytes)| bytes).sum();
+            let params = DynamicParams {
+                settings: Settings {
+                    predictor: dynamic.predictor,
+                    ..Settings::new(dynamic.policy, all * dynamic.percent / 100)
+                },
+                sizes,
+                device: DeviceId::Gpu(0),
+            };
+            let report = session.enable_dynamic_cache(&params, PerfMode::Update);
+            assert_eq!(report.unwrap().dropped, []);
         }
     }
 

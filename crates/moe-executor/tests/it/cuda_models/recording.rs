@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 use moe_engine::{Decode, Logits};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::cuda::Fallbacks;
-use moe_executor::hot_cache::LaneEvents;
+use moe_executor::hot_cache::{DynamicSlots, LaneEvents};
 use moe_executor::recorder::Recorder;
 use moe_executor::{CacheParams, CacheType, Devices, Model, Session};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
+use moe_placement::dynamic::Counts;
 use moe_placement::perf::Counters;
 use moe_trace::Phase;
 use moe_trace::buffers::{self, BufferEvent};
@@ -39,9 +40,11 @@ pub struct Recorded {
     pub passes: Vec<MeasuredPass>,
     /// Total of all GPUs.
     pub fallbacks: Fallbacks,
-    /// Counters of the hot cache, if the case has one.
+    /// Counters of the hot or dynamic cache, if the case has one.
     pub counters: Option<Counters>,
-    /// Failures and shortcuts of the hot cache.
+    /// Counts of the dynamic cache, if the case has one.
+    pub counts: Option<Counts>,
+    /// Failures and shortcuts of the hot or dynamic cache.
     pub events: LaneEvents,
     pub buffers: Vec<BufferEvent>,
     /// Faults of the run directory.
@@ -134,12 +137,14 @@ pub fn record(gguf: &Gguf, case: Option<&Case>, observe: bool) -> Recorded {
         fallbacks.first = fallbacks.first.or_else(|| gpu.fallbacks.first.clone());
     }
     let counters = session.counters().map(|counters| counters.lock().clone());
+    let counts = session.dynamic_cache().map(DynamicSlots::counts);
     let events = session.hot_cache().map(|cache| cache.events().clone());
     let (recorder, ended) = session.into_recorder();
     ended.unwrap();
     recorder.into_writer().unwrap().finish().unwrap();
     Recorded {
         counters,
+        counts,
         events: events.unwrap_or_default(),
         records: Trace::open(run.join(TRACE_FILE)).unwrap().records().into(),
         transfers: transfers_of(&run),

@@ -1,6 +1,7 @@
 //! The hot cache with lanes in CPU memory: results, counters, records and exchanges.
 
 mod counters;
+pub mod dynamic;
 mod exchanges;
 mod plans;
 mod results;

@@ -1,0 +1,61 @@
+//! Options of a dynamic cache that do not fit together.
+
+use super::{Workplace, dynamic_cache};
+use crate::support::{fail, run};
+
+#[test]
+fn rejects_settings_that_do_not_fit_together() {
+    let work = Workplace::new("F16");
+    let record = |options: &[&str]| {
+        let out = work.path("run");
+        fail!["record", "--model", work.model, "-n", "1", "--out", out, options]
+    };
+    let dynamic = ["--policy", "dynamic", "--hot-cache-mib", "4"];
+    for (options, expected) in [
+        (&["--policy", "dynamic"][..], "pass --hot-cache-mib N or --hot-cache-mib auto"),
+        (&["--policy", "dynamic", "--hot-cache-mib", "1,1"], "pass one value"),
+        (&["--cache-policy", "lfu"], "--cache-policy has no effect without --policy dynamic"),
+        (&["--predictor", "markov"], "--predictor has no effect without --policy dynamic"),
+        (
+            &[&dynamic[..], &["--hot-cache", "x.json"]].concat(),
+            "--hot-cache has no effect with --policy dynamic",
+        ),
+        (
+            &[&dynamic[..], &["--update-rate", "1"]].concat(),
+            "--update-rate has no effect with --policy dynamic",
+        ),
+        (
+            &[&dynamic[..], &["--hot-cache-reserve-mib", "1"]].concat(),
+            "without --hot-cache-mib auto",
+        ),
+        (
+            &[&dynamic[..], &["--cache-policy", "belady"]].concat(),
+            "--cache-policy: the policy belady needs the routing decisions of the future",
+        ),
+        (
+            &[&dynamic[..], &["--cache-policy", "hotcache"]].concat(),
+            "--cache-policy: the policy hotcache does not load missing experts",
+        ),
+        (
+            &[&dynamic[..], &["--predictor", "markov", "--prefetch-depth", "4"]].concat(),
+            "4 layers to predict ahead is out of range (1..=3)",
+        ),
+    ] {
+        let message = record(options);
+        assert!(message.contains(expected), "{options:?}: {message}");
+    }
+}
+
+#[test]
+fn manifest_describes_the_cache() {
+    let work = Workplace::new("F32");
+    let out = work.path("run");
+    let cache = ["--policy", "dynamic", "--hot-cache-mib", "5", "--predictor", "markov"];
+    run!["--quiet", "record", "--model", work.model, "-n", "2", "--out", out, cache];
+    let cache = dynamic_cache(&out);
+    assert_eq!((cache.policy.as_str(), cache.predictor.as_deref()), ("lru", Some("markov")));
+    assert_eq!((cache.device.as_str(), cache.depth, cache.n_predict), ("CPU", 1, None));
+    // Experts of 0.75 MiB; slots for one layer of two predicted experts; one dummy.
+    assert_eq!((cache.budget_bytes, cache.n_slots, cache.n_prefetch_slots), (5 << 20, 6, 2));
+    assert_eq!(cache.bytes, 9 * 3 * 256 * 256 * 4);
+}
