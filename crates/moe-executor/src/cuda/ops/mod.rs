@@ -11,7 +11,7 @@ mod experts;
 mod hot;
 mod router;
 
-pub(crate) use hot::HotCall;
+pub(crate) use hot::{Entries, HotCall};
 
 use moe_gguf::GgmlType;
 

@@ -17,7 +17,7 @@ use products::{CpuLane, Products, elements};
 
 use crate::activation::{Activation, NodeName};
 use crate::cpu::glu::Glu;
-use crate::cuda::{Device, HotCall, Policy};
+use crate::cuda::{Device, Entries, HotCall, Policy};
 use crate::devices::TimePoint;
 use crate::error::Result;
 use crate::hot_cache::{
@@ -46,7 +46,7 @@ pub(crate) struct ExpertNodes<'a, 'g> {
 }
 
 impl<'a, 'g> ExpertNodes<'a, 'g> {
-    fn linears(&self) -> [&'a Linear<'g>; 3] {
+    pub(super) fn linears(&self) -> [&'a Linear<'g>; 3] {
         self.projections.map(|projection| projection.linear)
     }
 }
@@ -118,6 +118,12 @@ impl<'o> Ops<'o> {
         buffers: Buffers,
         dst: &mut Activation,
     ) -> LaneCounts {
+        let [gate, up, down] = buffers;
+        let outs = [&mut *gate, &mut *up, &mut *down];
+        if let Some(lanes) = self.run_ahead(nodes, x, routing, outs, dst) {
+            return lanes;
+        }
+        let buffers = [gate, up, down];
         self.prepare_slots(nodes.il, x, routing);
         let lanes = if self.uses_lanes(nodes.il, nodes.linears(), routing) {
             self.hot_experts(device, nodes, x, routing, buffers, dst)
@@ -256,7 +262,7 @@ impl<'o> Ops<'o> {
                     input,
                     k: work.stage(lane, dummy, k, &mut scratch.staged),
                     tokens: x.rows,
-                    staged: &scratch.staged,
+                    entries: Entries::Staged(&scratch.staged),
                 };
                 let mut launched = ops.start();
                 let is_timed = is_timed || ops.recorder.is_on();
