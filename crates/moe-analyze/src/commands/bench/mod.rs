@@ -86,7 +86,8 @@ pub struct Args {
     /// Format of the rows on stdout
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     output: Format,
-    /// Run the tests with caches of these percentages of the size of all experts, 0 to 100; needs --policy hot-cache
+    /// Sizes of the hot cache in percent of the size of all experts, 0 to 100, rounded up to MiB; replaces --hot-cache-mib. Needs
+    /// --policy hot-cache, and counts (not a plan) in --hot-cache
     #[arg(long, value_name = "PERCENT[,…]", value_delimiter = ',', value_parser = caches::percent)]
     hot_cache_percent: Vec<f64>,
     #[command(flatten)]

@@ -129,7 +129,7 @@ pub struct HotCacheArgs {
         value_parser = EnvOptionParser(switch)
     )]
     hot_cache_fill_random: Option<EnvOption<bool>>,
-    /// Maximum fraction of the cached experts to exchange at a time, 0 to 1 [default: 0; with --update-policy payback, 1]
+    /// Maximum fraction of the cached experts to exchange in an update, 0 to 1 [default: 0; with --update-policy payback, 1]
     #[arg(long, alias = "moe-hot-cache-update-rate", value_name = "R", value_parser = rate)]
     update_rate: Option<f64>,
     /// Which experts to exchange [default: fork]
@@ -142,7 +142,8 @@ pub struct HotCacheArgs {
     /// [default: 1000]
     #[arg(long, value_name = "TOKENS", value_parser = positive)]
     update_horizon: Option<f64>,
-    /// Bandwidths in 10^9 bytes/s for --update-policy payback: CPU memory, memory of the lanes, copies to the lanes [default: measured]
+    /// Bandwidths in 10^9 bytes/s for --update-policy payback, each above 0: CPU memory, memory of the lanes, copies to the lanes
+    /// [default: measured]
     #[arg(long, value_name = "CPU,LANE,UPLOAD", value_delimiter = ',', value_parser = positive)]
     update_bandwidths: Vec<f64>,
     /// If the file of --hot-cache does not exist, run the prompt of --warmup-prompt, write the file with the counts of its experts, and
