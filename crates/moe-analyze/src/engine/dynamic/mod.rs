@@ -27,7 +27,9 @@ pub const HOT_CACHE_OPTIONS: [&str; 4] = [
 
 /// Options of `--policy dynamic`. The size of the cache is that of a hot cache.
 #[derive(Clone, Debug, clap::Args)]
-#[command(next_help_heading = "Dynamic cache (with --policy dynamic; size, device and --perf as for a hot cache)")]
+#[command(
+    next_help_heading = "Dynamic cache (with --policy dynamic; size, device and --perf as for a hot cache)"
+)]
 pub struct DynamicArgs {
     /// Which experts to evict: lru, lfu, lfuda, lfru, slru, s3fifo, arc, clock or random; layerNAME for a separate cache per layer,
     /// such as layerlfu (layer is layerlru) [default: lru]
@@ -74,7 +76,7 @@ impl DynamicArgs {
             ),
         }
         size.lanes.check()?;
-        size.perf()?;
+        size.check_perf()?;
         self.settings(0).check_policy().context("--cache-policy")
     }
 

@@ -156,8 +156,8 @@ pub struct HotCacheArgs {
     warmup_prompt: Option<PathBuf>,
     #[arg(long = "moe-hot-cache-warmup-prompt", hide = true)]
     warmup_text: Option<String>,
-    /// Counters in perf.json: off (none), update (activations and lanes of each expert) or full (also times). `bench` accepts several
-    /// values, and alternates between them
+    /// Counters in perf.json: off (none), update (activations and lanes of each expert) or full (also times). `bench` with --policy
+    /// hot-cache accepts several values, and alternates between them
     #[arg(
         long,
         env = "LLAMA_MOE_LAYER_PERF",
@@ -249,10 +249,7 @@ impl HotCacheArgs {
             );
         }
         let updates = self.update_rate() > 0.0;
-        if self.perf.len() > 1 {
-            bail!("--perf has several values, which only `bench` accepts; pass one");
-        }
-        if self.perf()? == PerfMode::Off && (updates || self.auto_learn) {
+        if self.check_perf()? == PerfMode::Off && (updates || self.auto_learn) {
             bail!(
                 "--perf off counts nothing, but {} needs counts; pass --perf update",
                 if updates {
@@ -270,6 +267,19 @@ impl HotCacheArgs {
             bail!("{option} has no effect with an update rate of 0; pass --update-rate R above 0");
         }
         Ok(())
+    }
+
+    /// Returns what is counted.
+    ///
+    /// # Errors
+    /// `--perf` has several values, or the environment variable is invalid.
+    pub(super) fn check_perf(&self) -> anyhow::Result<PerfMode> {
+        if self.perf.len() > 1 {
+            bail!(
+                "--perf has several values, which only `bench --policy hot-cache` accepts; pass one"
+            );
+        }
+        Ok(self.perf()?)
     }
 
     /// Rejects options that apply to a learn file only.
