@@ -16,6 +16,8 @@ fn rejects_settings_that_do_not_fit_together() {
         (&["--policy", "dynamic", "--hot-cache-mib", "1,1"], "pass one value"),
         (&["--cache-policy", "lfu"], "--cache-policy has no effect without --policy dynamic"),
         (&["--predictor", "markov"], "--predictor has no effect without --policy dynamic"),
+        (&["--hot-cache-mib", "1"], "no effect without --policy hot-cache or dynamic"),
+        (&[&dynamic[..], &["--perf", "off,full"]].concat(), "--perf has several values"),
         (
             &[&dynamic[..], &["--hot-cache", "x.json"]].concat(),
             "--hot-cache has no effect with --policy dynamic",

@@ -155,8 +155,8 @@ fn rejects_options_that_do_not_fit() {
     let hot = ["--policy", "hot-cache", "--hot-cache", learn];
     let mib = ["--hot-cache-mib", "1"];
     let cases: &[(&[&[&str]], &str)] = &[
-        (&[&["--hot-cache", learn]], "--hot-cache has no effect without --policy hot-cache"),
-        (&[&["--perf", "full"]], "--perf has no effect without --policy hot-cache"),
+        (&[&["--hot-cache", learn]], "--hot-cache has no effect without --policy hot-cache;"),
+        (&[&["--perf", "full"]], "--perf has no effect without --policy hot-cache or dynamic;"),
         (&[&["--policy", "hot-cache"]], "pass a plan or a learn file with --hot-cache"),
         (&[&hot], "pass --hot-cache-mib N"),
         (&[&hot, &["--hot-cache-mib", "1,1,1,1"]], "at most 3 lanes"),

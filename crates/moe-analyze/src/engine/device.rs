@@ -8,7 +8,7 @@ use moe_executor::{Devices, Model};
 use moe_gguf::text::counted;
 
 use super::device_list::DeviceList;
-use super::dynamic::DynamicArgs;
+use super::dynamic::{DynamicArgs, HOT_CACHE_OPTIONS};
 use super::hot_cache::HotCacheArgs;
 use super::post_fetch::PostFetchArgs;
 use super::scratchpad;
@@ -290,8 +290,13 @@ impl DeviceArgs {
             Some(PolicyArg::Dynamic) => self.dynamic.check(&self.hot_cache),
             _ => match self.hot_cache.given_except(&[]) {
                 Some(option) => {
+                    let policies = if HOT_CACHE_OPTIONS.contains(&option) {
+                        "hot-cache or dynamic"
+                    } else {
+                        "hot-cache"
+                    };
                     bail!(
-                        "{option} has no effect without --policy hot-cache; add it, or omit {option}"
+                        "{option} has no effect without --policy {policies}; add it, or omit {option}"
                     )
                 }
                 None => Ok(()),

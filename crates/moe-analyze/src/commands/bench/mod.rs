@@ -40,7 +40,8 @@ use crate::progress::Progress;
 ///
 /// Prints one row per test. Records no trace. Each test runs twice to warm up and then -r times, on pseudo-random tokens, like
 /// llama-bench. -p, -n and -t take comma-separated numbers and ranges: FIRST-LAST, FIRST-LAST+STEP or FIRST-LAST*FACTOR. With several
-/// values of --perf, repetitions alternate between them; the rows contain the median ratio of their times to those of the first value.
+/// values of --perf (only with --policy hot-cache), repetitions alternate between them; the rows contain the median ratio of their times
+/// to those of the first value.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  moe-analyze bench -m model.gguf -p 512 -n 128 -t 4-16*2")]
 pub struct Args {
@@ -86,7 +87,8 @@ pub struct Args {
     /// Format of the rows on stdout
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     output: Format,
-    /// Run the tests with caches of these percentages of the size of all experts, 0 to 100; needs --policy hot-cache
+    /// Sizes of the hot cache in percent of the size of all experts, 0 to 100, rounded up to MiB; replaces --hot-cache-mib. Needs
+    /// --policy hot-cache, and counts (not a plan) in --hot-cache
     #[arg(long, value_name = "PERCENT[,…]", value_delimiter = ',', value_parser = caches::percent)]
     hot_cache_percent: Vec<f64>,
     #[command(flatten)]

@@ -36,7 +36,7 @@ pub struct Args {
         hide_default_value = true
     )]
     only: Vec<Part>,
-    /// Maximum number of examples to list for each kind of difference
+    /// Maximum number of examples to list for each kind of difference, 0 or more
     #[arg(long, value_name = "N", default_value_t = 10)]
     limit: usize,
     /// Largest absolute difference of router weights that are treated as equal, at least 0

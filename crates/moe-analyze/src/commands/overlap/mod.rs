@@ -37,7 +37,8 @@ pub struct Args {
     /// Phase to analyze [default: both]
     #[arg(long, value_parser = one_phase())]
     phase: Option<Phase>,
-    /// Measured CPU memory bandwidth in 10^9 bytes/s, such as bandwidth_gb_per_s of `bench`: adds the percentage that gate and up use
+    /// Measured CPU memory bandwidth in 10^9 bytes/s, above 0, such as bandwidth_gb_per_s of `bench`: adds the percentage that gate and
+    /// up use
     #[arg(long, value_name = "GB/S", value_parser = positive)]
     memory_gb_s: Option<f64>,
     /// Model of the run, a GGUF file: provides the sizes of gate and up matrices for a run without gguf-map.parquet

@@ -13,15 +13,17 @@ use crate::output;
 /// Options of automatic budgets, a value per lane.
 #[derive(Debug, clap::Args)]
 pub struct AutoBudgetArgs {
-    /// Free GPU memory in MiB before the model is loaded, for --budget-mib auto, one value per lane [default: from nvidia-smi]
+    /// Free GPU memory in MiB before the model is loaded, for --budget-mib auto, one value per lane, each 0 or more [default: from
+    /// nvidia-smi]
     #[arg(long, value_name = "MIB[,…]", value_delimiter = ',', value_parser = mib, help_heading = "Budget")]
     free_mib: Vec<f64>,
-    /// GPU memory in MiB for everything except experts, with --budget-mib auto, one value per lane; 0 if the model and its context are
-    /// already loaded
+    /// GPU memory in MiB for everything except experts, with --budget-mib auto, one value per lane, each 0 or more; 0 if the model and its
+    /// context are already loaded
     /// [default: computed from --model: tensors, KV cache, state and buffers; 0 without --model]
     #[arg(long, value_name = "MIB[,…]", value_delimiter = ',', value_parser = mib, help_heading = "Budget")]
     kv_mib: Vec<f64>,
-    /// GPU memory in MiB to leave free with --budget-mib auto, one value per lane [default: 1024 for the first lane, 512 for others]
+    /// GPU memory in MiB to leave free with --budget-mib auto, one value per lane, each 0 or more [default: 1024 for the first lane, 512
+    /// for others]
     #[arg(long, value_name = "MIB[,…]", value_delimiter = ',', value_parser = mib, help_heading = "Budget")]
     reserve_mib: Vec<f64>,
 }

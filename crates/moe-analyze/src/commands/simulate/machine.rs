@@ -22,7 +22,8 @@ pub struct MachineArgs {
     /// used
     #[arg(long, value_name = "GB/S", requires = "pcie_gb_s", value_parser = positive)]
     memory_gb_s: Option<f64>,
-    /// Size in MiB of everything else that a token reads from the memory of --memory-gb-s: other weights and the KV cache
+    /// Size in MiB of everything else that a token reads from the memory of --memory-gb-s, 0 or more: other weights and the
+    /// KV cache
     #[arg(
         long,
         value_name = "MIB",
@@ -38,13 +39,13 @@ pub struct MachineArgs {
     /// size from which copying experts to the GPU is faster
     #[arg(long, value_name = "µS", requires = "pcie_gb_s", value_parser = positive)]
     cpu_expert_us: Option<f64>,
-    /// CPU time of an expert for each further token of a batch in µs [default: --cpu-expert-us]
+    /// CPU time of an expert for each further token of a batch in µs, 0 or more [default: --cpu-expert-us]
     #[arg(long, value_name = "µS", requires = "cpu_expert_us", value_parser = not_negative)]
     cpu_next_us: Option<f64>,
     /// GPU time of an expert for the first token of a batch in µs, above 0, reads included [default: its bytes at --memory-gb-s]
     #[arg(long, value_name = "µS", requires = "pcie_gb_s", value_parser = positive)]
     gpu_expert_us: Option<f64>,
-    /// GPU time of an expert for each further token of a batch in µs [default: --gpu-expert-us]
+    /// GPU time of an expert for each further token of a batch in µs, 0 or more [default: --gpu-expert-us]
     #[arg(long, value_name = "µS", requires = "gpu_expert_us", value_parser = not_negative)]
     gpu_next_us: Option<f64>,
 }

@@ -40,13 +40,13 @@ pub struct PrefetchArgs {
         conflicts_with = "plot"
     )]
     predictions: Option<PathBuf>,
-    /// Number of layers between a prediction and the predicted layer, from 1 to the number of layers minus 1
+    /// Number of layers between a prediction and the predicted layer, from 1 to the number of MoE layers minus 1
     #[arg(long, value_name = "N", default_value_t = 1, requires = "predicts")]
     depth: usize,
-    /// Number of experts to predict per layer [default: number of experts that the previous layer selected]
+    /// Number of experts to predict per layer, 0 or more [default: number of experts that the predicting layer selected]
     #[arg(long, value_name = "N", requires = "predicts")]
     n_predict: Option<usize>,
-    /// Compute time of each layer in µs, during which copies are hidden [default: from the trace's timestamps]
+    /// Compute time of each layer in µs, 0 or more, during which copies are hidden [default: from the trace's timestamps]
     #[arg(long, value_name = "µS", requires = "predicts", value_parser = not_negative)]
     window_us: Option<f64>,
 }

@@ -17,9 +17,19 @@ use crate::option_values::{at_least, first_given};
 pub use run::{DynamicResults, DynamicRun};
 pub use session::DynamicSession;
 
+/// Options of a hot cache that a dynamic cache has, too.
+pub const HOT_CACHE_OPTIONS: [&str; 4] = [
+    "--hot-cache-mib",
+    "--hot-cache-reserve-mib",
+    "--hot-cache-device",
+    "--perf",
+];
+
 /// Options of `--policy dynamic`. The size of the cache is that of a hot cache.
 #[derive(Clone, Debug, clap::Args)]
-#[command(next_help_heading = "Dynamic cache (with --policy dynamic and --hot-cache-mib)")]
+#[command(
+    next_help_heading = "Dynamic cache (with --policy dynamic; size, device and --perf as for a hot cache)"
+)]
 pub struct DynamicArgs {
     /// Which experts to evict: lru, lfu, lfuda, lfru, slru, s3fifo, arc, clock or random; layerNAME for a separate cache per layer,
     /// such as layerlfu (layer is layerlru) [default: lru]
@@ -53,13 +63,7 @@ impl DynamicArgs {
     /// # Errors
     /// A setting is missing, invalid, or has no effect.
     pub fn check(&self, size: &HotCacheArgs) -> anyhow::Result<()> {
-        let used = [
-            "--hot-cache-mib",
-            "--hot-cache-reserve-mib",
-            "--hot-cache-device",
-            "--perf",
-        ];
-        if let Some(option) = size.given_except(&used) {
+        if let Some(option) = size.given_except(&HOT_CACHE_OPTIONS) {
             bail!("{option} has no effect with --policy dynamic; omit it");
         }
         match size.lanes.budgets().len() {
@@ -72,7 +76,7 @@ impl DynamicArgs {
             ),
         }
         size.lanes.check()?;
-        size.perf()?;
+        size.check_perf()?;
         self.settings(0).check_policy().context("--cache-policy")
     }
 

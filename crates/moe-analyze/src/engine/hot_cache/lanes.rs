@@ -14,7 +14,7 @@ use crate::lane_budget::{LaneBudget, mib};
 #[derive(Clone, Debug, clap::Args)]
 pub struct LaneArgs {
     /// Cache size in MiB, one value per lane (GPU); required unless --hot-cache is a plan, which contains the sizes. auto (or -1) uses
-    /// the free memory of the GPU, minus the memory of the model, its context and a reserve; 0 keeps a lane empty
+    /// the free memory of the lane's device, minus the memory of the model, its context and a reserve; 0 keeps a lane empty
     #[arg(
         long,
         alias = "moe-hot-cache-max-mib",
@@ -26,7 +26,8 @@ pub struct LaneArgs {
     second_mib: Option<LaneBudget>,
     #[arg(long = "moe-hot-cache-third-max-mib", hide = true)]
     third_mib: Option<LaneBudget>,
-    /// Memory in MiB to leave free with --hot-cache-mib auto, one value per lane [default: 1024 for the first lane, 512 for others]
+    /// Memory in MiB to leave free with --hot-cache-mib auto, one value per lane, each 0 or more [default: 1024 for the first lane, 512
+    /// for others]
     #[arg(
         long,
         alias = "moe-hot-cache-auto-reserve-mib",

@@ -129,7 +129,7 @@ pub struct HotCacheArgs {
         value_parser = EnvOptionParser(switch)
     )]
     hot_cache_fill_random: Option<EnvOption<bool>>,
-    /// Maximum fraction of the cached experts to exchange at a time, 0 to 1 [default: 0; with --update-policy payback, 1]
+    /// Maximum fraction of the cached experts to exchange in an update, 0 to 1 [default: 0; with --update-policy payback, 1]
     #[arg(long, alias = "moe-hot-cache-update-rate", value_name = "R", value_parser = rate)]
     update_rate: Option<f64>,
     /// Which experts to exchange [default: fork]
@@ -142,7 +142,8 @@ pub struct HotCacheArgs {
     /// [default: 1000]
     #[arg(long, value_name = "TOKENS", value_parser = positive)]
     update_horizon: Option<f64>,
-    /// Bandwidths in 10^9 bytes/s for --update-policy payback: CPU memory, memory of the lanes, copies to the lanes [default: measured]
+    /// Bandwidths in 10^9 bytes/s for --update-policy payback, each above 0: CPU memory, memory of the lanes, copies to the lanes
+    /// [default: measured]
     #[arg(long, value_name = "CPU,LANE,UPLOAD", value_delimiter = ',', value_parser = positive)]
     update_bandwidths: Vec<f64>,
     /// If the file of --hot-cache does not exist, run the prompt of --warmup-prompt, write the file with the counts of its experts, and
@@ -155,8 +156,8 @@ pub struct HotCacheArgs {
     warmup_prompt: Option<PathBuf>,
     #[arg(long = "moe-hot-cache-warmup-prompt", hide = true)]
     warmup_text: Option<String>,
-    /// Counters in perf.json: off (none), update (activations and lanes of each expert) or full (also times). `bench` accepts several
-    /// values, and alternates between them
+    /// Counters in perf.json: off (none), update (activations and lanes of each expert) or full (also times). `bench` with --policy
+    /// hot-cache accepts several values, and alternates between them
     #[arg(
         long,
         env = "LLAMA_MOE_LAYER_PERF",
@@ -248,10 +249,7 @@ impl HotCacheArgs {
             );
         }
         let updates = self.update_rate() > 0.0;
-        if self.perf.len() > 1 {
-            bail!("--perf has several values, which only `bench` accepts; pass one");
-        }
-        if self.perf()? == PerfMode::Off && (updates || self.auto_learn) {
+        if self.check_perf()? == PerfMode::Off && (updates || self.auto_learn) {
             bail!(
                 "--perf off counts nothing, but {} needs counts; pass --perf update",
                 if updates {
@@ -269,6 +267,19 @@ impl HotCacheArgs {
             bail!("{option} has no effect with an update rate of 0; pass --update-rate R above 0");
         }
         Ok(())
+    }
+
+    /// Returns what is counted.
+    ///
+    /// # Errors
+    /// `--perf` has several values, or the environment variable is invalid.
+    pub(super) fn check_perf(&self) -> anyhow::Result<PerfMode> {
+        if self.perf.len() > 1 {
+            bail!(
+                "--perf has several values, which only `bench --policy hot-cache` accepts; pass one"
+            );
+        }
+        Ok(self.perf()?)
     }
 
     /// Rejects options that apply to a learn file only.
