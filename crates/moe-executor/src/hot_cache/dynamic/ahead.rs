@@ -110,8 +110,11 @@ impl DynamicSlots<'_> {
 
     /// Whether a call of this pass failed, so that the pass must run again. Forgets it.
     pub(crate) fn take_failure(&mut self) -> bool {
-        self.ahead.lanes.clear();
-        std::mem::take(&mut self.ahead.has_failed)
+        let has_failed = std::mem::take(&mut self.ahead.has_failed);
+        if has_failed {
+            self.ahead.lanes.clear();
+        }
+        has_failed
     }
 
     /// Whether a call of this pass failed.

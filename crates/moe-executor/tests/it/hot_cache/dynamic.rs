@@ -88,7 +88,8 @@ fn random_caches_yield_the_results_of_the_cpu() {
             let counters = session.counters().unwrap().lock().clone();
             let slots = (counters.hot_slots(), counters.cold_slots());
             match percent {
-                0 => assert_eq!(slots.0, 0, "{what}"),
+                // Prefetched experts have slots of their own.
+                0 if params.settings.predictor.is_none() => assert_eq!(slots.0, 0, "{what}"),
                 100.. => assert_eq!((slots.1, counts.evictions), (0, 0), "{what}"),
                 _ => {}
             }
