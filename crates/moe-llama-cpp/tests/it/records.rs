@@ -309,7 +309,8 @@ fn cache_views(record: &TensorAccessLog) -> Vec<(String, u64)> {
 }
 
 /// Views of keys and values have the names, types, row sizes and strides of llama.cpp's nodes. llama.cpp reads a multiple of 256
-/// positions, the executor only those that a token attends to.
+/// positions, the executor only those that a token attends to. For a quantized cache, llama.cpp also rotates queries, keys and
+/// values, which adds operations.
 #[test]
 fn cache_views_agree() {
     for ty in [CacheType::F16, CacheType::Q8_0] {
@@ -323,13 +324,16 @@ fn cache_views_agree() {
             assert!(!ours.is_empty() && ours.iter().all(|(_, dtype, ..)| dtype == ty.name()));
             row_size.extend(ours.into_iter().map(|(name, _, _, bytes)| (name, bytes)));
         }
-        let [ours, theirs] = runs.each_ref().map(|run| run.trace.records());
+        let [ours, theirs] = runs.each_ref().map(|run| {
+            let views = run.trace.records().iter().map(cache_views);
+            let views = views.filter(|views| !views.is_empty());
+            views.collect::<Vec<_>>()
+        });
         assert_eq!(ours.len(), theirs.len());
         let mut n_views = 0;
-        for (ours, theirs) in ours.iter().zip(theirs) {
-            let (ours, theirs) = (cache_views(ours), cache_views(theirs));
+        for (ours, theirs) in ours.iter().zip(&theirs) {
             assert_eq!(ours.len(), theirs.len());
-            for ((name, bytes), (name_of_theirs, bytes_of_theirs)) in ours.iter().zip(&theirs) {
+            for ((name, bytes), (name_of_theirs, bytes_of_theirs)) in ours.iter().zip(theirs) {
                 assert_eq!(name, name_of_theirs);
                 let row = row_size[name.split(' ').next().unwrap()];
                 assert_eq!((bytes % row, bytes_of_theirs % row), (0, 0), "{ty}, {name}");
