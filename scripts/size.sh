@@ -4,12 +4,14 @@
 #   scripts/size.sh [tree] [dependencies] [release] [dist] > docs/measurements/size.txt
 #
 # Default: all parts. `release` and `dist` build the program in an empty target directory, which takes tens of minutes.
-# FEATURES is a list of feature sets, separated by spaces. Default: the default features with and without `sql`.
+# FEATURES is a list of feature sets, separated by spaces. Default: the default features with and without `sql`. TARGET is a target
+# directory whose contents are replaced and that keeps the last build; by default a temporary directory.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-target=$(mktemp -d)
-trap 'rm -rf "$target"' EXIT
+target=${TARGET:-$(mktemp -d)}
+[ -n "${TARGET:-}" ] || trap 'rm -rf "$target"' EXIT
+mkdir -p "$target"
 export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0
 
 mib() { awk -v bytes="$1" 'BEGIN { printf "%.1f MiB", bytes / 1048576 }'; }

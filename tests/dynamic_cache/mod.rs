@@ -1,5 +1,6 @@
 //! `--policy dynamic`: results, counts, options, and what a run directory stores. Without a GPU, slots are in CPU memory.
 
+mod ahead;
 mod counts;
 mod failures;
 mod options;

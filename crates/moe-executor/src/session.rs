@@ -184,16 +184,31 @@ impl<'a, 'g> Session<'a, 'g> {
         phase: Phase,
     ) -> Result<()> {
         let start = Instant::now();
-        let (ops, s) = (&mut self.ops, &mut self.state);
-        let (n_tokens, n_wanted) = (s.tokens.len(), s.wanted.len());
-        ops.recorder.begin(PassInfo {
+        let (n_tokens, n_wanted) = (self.state.tokens.len(), self.state.wanted.len());
+        let info = PassInfo {
             sequence_id: self.sequence_ids[self.slot],
             phase,
             is_complete: n_wanted > 0,
-        });
+        };
+        self.ops.recorder.begin(info);
         self.cache.begin_pass(runs, n_positions)?;
-        ops.begin_pass()?;
+        self.ops.begin_pass()?;
+        self.forward();
+        if self.ops.must_repeat() {
+            self.ops.wait_for_gpus()?;
+            self.ops.not_finite = None;
+            self.ops.recorder.begin(info);
+            self.ops.begin_pass()?;
+            self.forward();
+        }
+        self.cache.end_pass();
+        self.ops.end_pass()?;
+        self.record_buffers([n_tokens, n_wanted], start)
+    }
 
+    /// The operations of a pass.
+    fn forward(&mut self) {
+        let (ops, s) = (&mut self.ops, &mut self.state);
         ops.get_embeddings(
             NodeName::global("embd"),
             &self.model.tok_embd,
@@ -201,12 +216,9 @@ impl<'a, 'g> Session<'a, 'g> {
             &mut s.x,
         );
         self.model.decoder.forward(ops, s, &mut self.cache);
-        if n_wanted > 0 {
+        if !s.wanted.is_empty() {
             self.head();
         }
-        self.cache.end_pass();
-        self.ops.end_pass()?;
-        self.record_buffers([n_tokens, n_wanted], start)
     }
 
     /// Final norm and output product for the rows whose logits are wanted.

@@ -12,7 +12,7 @@ use std::marker::PhantomData;
 use std::rc::Rc;
 use std::time::Instant;
 
-use moe_gguf::{ExpertId, GgmlType};
+use moe_gguf::{ExpertId, GgmlType, LayerId};
 use moe_trace::manifest;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -173,7 +173,20 @@ pub(crate) struct HotCall<'a, 'g> {
     pub input: HotInput,
     pub tokens: usize,
     pub k: usize,
-    pub staged: &'a [u32],
+    pub entries: Entries<'a>,
+}
+
+/// Slots and router weights of a call.
+#[derive(Clone, Copy)]
+pub(crate) enum Entries<'a> {
+    Staged(&'a [u32]),
+    OnGpu { slots: Ptr, router: Ptr },
+}
+
+/// What a search for slots has found.
+pub(crate) struct Found {
+    pub missing: u32,
+    pub ids: Vec<i32>,
 }
 
 /// Has no values.
@@ -295,6 +308,41 @@ impl Device {
     }
 
     pub(crate) fn insert_slots(&mut self, _: usize, _: &[Projections], _: usize) -> Result<u64> {
+        match self.never {}
+    }
+
+    pub(crate) fn enable_finder(&mut self, _: usize, _: usize, _: usize) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn find_slots(
+        &mut self,
+        _: LayerId,
+        _: u32,
+        _: usize,
+        _: &mut Routing,
+    ) -> Result<Ptr> {
+        match self.never {}
+    }
+
+    pub(crate) fn found(&self, _: LayerId, _: u32, _: usize) -> Result<Option<Found>> {
+        match self.never {}
+    }
+
+    pub(crate) fn answer(&mut self, _: LayerId, _: u32, _: &[u32]) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn release(&self, _: LayerId, _: u32) {
+        match self.never {}
+    }
+
+    pub(crate) fn load_slot_ahead(
+        &mut self,
+        _: (usize, u32),
+        _: Projections,
+        _: ExpertId,
+    ) -> Result<()> {
         match self.never {}
     }
 

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, result, sys};
 
@@ -234,6 +234,13 @@ impl Pinned {
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.address.cast(), bytes.len());
         }
+    }
+
+    /// The 32-bit values, which a GPU may read and write at the same time.
+    pub(super) fn words(&self) -> &[AtomicU32] {
+        // SAFETY: `new` allocated and initialized the bytes, page-aligned. Accesses of the CPU are atomic; a GPU accesses aligned words
+        // only.
+        unsafe { std::slice::from_raw_parts(self.address.cast(), self.bytes / 4) }
     }
 
     /// Starts a D2H copy of `n` bytes to byte `at` of this memory on `stream`.

@@ -34,11 +34,11 @@ mod timeline;
 mod tests;
 
 pub use device::Device;
-pub(crate) use device::Scratch;
+pub(crate) use device::{Found, Scratch};
 pub(crate) use download::Download;
 pub use error::{DriverStatus, Error, Result};
 pub use gpu::Gpu;
 pub(crate) use handles::{Event, Ptr, Wanted};
 pub(crate) use memory::{DeviceBuffer, Pinned, Registered};
-pub(crate) use ops::{HotCall, HotInput};
+pub(crate) use ops::{Entries, HotCall, HotInput};
 pub use policy::{Fallbacks, GpuInfo, GpuSpec, Policy};

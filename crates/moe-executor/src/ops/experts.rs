@@ -373,7 +373,7 @@ impl Ops<'_> {
     }
 
     /// Computes the weighted sum on the CPU, unless a GPU has computed it, and records its operations.
-    fn merge_rows(
+    pub(super) fn merge_rows(
         &mut self,
         mut scope: Scope,
         il: LayerId,

@@ -18,6 +18,7 @@ impl Ops<'_> {
         if home == DeviceId::Cpu {
             return;
         }
+        self.serve_slots();
         if let Err(error) = values.fetch() {
             self.fault.get_or_insert(error);
             // The values in CPU memory are stale; the pass ends with the error.
@@ -34,6 +35,7 @@ impl Ops<'_> {
         routing: &mut Routing,
         with_weights: bool,
     ) {
+        self.serve_slots();
         let home = match x.values.home() {
             DeviceId::Cpu => routing.ids.home(),
             gpu => gpu,
@@ -88,6 +90,7 @@ impl Ops<'_> {
     /// # Errors
     /// Some of the work failed.
     pub(crate) fn wait_for_gpus(&mut self) -> cuda::Result<()> {
+        self.serve_slots();
         for index in 0..self.devices.gpus().len() {
             self.devices.gpus()[index].gpu().synchronize()?;
             self.waited(DeviceId::Gpu(index));
@@ -117,6 +120,7 @@ impl Ops<'_> {
     /// # Errors
     /// Values on a GPU were lost in this pass, or a record cannot be written.
     pub fn end_pass(&mut self) -> Result<()> {
+        self.serve_slots();
         self.devices.end_pass()?;
         if let Some(fault) = self.fault.take() {
             return Err(fault.into());
@@ -124,6 +128,7 @@ impl Ops<'_> {
         if let Some(cache) = &mut self.hot {
             cache.end_pass(&self.devices)?;
         }
+        self.record_slot_lanes();
         let samples = self.devices.samples()?;
         self.recorder.transfers(&samples, self.first_position)?;
         self.recorder.end(&self.devices)

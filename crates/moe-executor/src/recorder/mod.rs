@@ -23,6 +23,7 @@ mod routing;
 mod rows;
 mod source;
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use moe_engine::{Mode, TraceClock};
@@ -97,6 +98,8 @@ pub struct Recorder {
     /// Whether records are written at the end of their pass, when the times of GPU operations are known.
     waits: bool,
     pending: Vec<Pending>,
+    /// Lanes of pending expert operations, by layer.
+    late_lanes: BTreeMap<LayerId, Vec<u8>>,
     /// Indices of the pending operations, in the order of their starts.
     order: Vec<usize>,
     /// Whether the next operation failed on a GPU and is computed on the CPU.
@@ -129,6 +132,7 @@ impl Recorder {
             failed: None,
             waits: false,
             pending: Vec::new(),
+            late_lanes: BTreeMap::new(),
             order: Vec::new(),
             fell_back: false,
             capture: None,
@@ -166,6 +170,17 @@ impl Recorder {
     /// Notes that the next operation failed on a GPU and is computed on the CPU.
     pub(crate) fn fell_back(&mut self) {
         self.fell_back = true;
+    }
+
+    /// Sets the lanes of the operations of this pass that were recorded with [`Lanes::Late`], by layer.
+    pub(crate) fn late_lanes(&mut self, lanes: BTreeMap<LayerId, Vec<u8>>) {
+        self.late_lanes = lanes;
+    }
+
+    /// The lanes of the experts of a layer that were set at the end of the last pass.
+    pub(crate) fn late(&self, layer: LayerId) -> Option<Lanes<'_>> {
+        let lanes = self.late_lanes.get(&layer)?;
+        Some(Lanes::Each(lanes))
     }
 
     /// Which operations are recorded.

@@ -44,6 +44,8 @@ pub enum Lanes<'a> {
     All(u8),
     /// A lane for each `(token, n_expert_used)`.
     Each(&'a [u8]),
+    /// Known at the end of the pass ([`Recorder::late_lanes`](super::Recorder::late_lanes)).
+    Late,
 }
 
 impl Lanes<'_> {
@@ -54,6 +56,7 @@ impl Lanes<'_> {
         match self {
             Lanes::All(lane) => add(*lane, n as u64),
             Lanes::Each(lanes) => lanes.iter().for_each(|&lane| add(lane, 1)),
+            Lanes::Late => {}
         }
         counts
     }
@@ -63,6 +66,7 @@ impl Lanes<'_> {
         match self {
             Lanes::All(lane) => *lane,
             Lanes::Each(lanes) => lanes[slot],
+            Lanes::Late => lane::UNKNOWN,
         }
     }
 }

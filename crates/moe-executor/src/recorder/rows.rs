@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use moe_trace::record::{self, MAX_EXPERTS};
-use moe_trace::{RunWriter, TensorAccessLog};
+use moe_trace::{LayerId, RunWriter, TensorAccessLog};
 
 use super::{Lanes, Recorder, Routing, When};
 use crate::cuda::{self, Download, Event};
@@ -39,7 +39,7 @@ pub(super) struct PendingRows {
     positions: Vec<u32>,
     k: usize,
     experts: PendingExperts,
-    /// One lane for all, or one for each.
+    /// One lane for all, or one for each; empty for the late lanes of the layer.
     lanes: Vec<u8>,
 }
 
@@ -77,6 +77,7 @@ impl RoutedRows<'_> {
             lanes: match self.lanes {
                 Lanes::All(lane) => vec![lane],
                 Lanes::Each(lanes) => lanes.to_vec(),
+                Lanes::Late => Vec::new(),
             },
         }
     }
@@ -179,6 +180,7 @@ impl Recorder {
         self.order.extend(0..self.pending.len());
         // The sort is stable: operations with the same start keep the order of the graph.
         self.order.sort_by_key(start);
+        let late_lanes = &self.late_lanes;
         for &at in &self.order {
             let Pending { record, rows, .. } = &self.pending[at];
             let written = match rows {
@@ -190,6 +192,10 @@ impl Recorder {
                     };
                     let lanes = match rows.lanes.as_slice() {
                         [lane] => Lanes::All(*lane),
+                        [] => {
+                            let late = late_lanes.get(&LayerId(record.layer_id.get()));
+                            late.map_or(Lanes::Late, |lanes| Lanes::Each(lanes))
+                        }
                         lanes => Lanes::Each(lanes),
                     };
                     let rows = Rows {

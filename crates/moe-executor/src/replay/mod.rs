@@ -193,11 +193,16 @@ impl<'a, 'g> Replay<'a, 'g> {
             };
             ran.push((done, span));
         }
+        // Values do not matter, so a pass is not repeated.
+        self.ops.must_repeat();
         self.ops.end_pass()?;
         let time = |point| self.ops.devices.at(point);
         let timed = ran.into_iter().map(|(ran, (from, to))| {
             let time = time(to)?.saturating_duration_since(time(from)?);
-            Ok(Ran { time, ..ran })
+            // A list of lanes counts its own length.
+            let late = self.ops.recorder.late(ran.layer);
+            let lanes = late.map_or(ran.lanes, |lanes| lanes.count(0));
+            Ok(Ran { time, lanes, ..ran })
         });
         timed.collect()
     }

@@ -1,6 +1,7 @@
 //! A GPU as a session uses it: the weights and scratch memory on it, its transfers, and the times of its operations.
 
 mod describe;
+mod finder;
 mod hot;
 mod lane_sum;
 mod scratch;
@@ -23,6 +24,7 @@ use crate::placement::{DeviceId, Placement};
 use crate::recorder::Routing;
 use crate::weights::Matrix;
 
+pub(crate) use finder::Found;
 pub use scratch::Scratch;
 use weights::Resident;
 
@@ -33,6 +35,8 @@ pub struct Device {
     /// By index in the tensor table of the GGUF file; `None` if the matrix did not fit.
     matrices: HashMap<u32, Option<Resident>>,
     vectors: HashMap<u32, DeviceBuffer>,
+    /// Searches for slots of the dynamic cache; `None` if the CPU finds them.
+    finder: Option<finder::Finder>,
     /// Copies to the slots of the dynamic cache. Dropped before the slots: the drop waits for the copies.
     slots: Option<slots::SlotCopies>,
     /// Experts of the hot cache.
@@ -70,6 +74,7 @@ impl Device {
             vectors: HashMap::new(),
             hot: hot::HotExperts::default(),
             slots: None,
+            finder: None,
             lane_sum: lane_sum::LaneSum::default(),
             scratch: [const { None }; Scratch::COUNT],
             positions: Vec::new(),

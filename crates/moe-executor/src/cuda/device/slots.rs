@@ -47,6 +47,11 @@ impl SlotCopies {
         })
     }
 
+    /// The stream of prefetches.
+    pub(super) fn stream(&self) -> &CudaStream {
+        &self.stream
+    }
+
     fn add_class(&mut self, class: usize, n_slots: usize) {
         if self.prefetches.len() <= class {
             self.prefetches.resize_with(class + 1, Vec::new);
@@ -142,6 +147,29 @@ impl Device {
         self.wait_for_slot(slot)?;
         for linear in projections {
             self.copy_expert(linear, slot, expert, |gpu, to, bytes| gpu.upload(to, bytes))?;
+        }
+        self.set_slot(projections, expert, Some(slot.1));
+        Ok(())
+    }
+
+    /// Starts the copy of an expert to a slot that no running work uses, for [`Device::answer`].
+    ///
+    /// # Errors
+    /// A copy cannot be started. Then the slot must not be used.
+    pub(crate) fn load_slot_ahead(
+        &mut self,
+        slot: SlotId,
+        projections: Projections,
+        expert: ExpertId,
+    ) -> Result<()> {
+        let Some(copies) = &self.slots else {
+            return Ok(());
+        };
+        let stream = copies.stream.clone();
+        for linear in projections {
+            self.copy_expert(linear, slot, expert, |_, to, bytes| {
+                upload_on(&stream, to, bytes)
+            })?;
         }
         self.set_slot(projections, expert, Some(slot.1));
         Ok(())
@@ -256,10 +284,16 @@ impl Device {
                 stack.slots[expert.index()] = slot;
             }
         }
+        let [gate, ..] = projections;
+        let layer = gate.weights.place.layer;
+        if let (Some(finder), Some(layer)) = (&mut self.finder, layer) {
+            finder.set(layer, expert, slot);
+        }
     }
 
     /// Frees the slots.
     pub(super) fn clear_slots(&mut self) {
         self.slots = None;
+        self.finder = None;
     }
 }

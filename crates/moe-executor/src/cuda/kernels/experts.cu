@@ -71,6 +71,29 @@ extern "C" __global__ void __launch_bounds__(GROUP_WARPS* WARP) group_entries(
     }
 }
 
+// Finds the slots of the experts `ids (k)` of one token; one warp. `table (n_expert)`: slot of each expert, or -1. `slots (k)`: slot of
+// each selected expert, `dummy` for one without a slot. The CPU reads `mail`: the number of experts without a slot, then `ids`; both are
+// complete when `*mailed` is `number`. If all experts have slots, the kernel sets `*go` to `number`; otherwise the CPU does it later.
+KERNEL find_slots(const int* ids, const int* table, unsigned k, unsigned dummy, unsigned number, int* slots, unsigned* mail, unsigned* mailed, unsigned* go) {
+    follow_previous();
+    unsigned missing = 0;
+    for (unsigned first = 0; first < k; first += WARP) {
+        const unsigned i = first + threadIdx.x;
+        const int id = i < k ? ids[i] : 0, slot = i < k ? table[id] : 0;
+        missing += __popc(__ballot_sync(ALL_LANES, slot < 0));
+        if (i >= k) continue;
+        slots[i] = slot < 0 ? int(dummy) : slot;
+        ((volatile unsigned*)mail)[1 + i] = unsigned(id);
+    }
+    if (threadIdx.x == 0) *(volatile unsigned*)mail = missing;
+    __threadfence_system();
+    __syncwarp();
+    if (threadIdx.x > 0) return;
+    if (missing == 0) *(volatile unsigned*)go = number;
+    __threadfence_system();
+    *(volatile unsigned*)mailed = number;
+}
+
 // `out (tokens, width)`: the sum of `experts (tokens, k, width)` times `weights (tokens, k)` in the order of the slots. Every
 // product and every sum is rounded, like on the CPU.
 KERNEL merge(const float* experts, const float* weights, unsigned k, unsigned width, size_t n, float* out) {

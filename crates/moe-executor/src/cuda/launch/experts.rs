@@ -16,6 +16,9 @@ use crate::cuda::{Ptr, Result};
 kernels! {
     GROUP_ENTRIES = "group_entries" => (ids: Ptr, n: U32, k: U32, wide: Bool, bounds: Ptr, list: Ptr);
     QUANTIZE = "quantize" => (x: Ptr, n: U64, codes: Ptr, groups: Ptr);
+    FIND_SLOTS = "find_slots" => (
+        ids: Ptr, table: Ptr, k: U32, dummy: U32, number: U32, slots: Ptr, mail: Ptr, mailed: Ptr, go: Ptr,
+    );
     MERGE = "merge" => (experts: Ptr, weights: Ptr, k: U32, width: U32, n: U64, out: Ptr);
 }
 
@@ -203,6 +206,29 @@ impl GateUp {
     }
 }
 
+/// A search for the slots of the experts of one token.
+#[derive(Clone, Copy, Debug)]
+pub struct FindSlots {
+    /// i32 `(k)`: selected experts.
+    pub ids: Ptr,
+    /// i32 `(n_expert)`: slot of each expert, or -1.
+    pub table: Ptr,
+    /// Number of selected experts.
+    pub k: usize,
+    /// Slot of experts that have none.
+    pub dummy: usize,
+    /// Number of the search, for `mailed` and `go`.
+    pub number: u32,
+    /// i32 `(k)`: slot of each selected expert.
+    pub slots: Ptr,
+    /// u32 `(1 + k)` in memory that the CPU reads: number of experts without a slot, and the selected experts.
+    pub mail: Ptr,
+    /// u32 in memory that the CPU reads: `number` when `mail` is complete.
+    pub mailed: Ptr,
+    /// u32 in memory that the CPU writes: `number` if all experts have slots.
+    pub go: Ptr,
+}
+
 impl Kernels {
     /// Size in bytes of the memory for sorting entries by expert.
     pub fn work_size(tokens: usize, k: usize, n_expert: usize) -> usize {
@@ -337,6 +363,17 @@ impl Kernels {
         let grid = grid(n.div_ceil(THREADS), THREADS);
         let args = args![experts, weights, k, width, n, out];
         self.experts.launch(stream, MERGE, grid, &args)
+    }
+
+    /// Finds the slots of the experts of one token.
+    ///
+    /// # Errors
+    /// A driver error.
+    pub fn find_slots(&self, stream: &CudaStream, it: &FindSlots) -> Result<()> {
+        let args = args![
+            it.ids, it.table, it.k, it.dummy, it.number, it.slots, it.mail, it.mailed, it.go,
+        ];
+        self.experts.launch(stream, FIND_SLOTS, grid(1, 32), &args)
     }
 
     /// Sorts the entries by expert into the `work` memory, unless each is computed on its own.

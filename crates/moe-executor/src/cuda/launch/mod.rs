@@ -28,7 +28,7 @@ use super::{Error, Ptr, Result};
 use crate::kv_cache::CacheType;
 
 pub use attention::Attention;
-pub use experts::{Fetched, GateUp, MulMatId};
+pub use experts::{Fetched, FindSlots, GateUp, MulMatId};
 pub use products::Weights;
 pub use router::{MAX_EXPERTS, Route};
 pub use rows::Rope;

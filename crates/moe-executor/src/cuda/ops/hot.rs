@@ -28,8 +28,22 @@ pub(crate) struct HotCall<'a, 'g> {
     pub tokens: usize,
     /// Entries per token.
     pub k: usize,
-    /// Slots `(tokens, k)`, then the bits of the router weights `(tokens, k)`.
-    pub staged: &'a [u32],
+    /// Slots and router weights `(tokens, k)`.
+    pub entries: Entries<'a>,
+}
+
+/// Slots and router weights of a call.
+#[derive(Clone, Copy)]
+pub(crate) enum Entries<'a> {
+    /// Slots, then the bits of the router weights.
+    Staged(&'a [u32]),
+    /// Addresses on the GPU.
+    OnGpu {
+        /// i32 slots.
+        slots: Ptr,
+        /// f32 router weights.
+        router: Ptr,
+    },
 }
 
 impl Device {
@@ -53,8 +67,13 @@ impl Device {
         let up = self.hot_weights(call.lane, up)?;
         let down = self.hot_weights(call.lane, down)?;
         let (n_slots, n_ff) = (gate.n_slots, gate.weights.n_out);
-        let ids = self.scratch(Scratch::LaneEntries, size_of_val(call.staged))?;
-        let router = ids.offset(entries * size_of::<i32>());
+        let (ids, router) = match call.entries {
+            Entries::Staged(staged) => {
+                let ids = self.scratch(Scratch::LaneEntries, size_of_val(staged))?;
+                (ids, ids.offset(entries * size_of::<i32>()))
+            }
+            Entries::OnGpu { slots, router } => (slots, router),
+        };
         let quantized = match tokens {
             1 => self.scratch(Scratch::Hidden, Kernels::scratch_size(k, n_ff))?,
             _ => Ptr::NULL,
@@ -78,7 +97,9 @@ impl Device {
             scratch: self.quantized(tokens, call.input.width)?,
             work,
         };
-        self.gpu().upload(ids, call.staged)?;
+        if let Entries::Staged(staged) = call.entries {
+            self.gpu().upload(ids, staged)?;
+        }
         let is_quantized = self.kernels().experts_gate_up(self.stream(), &operands)?;
         let sum = out.values.fill_device(self.gpu())?;
         if is_quantized {

@@ -11,7 +11,7 @@ mod experts;
 mod hot;
 mod router;
 
-pub(crate) use hot::{HotCall, HotInput};
+pub(crate) use hot::{Entries, HotCall, HotInput};
 
 use moe_gguf::GgmlType;
 

@@ -75,6 +75,11 @@ impl<'a> SlotMemory<'a> {
         (memory, dropped)
     }
 
+    /// Device of the slots.
+    pub fn device(&self) -> DeviceId {
+        self.device
+    }
+
     /// Class of the slots of a layer; `None` if it is not cached.
     pub fn class(&self, layer: LayerId) -> Option<usize> {
         Some(self.layer(layer)?.class)
@@ -138,6 +143,17 @@ impl<'a> SlotMemory<'a> {
         slot: Slot,
     ) -> Result<(), String> {
         self.copy(devices, layer, expert, slot, Device::load_slot)
+    }
+
+    /// Starts the copy of an expert to a slot that no running work uses.
+    pub fn load_ahead(
+        &mut self,
+        devices: &mut Devices,
+        layer: LayerId,
+        expert: ExpertId,
+        slot: Slot,
+    ) -> Result<(), String> {
+        self.copy(devices, layer, expert, slot, Device::load_slot_ahead)
     }
 
     /// Starts the copy of an expert to a slot of its layer.

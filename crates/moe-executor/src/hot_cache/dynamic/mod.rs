@@ -11,6 +11,7 @@
 //!   slots are the first lane. The CPU computes experts without a slot.
 //! - Prefetched experts are copied on a stream of their own. The compute stream waits for a copy when a layer uses the slot.
 
+mod ahead;
 mod memory;
 
 use moe_gguf::{ExpertId, LayerId};
@@ -26,6 +27,7 @@ use crate::error::Result;
 use crate::model::Model;
 use crate::placement::DeviceId;
 
+use ahead::Ahead;
 use memory::SlotMemory;
 
 /// A dynamic cache to build.
@@ -59,6 +61,8 @@ pub struct DynamicSlots<'a> {
     lanes: Vec<u8>,
     /// Experts of the current call that could not be copied.
     failed: Vec<(LayerId, ExpertId)>,
+    /// Calls that are launched before their routing decisions are known.
+    ahead: Ahead,
 }
 
 impl<'a> DynamicSlots<'a> {
@@ -137,11 +141,25 @@ impl<'a> DynamicSlots<'a> {
                 hot.layers[layer.index()] = Some(contents);
             }
         }
+        let mut ahead = Ahead::default();
+        let n_layer = model.hparams().n_layer;
+        let mut devices_of_layers = (0..).map(LayerId).take(n_layer);
+        let is_alone = devices_of_layers.all(|layer| devices.layer(layer) == device);
+        if let Some(gpu) = devices.gpu_mut(device)
+            && is_alone
+            && params.settings.predictor.is_none()
+            && gpu
+                .enable_finder(n_layer, model.hparams().n_expert, used.unwrap_or(0))
+                .is_ok()
+        {
+            ahead.enable(n_layer);
+        }
         let slots = DynamicSlots {
             cache,
             memory,
             lanes: Vec::new(),
             failed: Vec::new(),
+            ahead,
         };
         Ok((hot, slots, report))
     }
@@ -151,7 +169,7 @@ impl<'a> DynamicSlots<'a> {
         self.cache.counts()
     }
 
-    /// Puts the experts that a layer has selected (`ids`, all tokens of the pass) into slots, as far as they fit, and starts the
+    /// Puts the experts that a layer has selected (`ids`, all tokens of the pass, and their number) into slots, as far as they fit, and starts the
     /// copies of experts that are predicted for a later layer. Until [`DynamicSlots::release`], `hot` computes the layer with the
     /// slots.
     pub(crate) fn prepare(
@@ -159,13 +177,14 @@ impl<'a> DynamicSlots<'a> {
         hot: &mut HotCache,
         devices: &mut Devices,
         il: LayerId,
-        ids: &[i32],
+        (ids, n_tokens): (&[i32], usize),
         is_generated: bool,
     ) {
         hot.scratch.slot_lanes.clear();
         let Some(layer) = hot.layer(il) else {
             return;
         };
+        self.ahead.ran(il, is_generated && n_tokens == 1);
         self.lanes.clear();
         self.lanes.resize(layer.places.len(), lane::CPU);
         let memory = &mut self.memory;

@@ -4,7 +4,7 @@ use moe_placement::perf::LaneIndex;
 
 use super::call::LaneCall;
 use crate::activation::Activation;
-use crate::cuda::{HotCall, HotInput};
+use crate::cuda::{Entries, HotCall, HotInput};
 use crate::hot_cache::{LaneEvents, LaneSums, N_LANES, Span};
 use crate::ops::{Ops, Scope};
 use crate::placement::DeviceId;
@@ -101,7 +101,7 @@ impl<'c> GpuLanes<'c> {
                     call.k
                 },
                 tokens,
-                staged: self.staged,
+                entries: Entries::Staged(self.staged),
             };
             let mut launched = ops.start();
             let is_timed = call.is_timed || ops.recorder.is_on();

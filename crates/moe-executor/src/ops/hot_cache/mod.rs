@@ -48,7 +48,7 @@ pub(crate) struct ExpertNodes<'a, 'g> {
 }
 
 impl<'a, 'g> ExpertNodes<'a, 'g> {
-    fn linears(&self) -> [&'a Linear<'g>; 3] {
+    pub(super) fn linears(&self) -> [&'a Linear<'g>; 3] {
         self.projections.map(|projection| projection.linear)
     }
 }
@@ -117,15 +117,18 @@ impl Ops<'_> {
     }
 
     /// Whether the CPU selects the experts of a layer from the router's scores: it needs them for the worklist, and the profile of
-    /// the architecture allows it for this number of tokens.
+    /// the architecture allows it for this number of tokens. With a dynamic cache, the GPU finds the slots of the experts.
     pub(crate) fn routes_on_cpu(&self, il: LayerId, linears: [&Linear; 3], tokens: usize) -> bool {
         let cache = self.hot.as_deref();
         let max_tokens = cache.map_or(0, |cache| cache.profile().cpu_routing_max_tokens);
-        tokens <= max_tokens && self.uses_lanes(il, linears, tokens)
+        self.dynamic.is_none() && tokens <= max_tokens && self.uses_lanes(il, linears, tokens)
     }
 
     /// The operations of the selected experts. Returns the number of down products per lane.
-    pub(crate) fn experts(&mut self, nodes: &ExpertNodes, io: ExpertIo) -> LaneCounts {
+    pub(crate) fn experts(&mut self, nodes: &ExpertNodes, mut io: ExpertIo) -> LaneCounts {
+        if let Some(lanes) = self.run_ahead(nodes, &mut io) {
+            return lanes;
+        }
         self.prepare_slots(nodes.at.il, io.x, io.routing);
         let uses_lanes = self.uses_lanes(nodes.at.il, nodes.linears(), io.x.rows);
         let lanes = match self.hot.take_if(|_| uses_lanes) {

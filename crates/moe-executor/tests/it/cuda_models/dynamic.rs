@@ -1,13 +1,22 @@
 //! The dynamic cache with slots on a GPU: results, lanes in records, and counts.
 
+use moe_executor::cpu::threads::Threads;
 use moe_executor::cuda::Policy;
+use moe_executor::hot_cache::{DynamicParams, DynamicSlots};
+use moe_executor::placement::DeviceId;
+use moe_executor::recorder::Recorder;
+use moe_executor::{CacheParams, Model, Session};
 use moe_placement::cache::{OnlinePolicy, PolicyName};
+use moe_placement::dynamic::{Counts, Settings};
+use moe_placement::perf::PerfMode;
 use moe_placement::predict::PredictorName;
 use moe_testkit::Report;
 use moe_trace::record::lane;
 
 use super::recording::{record, stem};
 use super::{Case, Dynamic, MODELS, case, has_gpu, open};
+use crate::hot_cache::dynamic::sizes;
+use crate::hot_cache::{Request, request};
 use crate::reference::PROMPTS;
 
 /// Layers on GPU 0, experts in CPU memory and in slots on the GPU.
@@ -104,6 +113,78 @@ fn records_and_counts_the_lane_of_each_expert() {
                 ));
             }
             println!("{what}: {counts:?}");
+        }
+    }
+    report.finish();
+}
+
+/// Layers that are launched before the CPU knows their routing decisions yield the results and counts of layers that wait for them
+/// (with times of lanes).
+#[test]
+fn launching_ahead_changes_no_result() {
+    if !has_gpu() {
+        return;
+    }
+    let mut report = Report::default();
+    for (name, _) in MODELS {
+        let gguf = open(name);
+        let model = Model::load(&gguf).unwrap();
+        let threads = Threads::new(2).unwrap();
+        let sizes = sizes(&gguf, &model);
+        let all: u64 = sizes.iter().map(|(_, _, bytes)| bytes).sum();
+        for (percent, policy) in [(30, LRU), (50, LFU), (60, LAYER), (100, LRU)] {
+            let run = |mode: PerfMode| -> (Vec<Request>, Counts) {
+                let devices = case(Policy::Cpu).open(&gguf, &model);
+                let recorder = Recorder::new(None);
+                let cache = CacheParams::new(64);
+                let session = Session::with_devices(&model, &threads, devices, recorder, cache);
+                let mut session = session.unwrap();
+                let params = DynamicParams {
+                    settings: Settings::new(policy, all * percent / 100),
+                    sizes: sizes.clone(),
+                    device: DeviceId::Gpu(0),
+                };
+                session.enable_dynamic_cache(&params, mode).unwrap();
+                let requests = (0..4).map(|at| request(&mut session, at, 20 + 30 * at));
+                let requests = requests.collect();
+                let events = session.hot_cache().unwrap().events();
+                assert_eq!(events.first_failure, None, "{name}, {percent} %");
+                let counts = session.dynamic_cache().map(DynamicSlots::counts);
+                (requests, counts.unwrap())
+            };
+            let (ahead, counts) = run(PerfMode::Update);
+            let (waits, expected) = run(PerfMode::Full);
+            if ahead != waits || counts != expected {
+                report.fail(format!(
+                    "{name}, {percent} %, {policy}: same results: {}; {counts:?}, {expected:?}",
+                    ahead == waits
+                ));
+            }
+        }
+    }
+    report.finish();
+}
+
+/// No layer of a single token waits, whether its experts are in slots or not, also if the run is recorded.
+#[test]
+fn single_tokens_wait_only_for_logits_and_end_of_pass() {
+    if !has_gpu() {
+        return;
+    }
+    let mut report = Report::default();
+    // The layers of the other models have experts of several sizes.
+    for (name, _) in MODELS.into_iter().filter(|(name, _)| name.ends_with("F16")) {
+        for percent in [60, 100] {
+            let recorded = record(&open(name), Some(&dynamic(percent, LRU, None)), false);
+            let waits: Vec<u64> = recorded.passes.iter().map(|pass| pass.waits).collect();
+            println!("{name}, {percent} %: waits of the passes {waits:?}");
+            // The prompt, and the first token, after which the cache meets its budget.
+            if waits[2..].iter().any(|&waits| waits != 2) || recorded.fallbacks.ops > 0 {
+                report.fail(format!(
+                    "{name}, {percent} %: waits of the passes {waits:?}, not 2 from the third on; {:?}",
+                    recorded.fallbacks
+                ));
+            }
         }
     }
     report.finish();
