@@ -35,7 +35,7 @@ pub struct DynamicArgs {
     /// such as layerlfu (layer is layerlru) [default: lru]
     #[arg(long, value_name = "NAME")]
     cache_policy: Option<PolicyName>,
-    /// Copy experts before a layer selects them, as this predictor predicts: previous, hottest, markov or coactivation [default: no
+    /// Predictor of the experts to copy before a layer selects them: previous, hottest, markov or coactivation [default: no
     /// prefetching]
     #[arg(long, value_name = "NAME")]
     predictor: Option<PredictorName>,
