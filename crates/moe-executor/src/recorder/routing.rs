@@ -44,7 +44,7 @@ pub enum Lanes<'a> {
     All(u8),
     /// A lane for each `(token, n_expert_used)`.
     Each(&'a [u8]),
-    /// Known at the end of the pass ([`Recorder::late_lanes`](super::Recorder::late_lanes)).
+    /// Known at the end of the pass (`Recorder::late_lanes`).
     Late,
 }
 
