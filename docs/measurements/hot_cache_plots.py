@@ -28,9 +28,9 @@ def read(path):
         if not line.startswith("{"):
             continue
         row = json.loads(line)
-        if row["what"] == "model" and "gpt-oss-20b" in row["model"]:
+        if row.get("what") == "model" and "gpt-oss-20b" in row["model"]:
             expert_bytes = row["expert_bytes"]
-        if row["what"] == "speed":
+        if row.get("what") == "speed":
             speeds.setdefault(row["key"], []).append(row["tokens_per_s"])
             if "hit_pct" in row:
                 hits.setdefault(row["key"], []).append(row["hit_pct"])
@@ -40,7 +40,7 @@ def read(path):
 def draw_sizes(speeds, hits, expert_bytes, file):
     """Hit rate and tokens/s by cache size, next to the fork."""
     sizes = sorted({int(key.split()[2]) for key in speeds if re.fullmatch(r"ours t16 \d+ MiB", key)})
-    labels = [f"{100 * (size << 20) / expert_bytes:.0f} %\n{size:,} MiB" for size in sizes]
+    labels = [f"{100 * (size << 20) / expert_bytes:.0f} %\n{size / 1024:.1f} GiB" for size in sizes]
     fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), gridspec_kw={"width_ratios": [2, 3]}, constrained_layout=True)
     rates = [statistics.median(hits.get(f"ours t16 {size} MiB", [0])) for size in sizes]
     left.bar(labels, rates, color=BLUE)
