@@ -1,7 +1,7 @@
 //! A dynamic expert cache in real slots: which expert is in which slot, what to copy, and what to count.
 //!
-//! The rules are those of a simulation. A [`Policy`](crate::cache::Policy) decides which experts stay, and a
-//! [`Predictor`](crate::predict::Predictor) which experts are copied before they are selected. The caller copies experts to
+//! The rules are those of a simulation. A [`Policy`] decides which experts stay, and a
+//! [`Predictor`] which experts are copied before they are selected. The caller copies experts to
 //! slots and computes with them. Counts therefore equal those of a simulation of the same routing decisions.
 //!
 //! A simulation evicts at the end of a batch, and never an expert of that batch. Here experts are evicted before the missing
