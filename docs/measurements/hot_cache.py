@@ -8,11 +8,12 @@ of threads on the same CPU cores. Speeds are those of generation, without the pr
 
 PART is one of:
   gain       no cache and 5,000 MiB, 16 threads
-  sweep      0, 25, 50, 75 and 100 % of the bytes of all experts, 16 threads; then the bounds that `simulate` predicts
+  sweep      0, 25, 50, 75 and 100 % of the bytes of all experts, 16 threads
   threads    no cache and 5,000 MiB, 4 and 8 threads
   counters   --perf off, update and full, alternating in one process
   budgets    the same percentages in one process, without the fork
   placement  experts selected at random, uniformly, from the first layers, and by frequency
+  predicted  the bounds that `simulate` predicts, next to the results of `sweep` in the file --sweep; needs no GPU
 
 CUDA_VISIBLE_DEVICES selects the GPU (default 0). hot_cache_plots.py draws the results.
 """
@@ -34,13 +35,16 @@ MIB = 1 << 20
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="+", choices=["gain", "sweep", "threads", "counters", "budgets", "placement"])
+    parser.add_argument("parts", nargs="+", choices=["gain", "sweep", "threads", "counters", "budgets", "placement", "predicted"])
     parser.add_argument("--moe-analyze", type=Path, required=True)
     parser.add_argument("--llama-bin", type=Path, help="directory of llama-completion and its libraries")
     parser.add_argument("--work", type=Path, required=True, help="directory of the model, 13 GB")
     parser.add_argument("--shape", default="gpt-oss-20b")
     parser.add_argument("--quant", default="MXFP4_MOE")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", default="cuda", help="device that records the trace of the learn file")
+    parser.add_argument("--sweep", type=Path, help="output with the results of the part sweep")
+    parser.add_argument("--gpu-gb-s", type=float, default=4200.0, help="memory bandwidth of the GPU in 10^9 bytes/s")
     parser.add_argument("--cores", default="0-15", help="cores of both programs")
     return parser.parse_args()
 
@@ -144,7 +148,7 @@ def prepare():
         ours("--quiet", "synth", "--like", args.shape, "--quant", args.quant, "--out", model)
     learn, trace = args.work / "learn.json", args.work / "trace"
     if not learn.exists():
-        ours("record", "--model", model, "--device", "cuda", "--prompt", PROMPT, "--n-predict", str(N_PREDICT), "--ignore-eos",
+        ours("record", "--model", model, "--device", args.device, "--prompt", PROMPT, "--n-predict", str(N_PREDICT), "--ignore-eos",
              "--trace", "experts", "--ctx-size", "1024", "--out", trace, "--force")
         ours("hotness", trace, "--out", learn, "--force")
     counts = {}
@@ -182,12 +186,11 @@ def paired(options):
 
 def predicted(model, learn, trace, sizes, expert_bytes):
     """Bounds of tokens/s that `simulate` predicts from the speeds without a cache and with all experts in it."""
-    gpu = json.loads(ours("bench", "--model", model, "--device", "cuda", "-p", "0", "-n", "16", "-r", "1", "-o", "json").stdout)[0]
     n_layer, top_k = (json.loads((trace / "manifest.json").read_text())["model"][key] for key in ("n_layer", "n_expert_used"))
     lookups = n_layer * top_k
     without, everything = (statistics.median(samples[f"ours t16 {mib} MiB"]) for mib in (sizes[0], sizes[-1]))
-    # Reads of an expert at the measured bandwidth of the GPU; other time and the time on the CPU follow from the two speeds.
-    gpu_us = expert_bytes / gpu["bandwidth_gb_per_s"] / 1e3
+    # Reads of an expert at the bandwidth of the GPU; other time and the time on the CPU follow from the two speeds.
+    gpu_us = expert_bytes / args.gpu_gb_s / 1e3
     other_ms = 1e3 / everything - lookups * gpu_us / 1e3
     cpu_us = (1e6 / without - 1e3 * other_ms) / lookups
     report("machine", gpu_expert_us=round(gpu_us, 3), cpu_expert_us=round(cpu_us, 3), other_ms=round(other_ms, 3))
@@ -215,7 +218,13 @@ def main():
             budgets(model, learn, threads, [0, 5000], args.rounds)
     if "sweep" in args.parts:
         budgets(model, learn, 16, sizes, args.rounds)
+    if "predicted" in args.parts:
+        for line in args.sweep.read_text().splitlines():
+            if line.startswith('{"what": "speed"'):
+                row = json.loads(line)
+                samples.setdefault(row["key"], []).append(row["tokens_per_s"])
         predicted(model, learn, trace, sizes, total / everything["experts"])
+        return
     common = ["--model", model, "--device", "cuda", "--cpu-moe", "--threads", "16", "--policy", "hot-cache", "--hot-cache", learn,
               "--hot-cache-weighting", "flat"]
     if "counters" in args.parts:
