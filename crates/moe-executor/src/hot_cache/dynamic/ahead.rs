@@ -127,7 +127,7 @@ impl DynamicSlots<'_> {
         std::mem::take(&mut self.ahead.lanes)
     }
 
-    /// Serves the first call. Returns `false` if there is none or, unless `waits`, its routing decisions are not known.
+    /// Serves the first call. Returns `false` if no call is left, or if its routing decisions are unknown and `waits` is `false`.
     fn serve_next(&mut self, hot: &mut HotCache, devices: &mut Devices, waits: bool) -> bool {
         let Some(call) = self.ahead.calls.front() else {
             return false;
