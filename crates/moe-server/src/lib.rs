@@ -1,0 +1,11 @@
+//! HTTP server over a session that evaluates several sequences.
+//!
+//! ```text
+//! http (axum) ── GenerationRequest ──► scheduler ── batches ──► moe_engine session
+//!      ▲                                  │
+//!      └──────────── Event ───────────────┘
+//! ```
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+pub mod generation;
