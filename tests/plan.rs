@@ -1,4 +1,4 @@
-//! `plan`: plans and updates of a hot-expert cache.
+//! `plan`: plans and updates of a hot expert cache.
 
 mod budgets;
 mod making;

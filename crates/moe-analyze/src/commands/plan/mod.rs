@@ -77,8 +77,8 @@ pub struct Args {
     /// time (activations × weight of the layer) [default: flat; for gpt-oss, time]
     #[arg(long, value_name = "MODE", help_heading = "Ranking")]
     weighting: Option<Weighting>,
-    /// Influence of the layer on scores with --weighting pressure, smooth or time, 0 to 1; any other value is 0.5, as in the fork
-    /// [default: 0.5; for gpt-oss, 1]
+    /// Strength of the layer weights with --weighting pressure, smooth or time, 0 to 1; 0 weights all layers equally; any other value
+    /// is 0.5, as in the fork [default: 0.5; for gpt-oss, 1]
     #[arg(long, value_name = "C", help_heading = "Ranking")]
     layer_curve: Option<f64>,
     /// Distribution over several lanes: warm (first lane with free memory), hot-even (lane with the fewest experts of the layer),

@@ -54,7 +54,7 @@ pub enum UpdateAfter {
     /// After each sequence, by all its activations
     #[default]
     Request,
-    /// After the prompt of each sequence, by the activations of the prompt: its generated tokens use the new experts
+    /// After the prompt of each sequence, by the activations of the prompt; the generated tokens of the sequence use the new experts
     Prompt,
 }
 
@@ -96,8 +96,8 @@ pub struct HotCacheArgs {
         value_parser = EnvOptionParser(str::parse::<Weighting>)
     )]
     qwen_weighting: Option<EnvOption<Weighting>>,
-    /// Influence of the layer on scores with pressure, smooth or time, 0 to 1 [default: that of the plan; without a plan, 0.5, or 1 for
-    /// gpt-oss]
+    /// Strength of the layer weights with pressure, smooth or time, 0 to 1; 0 weights all layers equally [default: that of the plan;
+    /// without a plan, 0.5, or 1 for gpt-oss]
     #[arg(
         long,
         alias = "moe-hot-cache-layer-curve",
