@@ -388,9 +388,13 @@ fn accepts_short_options_of_llama_cpp() {
     let model = repository("fixtures/random-gpt-oss-F16.gguf");
     let bench = ["--quiet", "bench", "--model", arg(&model), "-o", "csv"];
     let few = ["-p", "2", "-n", "1", "-r", "1", "-t", "1", "--device", "auto"];
-    for spelled in
-        [&["-ngl", "-1"][..], &["-ngl", "2", "-ncmoe", "1"], &["-cmoe"], &["-ot", "exps=CPU"]]
-    {
+    for spelled in [
+        &["-ngl", "-1"][..],
+        &["-ngl", "2", "-ncmoe", "1"],
+        &["-cmoe"],
+        &["-ot", "exps=CPU"],
+        &["-ctk", "f16", "-ctv", "f32"],
+    ] {
         let text = run![bench, few, spelled];
         assert_eq!(text.lines().count(), 3, "{spelled:?}: {text}");
     }
@@ -401,6 +405,7 @@ fn accepts_short_options_of_llama_cpp() {
             &["-ncmoe", "1", "-cmoe"],
             "the argument '--n-cpu-moe <N>' cannot be used with '--cpu-moe'",
         ),
+        (&["-ctk", "q9"], "invalid value 'q9' for '--cache-type-k <TYPE>'"),
         (&["-ngl", "-2"], "invalid value '-2' for '--n-gpu-layers <N>'"),
     ] {
         let error = fail![bench, few, wrong];

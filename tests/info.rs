@@ -310,6 +310,36 @@ fn describes_and_checks_learn_files() {
 }
 
 #[test]
+fn describes_and_checks_plans() {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, plan) = (dir.path().join("run"), dir.path().join("plan.json"));
+    let model = repository("fixtures/random-olmoe-F16.gguf");
+    run!["record", "--model", model, "--prompt", "plan", "-n", "4", "-t", "1", "--out", run];
+    let made = run!["plan", run, "--model", model, "--budget-mib", "1", "-o", "json"];
+    fs::write(&plan, &made).unwrap();
+    let facts = sound(&plan);
+    let made: Value = serde_json::from_str(&made).unwrap();
+    let selected = made["selected"].as_array().unwrap();
+    assert!(!selected.is_empty());
+    assert_eq!(fact(&facts, "experts"), selected.len());
+    assert_eq!(fact(&facts, "budget_bytes"), &made["lanes"][0]["budget_bytes"]);
+    assert_eq!(fact(&facts, "used_bytes"), &made["lanes"][0]["used_bytes"]);
+
+    let mut small = made.clone();
+    small["lanes"][0]["budget_bytes"] = 1.into();
+    fs::write(&plan, small.to_string()).unwrap();
+    unsound(&plan, "lane 0 uses ");
+    let mut empty = made.clone();
+    empty["selected"] = Value::Array(Vec::new());
+    fs::write(&plan, empty.to_string()).unwrap();
+    unsound(&plan, "contains no experts");
+    let mut wrong = made;
+    wrong["selected"][0]["lane"] = 5.into();
+    fs::write(&plan, wrong.to_string()).unwrap();
+    assert!(fail!["info", plan].contains("is in lane 5"));
+}
+
+#[test]
 fn unknown_formats_exit_with_2() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("notes.txt");

@@ -75,12 +75,14 @@ enum Command {
 }
 
 /// llama.cpp's short names. clap would read each letter after the dash as an option.
-const LLAMA_CPP: [(&str, &str); 5] = [
+const LLAMA_CPP: [(&str, &str); 7] = [
     ("-ngl", "--n-gpu-layers"),
     ("-cmoe", "--cpu-moe"),
     ("-ncmoe", "--n-cpu-moe"),
     ("-ot", "--override-tensor"),
     ("-ts", "--tensor-split"),
+    ("-ctk", "--cache-type-k"),
+    ("-ctv", "--cache-type-v"),
 ];
 
 /// Replaces llama.cpp's short names with the long names. Arguments after `--` are not options.

@@ -26,6 +26,7 @@ mod op_table;
 mod option_values;
 mod output;
 mod phase_choice;
+mod plan_file;
 mod plan_warnings;
 // Without `plot/render.rs`, figures are never read.
 #[cfg_attr(not(feature = "plot"), allow(dead_code))]

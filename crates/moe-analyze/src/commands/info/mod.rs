@@ -6,6 +6,7 @@ mod model;
 mod run;
 mod tables;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
@@ -17,17 +18,18 @@ use crate::context::Context;
 use crate::exit_status::ExitStatus;
 use crate::inputs::Kind;
 use crate::output::{self, Format};
+use crate::plan_file::{PlanFile, PlanLane};
 use crate::traces;
 
 use findings::Findings;
 
-/// Describe a run, trace, table, model or learn file, and check it for faults
+/// Describe a run, trace, table, model, learn file or plan, and check it for faults
 ///
 /// Detects the format from the content and prints its properties, notes and faults. Exits with 1 if there is a fault.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  moe-analyze info runs/first")]
 pub struct Args {
-    /// Run directory, trace.bin, Parquet table, directory of tables, GGUF model, learn file, or trace of another tool
+    /// Run directory, trace.bin, Parquet table, directory of tables, GGUF model, learn file, output of `plan -o json`, or trace of another tool
     path: PathBuf,
     /// Format of the properties on stdout
     #[arg(short, long = "output", value_name = "FORMAT", default_value = "table")]
@@ -47,6 +49,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         // Files in other formats can resemble records.
         (Ok(Kind::Trace), Some(trace)) if trace.importer.contents() != Contents::Records => {
             foreign::describe(&trace, &mut findings, ctx)?;
+        }
+        (Ok(Kind::Json), None) if PlanFile::is_plan(&bounded::read_json(path)?) => {
+            describe_plan(path, &mut findings)?;
         }
         (Ok(Kind::Json), None) if !is_learn_file(path)? => bail!(traces::unknown_json(path)),
         (kind, _) => describe(path, kind?, &mut findings, ctx)?,
@@ -102,6 +107,31 @@ fn describe_learn_file(path: &Path, findings: &mut Findings) -> anyhow::Result<(
         findings.fault(
             "the learn file contains no counts, so the hot expert cache cannot be planned; record a longer run",
         );
+    }
+    Ok(())
+}
+
+fn describe_plan(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
+    let plan = PlanFile::read(path)?;
+    findings.fact("kind", "plan of a hot expert cache");
+    findings.fact("lanes", plan.lanes.len() as u64);
+    let layers: BTreeSet<_> = plan.selected.iter().map(|place| place.layer).collect();
+    findings.fact("layers", layers.len() as u64);
+    findings.fact("experts", plan.selected.len() as u64);
+    let sum =
+        |bytes: fn(&PlanLane) -> u64| plan.lanes.iter().map(bytes).fold(0, u64::saturating_add);
+    findings.size("budget", sum(|lane| lane.budget_bytes));
+    findings.size("used", sum(|lane| lane.used_bytes));
+    for (number, lane) in plan.lanes.iter().enumerate() {
+        if lane.used_bytes > lane.budget_bytes {
+            findings.fault(format!(
+                "lane {number} uses {} bytes, but its budget is {} bytes; plan again",
+                lane.used_bytes, lane.budget_bytes
+            ));
+        }
+    }
+    if plan.selected.is_empty() {
+        findings.fault("the plan contains no experts; plan with a larger budget");
     }
     Ok(())
 }

@@ -16,11 +16,12 @@ use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
 use super::HotCacheArgs;
 use super::lanes::LaneArgs;
-use super::source::{PlanFile, Source};
+use super::source::Source;
 use crate::context::Context;
 use crate::experts::sizes_of;
 use crate::lane_budget::{AutoBudget, LaneBudget};
 use crate::model_memory::{ContextSize, GpuMemory, Memory};
+use crate::plan_file::PlanFile;
 use crate::plan_warnings::plan_warnings;
 
 /// Random seed of experts that fill free memory, the same as in the fork.
