@@ -1,8 +1,7 @@
 //! A dynamic cache while a run uses it.
 
 use anyhow::Context as _;
-use moe_executor::hot_cache::{DynamicParams, DynamicReport, DynamicSlots, HotCache};
-use moe_executor::replay::Replay;
+use moe_executor::hot_cache::{DynamicParams, DynamicSlots, HotCache};
 use moe_gguf::text::counted;
 use moe_placement::dynamic;
 use moe_placement::perf::PerfMode;
@@ -11,6 +10,7 @@ use moe_trace::dynamic_cache::{Counts, DynamicCache, Failures, Prefetch};
 
 use super::DynamicArgs;
 use crate::context::Context;
+use crate::engine::cache_run::CacheOwner;
 use crate::engine::hot_cache::{HotCacheArgs, Machine};
 use crate::output::human_bytes;
 
@@ -53,15 +53,13 @@ impl DynamicRun {
         })
     }
 
-    /// Builds the cache with `enable`, and prints what was allocated.
+    /// Builds the cache, and prints what was allocated.
     ///
     /// # Errors
     /// The settings do not fit to the model.
-    pub fn build(
-        &mut self,
-        enable: impl FnOnce(&DynamicParams, PerfMode) -> moe_executor::Result<DynamicReport>,
-    ) -> anyhow::Result<()> {
-        let report = enable(&self.params, self.mode).context("--policy dynamic")?;
+    pub fn build(&mut self, owner: &mut impl CacheOwner) -> anyhow::Result<()> {
+        let report = owner.enable_dynamic_cache(&self.params, self.mode);
+        let report = report.context("--policy dynamic")?;
         let [n_slots, n_prefetch] = report.n_slots.map(|n| n as u64);
         let manifest = &mut self.manifest;
         (manifest.n_slots, manifest.n_prefetch_slots) = (n_slots, n_prefetch);
@@ -94,8 +92,8 @@ impl DynamicRun {
     ///
     /// # Errors
     /// The cache cannot be built again.
-    pub fn restart(&mut self, replay: &mut Replay) -> anyhow::Result<()> {
-        let report = replay.enable_dynamic_cache(&self.params, self.mode);
+    pub fn restart(&mut self, owner: &mut impl CacheOwner) -> anyhow::Result<()> {
+        let report = owner.enable_dynamic_cache(&self.params, self.mode);
         report.context("--policy dynamic").map(drop)
     }
 

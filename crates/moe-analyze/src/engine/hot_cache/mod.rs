@@ -3,9 +3,7 @@
 mod lanes;
 mod plan;
 mod prepared;
-mod replay;
 mod run;
-mod session;
 mod source;
 
 use std::path::PathBuf;
@@ -267,6 +265,23 @@ impl HotCacheArgs {
             bail!("{option} has no effect with an update rate of 0; pass --update-rate R above 0");
         }
         Ok(())
+    }
+
+    /// Rejects options that need a prompt.
+    ///
+    /// # Errors
+    /// An option needs a prompt.
+    pub fn check_replay(&self) -> anyhow::Result<()> {
+        let option = first_given([
+            ("--auto-learn", self.auto_learn),
+            ("--warmup-prompt", self.has_warmup()),
+        ]);
+        match option {
+            Some(option) => bail!(
+                "{option} needs a prompt, but replay runs only the MoE layers; omit it, or use `record`"
+            ),
+            None => Ok(()),
+        }
     }
 
     /// Returns what is counted.
