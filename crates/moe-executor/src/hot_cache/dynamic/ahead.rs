@@ -18,6 +18,7 @@ use moe_trace::record::lane;
 
 use super::super::HotCache;
 use super::DynamicSlots;
+use super::memory::CopyOrder;
 use crate::cuda;
 use crate::devices::Devices;
 
@@ -186,7 +187,8 @@ impl DynamicSlots<'_> {
             };
             if lane == lane::CACHE_MISS && copied.is_ok() {
                 copied = if waits {
-                    self.memory.load_ahead(devices, layer, used.expert, slot)
+                    self.memory
+                        .copy(devices, layer, used.expert, slot, CopyOrder::Ahead)
                 } else {
                     Err("the table of slots contains an evicted expert".to_owned())
                 };

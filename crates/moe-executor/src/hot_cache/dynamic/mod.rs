@@ -28,7 +28,7 @@ use crate::model::Model;
 use crate::placement::DeviceId;
 
 use ahead::Ahead;
-use memory::SlotMemory;
+use memory::{CopyOrder, SlotMemory};
 
 /// A dynamic cache to build.
 #[derive(Debug, Clone)]
@@ -199,7 +199,7 @@ impl<'a> DynamicSlots<'a> {
             let (slot, copied, lane) = match used.source {
                 Source::Slot(slot) => (slot, memory.wait_for(devices, il, slot), lane::CACHE_HIT),
                 Source::Load(slot) => {
-                    let copied = memory.load(devices, il, expert, slot);
+                    let copied = memory.copy(devices, il, expert, slot, CopyOrder::InStream);
                     (slot, copied, lane::CACHE_MISS)
                 }
                 Source::Uncached => continue,
@@ -216,7 +216,7 @@ impl<'a> DynamicSlots<'a> {
             }
         }
         for &(layer, expert, slot) in &actions.prefetched {
-            match memory.prefetch(devices, layer, expert, slot) {
+            match memory.copy(devices, layer, expert, slot, CopyOrder::Prefetch) {
                 Ok(()) => hot.set_slot(layer, expert, Some(slot)),
                 Err(error) => {
                     hot.copy_failed(layer, error);
