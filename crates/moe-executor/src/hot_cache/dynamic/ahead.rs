@@ -135,12 +135,15 @@ impl DynamicSlots<'_> {
         };
         let (layer, number, k) = (call.layer, call.number, call.k);
         let found = loop {
-            let gpu = devices.gpu(self.memory.device());
-            match gpu.map_or(Ok(None), |gpu| gpu.found(layer, number, k)) {
+            let device = self.memory.device();
+            let Some(gpu) = devices.gpu(device) else {
+                break Err(format!("{device} does not exist"));
+            };
+            match gpu.found(layer, number, k) {
                 Ok(None) if waits => std::hint::spin_loop(),
                 Ok(None) => return false,
                 Ok(Some(found)) => break Ok(found),
-                Err(error) => break Err(error),
+                Err(error) => break Err(error.to_string()),
             }
         };
         self.ahead.calls.pop_front();
@@ -148,7 +151,7 @@ impl DynamicSlots<'_> {
             // After a failure, the values on the GPU are wrong.
             Ok(_) if self.ahead.has_failed => Ok(()),
             Ok(found) => self.answer(hot, devices, layer, number, &found),
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(error),
         };
         if let Err(error) = served {
             self.call_failed(hot, layer, error);
