@@ -2,7 +2,7 @@
 
 use moe_ids::{ExpertId, LayerId};
 
-use super::{DynamicCache, Slot};
+use super::{Counts, DynamicCache, Slot};
 use crate::cache::{Access, Key};
 
 /// What the caller does in a call of a layer, in the order of the fields.
@@ -65,6 +65,18 @@ impl DynamicCache {
             self.find_slots();
             self.predict(index, is_generated);
         }
+        &self.actions
+    }
+
+    /// Repeats a call of the current pass, because its results are lost. The lookups are counted only once, with the results of the
+    /// first call. Evictions are counted.
+    pub fn repeat_call(&mut self, layer: LayerId, is_generated: bool, ids: &[i32]) -> &Actions {
+        let counts = self.counts;
+        self.call(layer, is_generated, ids, |_| true);
+        self.counts = Counts {
+            evictions: self.counts.evictions,
+            ..counts
+        };
         &self.actions
     }
 

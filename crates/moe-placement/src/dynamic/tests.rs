@@ -190,3 +190,29 @@ fn rejects_settings_that_a_running_cache_cannot_have() {
         assert_eq!(new(&settings).is_none(), is_valid, "{depth}");
     }
 }
+
+#[test]
+fn a_repeated_call_counts_only_evictions() {
+    let lru = PolicyName::Shared(OnlinePolicy::Lru);
+    let settings = Settings::new(lru, 20);
+    let mut cache = DynamicCache::new(&sizes(1, 10), |_| 0, 1, &settings).unwrap();
+    let layer = LayerId(0);
+    cache.call(layer, true, &[0, 1], |_| true);
+    let before = cache.counts();
+    let used = cache.repeat_call(layer, true, &[0, 1]).used.clone();
+    assert!(
+        used.iter()
+            .all(|used| matches!(used.source, Source::Slot(_)))
+    );
+    assert_eq!(cache.counts(), before);
+    let actions = cache.repeat_call(layer, true, &[0, 2]);
+    assert_eq!(actions.freed, [(layer, ExpertId(1))]);
+    let evictions = before.evictions + 1;
+    assert_eq!(
+        cache.counts(),
+        Counts {
+            evictions,
+            ..before
+        }
+    );
+}

@@ -188,8 +188,12 @@ impl<'a> DynamicSlots<'a> {
         self.lanes.clear();
         self.lanes.resize(layer.places.len(), lane::CPU);
         let memory = &mut self.memory;
-        let is_complete = |slot| memory.is_complete(devices, il, slot);
-        let actions = self.cache.call(il, is_generated, ids, is_complete);
+        let actions = if self.ahead.take_counted(il) {
+            self.cache.repeat_call(il, is_generated, ids)
+        } else {
+            let is_complete = |slot| memory.is_complete(devices, il, slot);
+            self.cache.call(il, is_generated, ids, is_complete)
+        };
         for &(layer, expert) in &actions.freed {
             memory.free(devices, layer, expert);
             hot.set_slot(layer, expert, None);
