@@ -64,16 +64,17 @@ impl DynamicRun {
         let manifest = &mut self.manifest;
         (manifest.n_slots, manifest.n_prefetch_slots) = (n_slots, n_prefetch);
         manifest.bytes = report.bytes;
-        let prefetch = match n_prefetch {
-            0 => String::new(),
-            n => format!(" and {n} for prefetched experts"),
-        };
-        self.ctx.note(format_args!(
-            "dynamic cache: {}{prefetch} on {}, {}",
-            counted(n_slots, "slot"),
-            manifest.device,
-            human_bytes(report.bytes)
-        ));
+        let (device, bytes) = (&manifest.device, human_bytes(report.bytes));
+        let slots = counted(n_slots, "slot");
+        self.ctx.note(match (n_slots, n_prefetch) {
+            (0, 0) => format!("dynamic cache: no slots on {device}, so no expert is cached"),
+            (_, 0) => format!("dynamic cache: {slots} on {device}, {bytes}"),
+            (_, n) => {
+                format!(
+                    "dynamic cache: {slots} and {n} for prefetched experts on {device}, {bytes}"
+                )
+            }
+        });
         if let Some(first) = report.dropped.first() {
             self.ctx.note(format_args!(
                 "warning: {} not cached, so the CPU computes their experts; first reason, layer {}: {}",
