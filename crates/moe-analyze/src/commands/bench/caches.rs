@@ -56,6 +56,7 @@ impl<'a> Caches<'a> {
                 "--hot-cache-percent and --hot-cache-mib both set the size of the cache; omit one of them"
             );
         }
+        caches.device.hot_cache.check_percents()?;
         let n_layer = ModelInfo::from_gguf("", gguf)?.n_hidden_layer();
         caches.bytes = sizes_of(&OffsetMap::new(gguf), n_layer).bytes_of_all();
         Ok(caches)

@@ -25,6 +25,9 @@ pub(super) use plan::sizes;
 pub use prepared::PreparedCache;
 pub use run::{HotResults, HotRun, LaneBandwidths};
 
+/// End of the error of an option that applies to a learn file only.
+const NO_EFFECT_WITH_PLAN: &str = "has no effect with a plan, which contains the experts of each lane; omit it, or pass a learn file";
+
 /// Values of `--update-policy`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum UpdatePolicy {
@@ -297,6 +300,19 @@ impl HotCacheArgs {
         Ok(self.perf()?)
     }
 
+    /// Rejects `--hot-cache-percent` with a plan.
+    ///
+    /// # Errors
+    /// The file of `--hot-cache` is a plan, or cannot be read.
+    pub fn check_percents(&self) -> anyhow::Result<()> {
+        match &self.hot_cache {
+            Some(path) if !self.must_learn() && source::is_plan(path)? => {
+                bail!("--hot-cache-percent {NO_EFFECT_WITH_PLAN}")
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Rejects options that apply to a learn file only.
     fn check_plan_options(&self) -> anyhow::Result<()> {
         let option = first_given([
@@ -308,9 +324,7 @@ impl HotCacheArgs {
             ),
         ]);
         match option {
-            Some(option) => bail!(
-                "{option} has no effect with a plan, which contains the experts of each lane; omit it, or pass a learn file"
-            ),
+            Some(option) => bail!("{option} {NO_EFFECT_WITH_PLAN}"),
             None => Ok(()),
         }
     }
