@@ -140,7 +140,13 @@ impl Native<'_> {
         setup: &Setup,
     ) -> anyhow::Result<(Option<PreparedCacheRun>, Devices<'s>)> {
         let mut warm_up = None;
-        if let Some(text) = self.device.hot_cache.warmup_text()? {
+        let args = &self.device.hot_cache;
+        if let Some(text) = args.warmup_text()? {
+            if !args.uses_warmup() {
+                self.ctx.note(
+                    "warning: --warmup-prompt does not change the cache with an update rate of 0; pass --update-rate R above 0",
+                );
+            }
             let (counters, used) = self.warm_up(devices, &text, setup)?;
             (warm_up, devices) = (Some(counters), used);
         }

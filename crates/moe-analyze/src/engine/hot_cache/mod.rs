@@ -406,6 +406,11 @@ impl HotCacheArgs {
         Ok(Some(text.strip_suffix('\n').unwrap_or(&text).to_owned()))
     }
 
+    /// Whether the activations of a warm-up prompt are used: to update the cache, or to learn the file of `--hot-cache`.
+    pub fn uses_warmup(&self) -> bool {
+        self.auto_learn || self.update_rate() > 0.0
+    }
+
     /// Whether the learn file of `--hot-cache` must be learned first: it does not exist.
     fn must_learn(&self) -> bool {
         let path = self.hot_cache.as_ref();
