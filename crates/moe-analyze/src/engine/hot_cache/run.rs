@@ -146,20 +146,8 @@ impl HotRun {
                 human_bytes(lane.bytes)
             ));
         }
-        if let Some(arch) = &report.without_profile {
-            self.ctx.note(format_args!(
-                "warning: the hot cache has no settings for architecture {arch}; it runs without the shortcuts for single tokens"
-            ));
-        }
-        if let Some(first) = report.dropped.first() {
-            self.ctx.note(format_args!(
-                "warning: {} of the hot cache could not be copied, so the CPU computes their experts; first error, lane {} and \
-                 layer {}: {}",
-                counted(report.dropped.len(), "layer"),
-                first.lane,
-                first.layer,
-                first.reason
-            ));
+        for warning in warnings(report) {
+            self.ctx.note(warning);
         }
     }
 
@@ -322,6 +310,25 @@ impl HotResults {
     }
 }
 
+/// What a cache that was built lacks.
+fn warnings(report: &HotCacheReport) -> Vec<String> {
+    let profile = report.without_profile.as_ref().map(|arch| {
+        format!(
+            "warning: the hot cache has no settings for architecture {arch}; it runs without the shortcuts for single tokens"
+        )
+    });
+    let dropped = report.dropped.first().map(|first| {
+        format!(
+            "warning: {} of the hot cache could not be copied, so the CPU computes their experts; first error, lane {} and layer {}: {}",
+            counted(report.dropped.len(), "layer"),
+            first.lane,
+            first.layer,
+            first.reason
+        )
+    });
+    profile.into_iter().chain(dropped).collect()
+}
+
 fn failures(cache: &HotCache) -> HotFailures {
     let events = cache.events();
     HotFailures {
@@ -329,5 +336,34 @@ fn failures(cache: &HotCache) -> HotFailures {
         calls: events.failed_calls,
         exchanges: events.failed_exchanges,
         first_error: events.first_failure.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use moe_executor::hot_cache::DroppedLayer;
+    use moe_trace::LayerId;
+
+    use super::*;
+
+    #[test]
+    fn warns_of_a_missing_profile_and_of_dropped_layers() {
+        let mut report = HotCacheReport::default();
+        assert_eq!(warnings(&report), Vec::<String>::new());
+        report.without_profile = Some("glm4moe".to_owned());
+        report.dropped = vec![DroppedLayer {
+            lane: 1,
+            layer: LayerId(3),
+            n_experts: 8,
+            reason: "out of memory".to_owned(),
+        }];
+        let [profile, dropped] = &warnings(&report)[..] else {
+            panic!("two warnings");
+        };
+        assert!(
+            profile.starts_with("warning: the hot cache has no settings for architecture glm4moe;")
+        );
+        assert!(dropped.starts_with("warning: 1 layer of the hot cache could not be copied"));
+        assert!(dropped.ends_with("lane 1 and layer 3: out of memory"));
     }
 }
