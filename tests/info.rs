@@ -302,7 +302,7 @@ fn describes_and_checks_learn_files() {
     };
     fs::write(&learn, text(r#"{"layer":0,"experts":[[12,100],[42,90]]}"#)).unwrap();
     let facts = sound(&learn);
-    assert_eq!(fact(&facts, "choices"), 190);
+    assert_eq!(fact(&facts, "activations"), 190);
     fs::write(&learn, text("")).unwrap();
     unsound(&learn, "contains no counts");
     fs::write(&learn, text(r#"{"layer":"0"}"#)).unwrap();

@@ -67,7 +67,7 @@ fn changing_hotness_does_not_generalize() {
     let rows = rows(&path, &["--table", "split", "--split", "0.25"]);
     assert_eq!(rows.len(), 5);
     let quarter = &rows[3];
-    assert_eq!((&quarter["rows_learned"], &quarter["rows_tested"]), (&30.into(), &90.into()));
+    assert_eq!((&quarter["rows_training"], &quarter["rows_tested"]), (&30.into(), &90.into()));
     close(quarter, "percent", 25.0);
     close(quarter, "in_sample", 1.0);
     // 30 of 90 tokens are still on the first experts.
@@ -162,7 +162,7 @@ fn prints_drift_convergence_and_bootstrap_rows() {
     let convergence = rows(&run, &["--table", "convergence"]);
     assert_eq!(convergence.len() as u32, N_LAYER);
     for row in convergence {
-        assert_eq!(row["settled"], 2, "{row}");
+        assert_eq!(row["converged_after"], 2, "{row}");
     }
     let bootstrap = ["--table", "bootstrap", "--resamples", "50", "--seed", "7"];
     let intervals = rows(&run, &bootstrap);

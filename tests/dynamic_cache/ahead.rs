@@ -60,3 +60,22 @@ fn failed_pass_runs_again() {
     let [cpu, hit, miss] = lanes(&run);
     assert!(hit > 0 && miss > 0, "{cpu}, {hit}, {miss}");
 }
+
+/// Layers before the failed one have looked their experts up when the pass runs again.
+#[test]
+fn lookups_of_a_pass_that_runs_again_are_counted_once() {
+    let Some(driver) = stand_in() else { return };
+    let work = Workplace::new("F32");
+    let options = ["--hot-cache-mib", "9"];
+    let run = record(&work, driver.path(), "run", "search", &options);
+    let cache = dynamic_cache(&run);
+    let failures = cache.failures.unwrap();
+    assert_eq!(failures.calls, 1);
+    assert!(failures.copies > 0);
+    let counts = cache.counts.unwrap();
+    let complete = record(&work, driver.path(), "complete", "", &options);
+    let expected = dynamic_cache(&complete).counts.unwrap();
+    assert_eq!(counts.look_ups, expected.look_ups);
+    let n_experts = |run: &Path| lanes(run).iter().sum::<u64>();
+    assert_eq!(n_experts(&run), n_experts(&complete));
+}

@@ -224,6 +224,12 @@ fn bench_runs_caches_of_several_sizes() {
     assert!(error.contains("--hot-cache-mib"), "{error}");
     let error = fail!["bench", "--model", model(), tests, sizes];
     assert!(error.contains("--policy hot-cache"), "{error}");
+    let plan = work.path("plan.json");
+    let budget = ["--budget-mib", "1", "-o", "json"];
+    fs::write(&plan, run!["--quiet", "plan", work.learn, "--model", model(), budget]).unwrap();
+    let planned = ["--policy", "hot-cache", "--hot-cache", arg(&plan)];
+    let error = fail!["bench", "--model", model(), tests, planned, sizes];
+    assert!(error.contains("--hot-cache-percent has no effect with a plan"), "{error}");
     let error = fail!["bench", "--model", model(), tests, cache, "--hot-cache-percent", "101"];
     assert!(error.contains("a number from 0 to 100"), "{error}");
 }

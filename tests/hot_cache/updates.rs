@@ -8,7 +8,7 @@ use moe_trace::{ExpertId, LayerId, Phase, Run};
 use serde_json::Value;
 
 use super::{Workplace, hot_cache, slots_of_report, slots_of_trace, sum};
-use crate::support::{arg, file_of, run};
+use crate::support::{arg, args, file_of, moe_analyze, run};
 
 /// Number of exchanges after each sequence.
 fn exchanged(work: &Workplace, name: &str, options: &[&str]) -> Vec<u64> {
@@ -161,6 +161,33 @@ fn warmup_prompt_updates_the_cache() {
     let first = |run| hot_cache(run).requests[0].clone();
     assert_ne!(first(&cold).hot_slots, first(&warm).hot_slots);
     assert_eq!(slots_of_report(&warm), slots_of_trace(&warm));
+}
+
+#[test]
+fn warns_of_a_warmup_prompt_without_updates() {
+    let work = Workplace::new();
+    let warmup = file_of(work.dir.path(), "warmup.txt", "int main(void) { return 0; }");
+    let notes = |name: &str, options: &[&str]| {
+        let out = work.path(name);
+        let inputs = args!["record", "--model", super::model(), "-n", "1", "--out", out];
+        let cache =
+            ["--policy", "hot-cache", "--hot-cache-mib", "1", "--warmup-prompt", arg(&warmup)];
+        let done = moe_analyze()
+            .args(args![inputs, cache, options])
+            .assert()
+            .success();
+        String::from_utf8(done.get_output().stderr.clone()).unwrap()
+    };
+    let warning = "warning: --warmup-prompt does not change the cache with an update rate of 0";
+    let learned = work.path("learned.json");
+    for (name, options, warns) in [
+        ("fixed", &["--hot-cache", arg(&work.learn)][..], true),
+        ("updated", &["--hot-cache", arg(&work.learn), "--update-rate", "1"], false),
+        ("learned", &["--hot-cache", arg(&learned), "--auto-learn"], false),
+    ] {
+        let notes = notes(name, options);
+        assert_eq!(notes.contains(warning), warns, "{name}: {notes}");
+    }
 }
 
 /// The cache of a replay starts with the plan in each run over the trace.

@@ -21,7 +21,7 @@ fn measures_equal_hand_computed_values() {
     assert_eq!(rows.len() as u32, N_LAYER + 1, "the last is of the model");
     for row in &rows[..5] {
         assert_eq!(
-            (&row["rows"], &row["choices"], &row["active"]),
+            (&row["rows"], &row["activations"], &row["active"]),
             (&16.into(), &64.into(), &7.into())
         );
         close(row, "active_fraction", 7.0 / 32.0);
@@ -45,7 +45,7 @@ fn measures_equal_hand_computed_values() {
     assert_eq!(rows[5]["rows"], 1 + N_GENERATED);
     let model = &rows[6];
     assert_eq!(model["layer_id"], Value::Null);
-    assert_eq!(model["choices"], 5 * 64 + 28);
+    assert_eq!(model["activations"], 5 * 64 + 28);
     // Expert 3 of six layers, six others of each: 42 of 192 slots.
     close(model, "active_fraction", 42.0 / 192.0);
     close(model, "overlap", 0.25);
@@ -83,7 +83,7 @@ fn counts_distinct_experts_of_batches() {
     }
     // Expert 3 with probability 1, each of the six others with ½: 1 + 6 · ¾. Uniform router: 32 (1 − (28/32)²).
     close(layer_0[1], "if_independent", 5.5);
-    close(layer_0[1], "if_even", 7.5);
+    close(layer_0[1], "if_uniform", 7.5);
     let all = rows.last().unwrap();
     assert_eq!((&all["layer_id"], &all["batch"]), (&Value::Null, &16.into()));
 }

@@ -40,7 +40,7 @@ fn labels_sequences() {
         // All tokens select expert 0; with a uniform router, two of three would.
         assert_eq!(row["expert_id"], 0);
         close(row, "specialisation", 1.0);
-        close(row, "over_even", 1.5);
+        close(row, "over_uniform", 1.5);
     }
 
     // `hotness` splits the matrix by the same labels.

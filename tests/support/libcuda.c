@@ -19,6 +19,7 @@
    copy        every H2D copy fails
    wait        no stream can wait for a value
    weights     every H2D copy of at least 64 KiB that are not all zero fails
+   search      the first such copy after a kernel has found slots fails
    kernel      every launch fails */
 
 #define _POSIX_C_SOURCE 200809L
@@ -193,8 +194,14 @@ static int copy(void *to, const void *from, size_t bytes, struct stream *stream)
 static int is_large(const char *from, size_t bytes) {
     return bytes >= 64 << 10 && (from[0] || memcmp(from, from + 1, bytes - 1));
 }
+/* Whether a kernel has found slots, and no copy of weights has failed since. */
+static int has_searched;
 int cuMemcpyHtoDAsync_v2(void *to, const void *from, size_t bytes, struct stream *stream) {
     if (fails_at("copy") || fails_at("weights") && is_large(from, bytes)) return INVALID_VALUE;
+    if (fails_at("search") && has_searched && is_large(from, bytes)) {
+        has_searched = 0;
+        return INVALID_VALUE;
+    }
     return copy(to, from, bytes, stream);
 }
 int cuMemcpyDtoHAsync_v2(void *to, const void *from, size_t bytes, struct stream *stream) {
@@ -248,6 +255,7 @@ static int launch(const char *function, void **args, struct stream *stream) {
         mail[0] = missing;
         if (missing == 0) *go = number;
         *mailed = number;
+        has_searched |= k > 0;
     }
     return work(stream, is_loaded() ? LONG_KERNEL : KERNEL);
 }

@@ -1,5 +1,7 @@
 //! The engines: this program's executor, and llama.cpp.
 
+pub mod cache_run;
+mod cached_session;
 pub mod device;
 mod device_list;
 pub mod dynamic;
@@ -9,7 +11,6 @@ pub mod kv_cache;
 mod llama_cpp;
 pub mod native;
 mod post_fetch;
-pub mod replay_cache;
 mod scratchpad;
 
 use moe_engine::{Engine, Error};

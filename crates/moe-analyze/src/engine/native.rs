@@ -12,9 +12,10 @@ use moe_placement::perf::{Counters, PerfMode};
 use moe_trace::{Phase, manifest};
 
 use super::boxed;
+use super::cache_run::PreparedCacheRun;
+use super::cached_session::CachedSession;
 use super::device::DeviceArgs;
-use super::dynamic::{DynamicRun, DynamicSession};
-use super::hot_cache::{LaneBandwidths, Machine, PreparedCache};
+use super::hot_cache::Machine;
 use super::kv_cache::{self, CacheArgs};
 use crate::context::Context;
 
@@ -102,17 +103,8 @@ impl Engine for Native<'_> {
         &'s self,
         setup: Setup<'s>,
     ) -> moe_engine::Result<Box<dyn moe_engine::Session + 's>> {
-        let mut devices = self.device.open(&self.model, &self.ctx).map_err(boxed)?;
-        let mut hot = None;
-        if self.device.has_hot_cache() {
-            let (prepared, used) = self.hot_cache(devices, &setup).map_err(boxed)?;
-            (hot, devices) = (Some(prepared), used);
-        }
-        let dynamic = if self.device.has_dynamic_cache() {
-            Some(self.dynamic_cache(&devices, &setup).map_err(boxed)?)
-        } else {
-            None
-        };
+        let devices = self.device.open(&self.model, &self.ctx).map_err(boxed)?;
+        let (prepared, devices) = self.prepare_cache(devices, &setup).map_err(boxed)?;
         let (model, threads) = (&self.model, &self.threads);
         let cache = self.cache.params(setup.n_ctx, setup.n_positions);
         cache.check(model.gguf(), model.hparams())?;
@@ -129,38 +121,39 @@ impl Engine for Native<'_> {
         if let Some(observer) = setup.observer {
             session.observe(observer);
         }
-        Ok(match (hot, dynamic) {
-            (Some(hot), _) => Box::new(hot.enable(session).map_err(boxed)?),
-            (None, Some(run)) => Box::new(DynamicSession::new(run, session).map_err(boxed)?),
-            (None, None) => Box::new(session),
+        Ok(match prepared {
+            Some(prepared) => {
+                let cache = prepared.enable(&mut session).map_err(boxed)?;
+                Box::new(CachedSession::new(session, cache))
+            }
+            None => Box::new(session),
         })
     }
 }
 
 impl Native<'_> {
-    /// Plans the hot cache of a session on `devices`, and runs the warm-up prompt there. Returns the devices, with the weights that
-    /// the warm-up prompt has copied to them.
-    fn hot_cache<'s>(
+    /// Plans the cache of a session on `devices`, and runs the warm-up prompt there. Returns the devices, with the weights that the
+    /// warm-up prompt has copied to them.
+    fn prepare_cache<'s>(
         &'s self,
         mut devices: Devices<'s>,
         setup: &Setup,
-    ) -> anyhow::Result<(PreparedCache, Devices<'s>)> {
-        let args = &self.device.hot_cache;
+    ) -> anyhow::Result<(Option<PreparedCacheRun>, Devices<'s>)> {
         let mut warm_up = None;
+        let args = &self.device.hot_cache;
         if let Some(text) = args.warmup_text()? {
+            if !args.uses_warmup() {
+                self.ctx.note(
+                    "warning: --warmup-prompt does not change the cache with an update rate of 0; pass --update-rate R above 0",
+                );
+            }
             let (counters, used) = self.warm_up(devices, &text, setup)?;
             (warm_up, devices) = (Some(counters), used);
         }
         let machine = self.machine(&devices, setup);
-        let measure = || LaneBandwidths::measure(&self.threads, &devices, &self.ctx);
-        let prepared = PreparedCache::new(args, &machine, warm_up, measure, self.ctx)?;
+        let (device, threads) = (&self.device, &self.threads);
+        let prepared = PreparedCacheRun::new(device, &machine, warm_up, threads, self.ctx)?;
         Ok((prepared, devices))
-    }
-
-    /// The settings of the dynamic cache of a session.
-    fn dynamic_cache(&self, devices: &Devices, setup: &Setup) -> anyhow::Result<DynamicRun> {
-        let (args, size) = (&self.device.dynamic, &self.device.hot_cache);
-        DynamicRun::new(args, size, &self.machine(devices, setup), self.ctx)
     }
 
     fn machine<'m>(&'m self, devices: &'m Devices<'m>, setup: &Setup) -> Machine<'m, 'm> {

@@ -59,6 +59,14 @@ impl<'a> Ops<'a> {
             .is_some_and(|slots| slots.take_failure())
     }
 
+    /// Ends the calls that were launched ahead in a pass that does not run again, also if one of them failed.
+    pub(crate) fn end_calls_ahead(&mut self) {
+        self.serve_slots();
+        if let Some(slots) = &mut self.dynamic {
+            slots.ignore_failure();
+        }
+    }
+
     /// Passes the lanes of calls that were launched ahead to the recorder.
     pub(super) fn record_slot_lanes(&mut self) {
         if let Some(slots) = &mut self.dynamic {

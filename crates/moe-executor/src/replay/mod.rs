@@ -194,7 +194,7 @@ impl<'a, 'g> Replay<'a, 'g> {
             ran.push((done, span));
         }
         // Values do not matter, so a pass is not repeated.
-        self.ops.must_repeat();
+        self.ops.end_calls_ahead();
         self.ops.end_pass()?;
         let time = |point| self.ops.devices.at(point);
         let timed = ran.into_iter().map(|(ran, (from, to))| {

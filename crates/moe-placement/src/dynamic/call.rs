@@ -2,7 +2,7 @@
 
 use moe_ids::{ExpertId, LayerId};
 
-use super::{DynamicCache, Slot};
+use super::{Counts, DynamicCache, Slot};
 use crate::cache::{Access, Key};
 
 /// What the caller does in a call of a layer, in the order of the fields.
@@ -68,20 +68,36 @@ impl DynamicCache {
         &self.actions
     }
 
-    /// Looks the selected experts up in the policy, and frees the slots of evicted experts.
+    /// Repeats a call of the current pass, because its results are lost. The lookups are counted only once, with the results of the
+    /// first call. Evictions are counted.
+    pub fn repeat_call(&mut self, layer: LayerId, is_generated: bool, ids: &[i32]) -> &Actions {
+        let counts = self.counts;
+        self.call(layer, is_generated, ids, |_| true);
+        self.counts = Counts {
+            evictions: self.counts.evictions,
+            ..counts
+        };
+        &self.actions
+    }
+
+    /// Looks the selected experts up in the policy, and frees the slots of evicted experts. Without slots, every lookup is a miss, and
+    /// no expert is evicted.
     fn look_up(&mut self, is_generated: bool, mut is_complete: impl FnMut(Slot) -> bool) {
         self.call += 1;
         self.distinct.clear();
         let phase = usize::from(is_generated);
+        let has_slots = !self.slots.is_empty();
         let counts = &mut self.counts;
         for &key in &self.selected {
             if std::mem::replace(&mut self.last_call[key as usize], self.call) == self.call {
-                self.policy.look_up_again(key);
+                if has_slots {
+                    self.policy.look_up_again(key);
+                }
                 continue;
             }
             self.distinct.push(key);
             counts.look_ups[phase] += 1;
-            if self.policy.look_up(key) == Access::Hit {
+            if has_slots && self.policy.look_up(key) == Access::Hit {
                 counts.hits[phase] += 1;
                 continue;
             }

@@ -8,6 +8,7 @@
 //! ones are copied, which has the same result and needs no memory in addition to the budget. Prefetched experts have slots of
 //! their own. A slot that receives a prefetched expert becomes a slot of the cache when its layer selects the expert.
 //!
+//! Without any slot, counts differ from those of a simulation, which holds the experts of the last batch: nothing is hit or evicted.
 //! An expert without a free slot is computed from where it is. That happens if a batch selects more experts than fit, and in models
 //! whose layers have experts of several sizes: slots of one size cannot contain experts of another.
 //!

@@ -118,6 +118,11 @@ impl Slots {
         self.classes.iter().map(|class| class.n).collect()
     }
 
+    /// Whether there are no slots.
+    pub(super) fn is_empty(&self) -> bool {
+        self.classes.iter().all(|class| class.n == [0, 0])
+    }
+
     /// Removes the slots that experts of a layer can have.
     pub(super) fn remove(&mut self, layer_index: usize) {
         self.classes[self.class_of[layer_index]] = Class::default();

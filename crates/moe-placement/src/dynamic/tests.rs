@@ -110,11 +110,14 @@ fn slots_contain_what_the_policy_holds() {
                 }
             }
             let counts = cache.counts();
+            let slots: usize = cache.n_slots().iter().flatten().sum();
+            if slots == 0 {
+                (hits, evictions) = (0, 0);
+            }
             assert_eq!(counts.hits.iter().sum::<u64>(), hits, "{what}");
             assert_eq!(counts.evictions, evictions, "{what}");
             let missed = counts.prefetch.timely + counts.prefetch.late + counts.prefetch.missed;
             assert_eq!(missed, counts.look_ups[1] - counts.hits[1], "{what}");
-            let slots: usize = cache.n_slots().iter().flatten().sum();
             assert!(memory.0.len() <= slots, "{what}");
             let fits = odd == 10 && budget >= 320;
             assert!(!fits || counts.without_slot == 0, "{what}: {counts:?}");
@@ -189,4 +192,30 @@ fn rejects_settings_that_a_running_cache_cannot_have() {
         };
         assert_eq!(new(&settings).is_none(), is_valid, "{depth}");
     }
+}
+
+#[test]
+fn a_repeated_call_counts_only_evictions() {
+    let lru = PolicyName::Shared(OnlinePolicy::Lru);
+    let settings = Settings::new(lru, 20);
+    let mut cache = DynamicCache::new(&sizes(1, 10), |_| 0, 1, &settings).unwrap();
+    let layer = LayerId(0);
+    cache.call(layer, true, &[0, 1], |_| true);
+    let before = cache.counts();
+    let used = cache.repeat_call(layer, true, &[0, 1]).used.clone();
+    assert!(
+        used.iter()
+            .all(|used| matches!(used.source, Source::Slot(_)))
+    );
+    assert_eq!(cache.counts(), before);
+    let actions = cache.repeat_call(layer, true, &[0, 2]);
+    assert_eq!(actions.freed, [(layer, ExpertId(1))]);
+    let evictions = before.evictions + 1;
+    assert_eq!(
+        cache.counts(),
+        Counts {
+            evictions,
+            ..before
+        }
+    );
 }

@@ -107,6 +107,19 @@ impl ExpertSizes {
         }
         layers
     }
+
+    /// Bytes of a lane that contains all experts, and the empty expert of each layer: see [`Lane`](super::Lane). An empty expert is
+    /// assumed to be as large as the largest expert of its layer.
+    pub fn bytes_of_all(&self) -> u64 {
+        let mut empty: BTreeMap<LayerId, u64> = BTreeMap::new();
+        for (layer, _, bytes) in self.iter() {
+            let largest = empty.entry(layer).or_default();
+            *largest = bytes.max(*largest);
+        }
+        let layers = self.layers();
+        let all = layers.values().chain(empty.values());
+        all.copied().fold(0, u64::saturating_add)
+    }
 }
 
 /// Indices of the columns.

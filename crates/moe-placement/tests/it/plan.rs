@@ -405,6 +405,19 @@ fn fills_free_memory_only_with_seed() {
     assert_eq!(split.used_bytes(), 400);
 }
 
+/// The largest expert of a layer may be the first one that is selected; its empty expert is then as large.
+#[test]
+fn all_experts_fit_into_the_bytes_of_all() {
+    let sizes = sizes([(0, 0, 10), (0, 1, 30), (2, 0, 5), (2, 1, 5)]);
+    let bytes = sizes.bytes_of_all();
+    assert_eq!(bytes, 40 + 30 + 10 + 5);
+    let largest_first = ranking(&[(0, 1), (0, 0), (2, 0), (2, 1)]);
+    let plan = |bytes| Plan::new(&largest_first, &sizes, &[bytes], Strategy::Warm, None).unwrap();
+    assert_eq!(plan(bytes).lanes[0].selected.len(), 4);
+    assert_eq!(plan(bytes - 1).lanes[0].selected.len(), 3);
+    assert_eq!(ExpertSizes::default().bytes_of_all(), 0);
+}
+
 #[test]
 fn explains_why_experts_are_in_or_out() {
     let sizes = sizes([(0, 0, 10), (0, 1, 10), (1, 0, 30), (0, 2, 10)]);

@@ -1,13 +1,11 @@
 //! The hot caches that the tests run with.
 
-use std::collections::BTreeMap;
-
 use anyhow::bail;
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_placement::perf::PerfMode;
-use moe_placement::plan::{ExpertSizes, MIB};
-use moe_trace::{LayerId, ModelInfo};
+use moe_placement::plan::MIB;
+use moe_trace::ModelInfo;
 
 use crate::engine::device::DeviceArgs;
 use crate::experts::sizes_of;
@@ -58,8 +56,9 @@ impl<'a> Caches<'a> {
                 "--hot-cache-percent and --hot-cache-mib both set the size of the cache; omit one of them"
             );
         }
+        caches.device.hot_cache.check_percents()?;
         let n_layer = ModelInfo::from_gguf("", gguf)?.n_hidden_layer();
-        caches.bytes = bytes_of_all(&sizes_of(&OffsetMap::new(gguf), n_layer));
+        caches.bytes = sizes_of(&OffsetMap::new(gguf), n_layer).bytes_of_all();
         Ok(caches)
     }
 
@@ -81,16 +80,4 @@ impl<'a> Caches<'a> {
     pub fn perf_modes(&self) -> &[PerfMode] {
         &self.perf_modes
     }
-}
-
-/// Bytes of a cache that contains all experts, and the empty expert of each layer, which is as large as another one.
-fn bytes_of_all(sizes: &ExpertSizes) -> u64 {
-    let mut empty: BTreeMap<LayerId, u64> = BTreeMap::new();
-    for (layer, _, bytes) in sizes.iter() {
-        let largest = empty.entry(layer).or_default();
-        *largest = bytes.max(*largest);
-    }
-    let layers = sizes.layers();
-    let all = layers.values().chain(empty.values());
-    all.copied().fold(0, u64::saturating_add)
 }

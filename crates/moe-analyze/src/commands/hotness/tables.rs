@@ -118,7 +118,7 @@ fn measures(out: &mut dyn Write, format: Format, args: &Args, counted: &Counted)
     let mut table = Table::of(layers.iter().chain([&all]))
         .column("layer_id", "layer", move |row| or_all(row.layer, format))
         .column("rows", "tokens", |row| (row.rows > 0).then_some(row.rows))
-        .column("choices", "activations", |row| {
+        .column("activations", "activations", |row| {
             row.load_balance.n_selections
         })
         .column("active", "active experts", |row| row.load_balance.n_active);
@@ -229,6 +229,8 @@ fn batches(out: &mut dyn Write, format: Format, args: &Args, counted: &Counted) 
         .column("if_independent", "expected, independent tokens", |row| {
             row.distinct[1]
         })
-        .column("if_even", "expected, uniform router", |row| row.distinct[2])
+        .column("if_uniform", "expected, uniform router", |row| {
+            row.distinct[2]
+        })
         .write(out, format)
 }

@@ -7,8 +7,7 @@ use serde_json::{Map, Value};
 use crate::output::{Cell, Format, Table, human_bytes};
 
 /// Labels whose machine-readable key is not derived from the label. Keys stay when a label is reworded.
-const KEYS: [(&str, &str); 6] = [
-    ("activations", "choices"),
+const KEYS: [(&str, &str); 5] = [
     ("after last record bytes", "behind_the_last_record_bytes"),
     ("experts per layer", "experts_in_a_layer"),
     ("experts per token", "experts_for_a_token"),

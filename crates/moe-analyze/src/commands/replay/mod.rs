@@ -20,10 +20,10 @@ use moe_trace::manifest::{Gpu, Sampling, Tokens};
 use moe_trace::{LayerId, Phase, RunOptions, RunWriter};
 
 use crate::context::Context;
+use crate::engine::cache_run::{CacheResults, PreparedCacheRun};
 use crate::engine::device::DeviceArgs;
 use crate::engine::hot_cache::Machine;
 use crate::engine::native::{self, BANDWIDTH_BYTES};
-use crate::engine::replay_cache::{CacheResults, PreparedReplayCache};
 use crate::exit_status::ExitStatus;
 use crate::files::OutputPath;
 use crate::interrupt;
@@ -100,7 +100,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         kv_cache: CacheParams::new(0),
         n_batch: args.batch_size as usize,
     };
-    let prepared = PreparedReplayCache::new(&args.device, &machine, &threads, *ctx)?;
+    let prepared = PreparedCacheRun::new(&args.device, &machine, None, &threads, *ctx)?;
     if let Some(out) = &args.out {
         RunWriter::check(out, args.force)?;
     }

@@ -38,7 +38,7 @@ pub fn split(out: &mut dyn Write, format: Format, splits: &[Split]) -> io::Resul
         .column("tested", "held-out split", |(split, _)| {
             split.held_out.as_str()
         })
-        .column("rows_learned", "training split (tokens)", |(split, _)| {
+        .column("rows_training", "training split (tokens)", |(split, _)| {
             split.train_tokens
         })
         .column("rows_tested", "held-out split (tokens)", |(split, _)| {
@@ -89,10 +89,14 @@ fn convergence(out: &mut dyn Write, format: Format, counted: &Counted) -> io::Re
     Table::of(&rows)
         .column("layer_id", "layer", |row| row.layer)
         .column("rows", "tokens", |row| row.tokens)
-        .column("settled", "converged after (tokens)", |row| row.converged)
-        .column("almost_settled", "almost converged after (tokens)", |row| {
-            row.almost_converged
+        .column("converged_after", "converged after (tokens)", |row| {
+            row.converged
         })
+        .column(
+            "almost_converged_after",
+            "almost converged after (tokens)",
+            |row| row.almost_converged,
+        )
         .write(out, format)
 }
 
@@ -178,7 +182,7 @@ fn domains(out: &mut dyn Write, format: Format, args: &Args, counted: &Counted) 
         .column("specialisation", "its tokens (fraction of domain)", |row| {
             Some(row.most_used?.share_of_tokens)
         })
-        .column("over_even", "relative to a uniform router (×)", |row| {
+        .column("over_uniform", "relative to a uniform router (×)", |row| {
             Some(row.most_used?.share_of_tokens / row.uniform)
         })
         .write(out, format)

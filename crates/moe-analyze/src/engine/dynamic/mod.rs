@@ -1,7 +1,6 @@
 //! The dynamic expert cache of a run: its options, and what a run stores of it.
 
 mod run;
-mod session;
 
 use anyhow::{Context as _, bail};
 use moe_executor::hot_cache::DynamicParams;
@@ -15,7 +14,6 @@ use crate::context::Context;
 use crate::option_values::{at_least, first_given};
 
 pub use run::{DynamicResults, DynamicRun};
-pub use session::DynamicSession;
 
 /// Options of a hot cache that a dynamic cache has, too.
 pub const HOT_CACHE_OPTIONS: [&str; 4] = [

@@ -1,8 +1,7 @@
 //! A dynamic cache while a run uses it.
 
 use anyhow::Context as _;
-use moe_executor::hot_cache::{DynamicParams, DynamicReport, DynamicSlots, HotCache};
-use moe_executor::replay::Replay;
+use moe_executor::hot_cache::{DynamicParams, DynamicSlots, HotCache};
 use moe_gguf::text::counted;
 use moe_placement::dynamic;
 use moe_placement::perf::PerfMode;
@@ -11,6 +10,7 @@ use moe_trace::dynamic_cache::{Counts, DynamicCache, Failures, Prefetch};
 
 use super::DynamicArgs;
 use crate::context::Context;
+use crate::engine::cache_run::CacheOwner;
 use crate::engine::hot_cache::{HotCacheArgs, Machine};
 use crate::output::human_bytes;
 
@@ -53,29 +53,28 @@ impl DynamicRun {
         })
     }
 
-    /// Builds the cache with `enable`, and prints what was allocated.
+    /// Builds the cache, and prints what was allocated.
     ///
     /// # Errors
     /// The settings do not fit to the model.
-    pub fn build(
-        &mut self,
-        enable: impl FnOnce(&DynamicParams, PerfMode) -> moe_executor::Result<DynamicReport>,
-    ) -> anyhow::Result<()> {
-        let report = enable(&self.params, self.mode).context("--policy dynamic")?;
+    pub fn build(&mut self, owner: &mut impl CacheOwner) -> anyhow::Result<()> {
+        let report = owner.enable_dynamic_cache(&self.params, self.mode);
+        let report = report.context("--policy dynamic")?;
         let [n_slots, n_prefetch] = report.n_slots.map(|n| n as u64);
         let manifest = &mut self.manifest;
         (manifest.n_slots, manifest.n_prefetch_slots) = (n_slots, n_prefetch);
         manifest.bytes = report.bytes;
-        let prefetch = match n_prefetch {
-            0 => String::new(),
-            n => format!(" and {n} for prefetched experts"),
-        };
-        self.ctx.note(format_args!(
-            "dynamic cache: {}{prefetch} on {}, {}",
-            counted(n_slots, "slot"),
-            manifest.device,
-            human_bytes(report.bytes)
-        ));
+        let (device, bytes) = (&manifest.device, human_bytes(report.bytes));
+        let slots = counted(n_slots, "slot");
+        self.ctx.note(match (n_slots, n_prefetch) {
+            (0, 0) => format!("dynamic cache: no slots on {device}, so no expert is cached"),
+            (_, 0) => format!("dynamic cache: {slots} on {device}, {bytes}"),
+            (_, n) => {
+                format!(
+                    "dynamic cache: {slots} and {n} for prefetched experts on {device}, {bytes}"
+                )
+            }
+        });
         if let Some(first) = report.dropped.first() {
             self.ctx.note(format_args!(
                 "warning: {} not cached, so the CPU computes their experts; first reason, layer {}: {}",
@@ -94,8 +93,8 @@ impl DynamicRun {
     ///
     /// # Errors
     /// The cache cannot be built again.
-    pub fn restart(&mut self, replay: &mut Replay) -> anyhow::Result<()> {
-        let report = replay.enable_dynamic_cache(&self.params, self.mode);
+    pub fn restart(&mut self, owner: &mut impl CacheOwner) -> anyhow::Result<()> {
+        let report = owner.enable_dynamic_cache(&self.params, self.mode);
         report.context("--policy dynamic").map(drop)
     }
 

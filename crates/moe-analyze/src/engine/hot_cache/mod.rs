@@ -3,9 +3,7 @@
 mod lanes;
 mod plan;
 mod prepared;
-mod replay;
 mod run;
-mod session;
 mod source;
 
 use std::path::PathBuf;
@@ -26,6 +24,9 @@ pub use plan::Machine;
 pub(super) use plan::sizes;
 pub use prepared::PreparedCache;
 pub use run::{HotResults, HotRun, LaneBandwidths};
+
+/// End of the error of an option that applies to a learn file only.
+const NO_EFFECT_WITH_PLAN: &str = "has no effect with a plan, which contains the experts of each lane; omit it, or pass a learn file";
 
 /// Values of `--update-policy`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -269,6 +270,23 @@ impl HotCacheArgs {
         Ok(())
     }
 
+    /// Rejects options that need a prompt.
+    ///
+    /// # Errors
+    /// An option needs a prompt.
+    pub fn check_replay(&self) -> anyhow::Result<()> {
+        let option = first_given([
+            ("--auto-learn", self.auto_learn),
+            ("--warmup-prompt", self.has_warmup()),
+        ]);
+        match option {
+            Some(option) => bail!(
+                "{option} needs a prompt, but replay runs only the MoE layers; omit it, or use `record`"
+            ),
+            None => Ok(()),
+        }
+    }
+
     /// Returns what is counted.
     ///
     /// # Errors
@@ -282,6 +300,19 @@ impl HotCacheArgs {
         Ok(self.perf()?)
     }
 
+    /// Rejects `--hot-cache-percent` with a plan.
+    ///
+    /// # Errors
+    /// The file of `--hot-cache` is a plan, or cannot be read.
+    pub fn check_percents(&self) -> anyhow::Result<()> {
+        match &self.hot_cache {
+            Some(path) if !self.must_learn() && source::is_plan(path)? => {
+                bail!("--hot-cache-percent {NO_EFFECT_WITH_PLAN}")
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Rejects options that apply to a learn file only.
     fn check_plan_options(&self) -> anyhow::Result<()> {
         let option = first_given([
@@ -293,9 +324,7 @@ impl HotCacheArgs {
             ),
         ]);
         match option {
-            Some(option) => bail!(
-                "{option} has no effect with a plan, which contains the experts of each lane; omit it, or pass a learn file"
-            ),
+            Some(option) => bail!("{option} {NO_EFFECT_WITH_PLAN}"),
             None => Ok(()),
         }
     }
@@ -375,6 +404,11 @@ impl HotCacheArgs {
         };
         let text = bounded::read_text(path)?;
         Ok(Some(text.strip_suffix('\n').unwrap_or(&text).to_owned()))
+    }
+
+    /// Whether the activations of a warm-up prompt are used: to update the cache, or to learn the file of `--hot-cache`.
+    pub fn uses_warmup(&self) -> bool {
+        self.auto_learn || self.update_rate() > 0.0
     }
 
     /// Whether the learn file of `--hot-cache` must be learned first: it does not exist.

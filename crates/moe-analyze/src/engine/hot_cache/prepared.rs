@@ -3,16 +3,14 @@
 use std::time::Instant;
 
 use anyhow::{Context as _, bail};
-use moe_executor::Session;
-use moe_executor::replay::Replay;
 use moe_placement::learn::is_usable;
 use moe_placement::perf::Counters;
 
 use super::HotCacheArgs;
 use super::plan::{Machine, Planned};
 use super::run::{HotRun, LaneBandwidths};
-use super::session::HotSession;
 use crate::context::Context;
+use crate::engine::cache_run::CacheOwner;
 use crate::files;
 
 /// A planned cache, and the counters of the warm-up prompt.
@@ -67,37 +65,21 @@ impl PreparedCache {
         })
     }
 
-    /// Builds the cache of a session.
+    /// Builds the cache, and exchanges experts by the counters of the warm-up prompt.
     ///
     /// # Errors
     /// The model or the devices do not have the contents of the plan.
-    pub fn enable<'a, 'g>(
-        mut self,
-        mut session: Session<'a, 'g>,
-    ) -> anyhow::Result<HotSession<'a, 'g>> {
+    pub fn enable(mut self, owner: &mut impl CacheOwner) -> anyhow::Result<HotRun> {
         let started = Instant::now();
         let lanes = &self.run.planned().lanes;
-        let report = session.enable_hot_cache(lanes, self.run.mode());
+        let report = owner.enable_hot_cache(lanes, self.run.mode());
         let report = report.context("--hot-cache")?;
         self.run.built(&report, started.elapsed());
-        let cache = session.hot_cache();
+        let cache = owner.hot_cache();
         if let (Some(warm_up), Some(cache), true) = (&self.warm_up, cache, self.run.updates()) {
             let exchanges = self.run.exchanges(cache, warm_up);
-            session.exchange(&exchanges);
+            owner.exchange(&exchanges);
         }
-        Ok(HotSession::new(session, self.run))
-    }
-
-    /// Builds the cache of a replay.
-    ///
-    /// # Errors
-    /// Those of [`PreparedCache::enable`].
-    pub fn enable_replay(mut self, replay: &mut Replay) -> anyhow::Result<HotRun> {
-        let started = Instant::now();
-        let lanes = &self.run.planned().lanes;
-        let report = replay.enable_hot_cache(lanes, self.run.mode());
-        let report = report.context("--hot-cache")?;
-        self.run.built(&report, started.elapsed());
         Ok(self.run)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use anyhow::Context as _;
 use moe_executor::Devices;
 use moe_executor::cpu::bandwidth::read_bandwidth;
 use moe_executor::cpu::threads::Threads;
@@ -17,6 +18,7 @@ use moe_trace::{RunWriter, hot_cache};
 use super::plan::Planned;
 use super::{HotCacheArgs, UpdateAfter, UpdatePolicy};
 use crate::context::Context;
+use crate::engine::cache_run::CacheOwner;
 use crate::engine::native::{BANDWIDTH_BYTES, gpu_bandwidth};
 use crate::output::human_bytes;
 
@@ -144,45 +146,59 @@ impl HotRun {
                 human_bytes(lane.bytes)
             ));
         }
-        if let Some(arch) = &report.without_profile {
-            self.ctx.note(format_args!(
-                "warning: the hot cache has no settings for architecture {arch}; it runs without the shortcuts for single tokens"
-            ));
-        }
-        if let Some(first) = report.dropped.first() {
-            self.ctx.note(format_args!(
-                "warning: {} of the hot cache could not be copied, so the CPU computes their experts; first error, lane {} and \
-                 layer {}: {}",
-                counted(report.dropped.len(), "layer"),
-                first.lane,
-                first.layer,
-                first.reason
-            ));
+        for warning in warnings(report) {
+            self.ctx.note(warning);
         }
     }
 
-    /// Removes the counters of all requests.
-    pub fn forget(&mut self) {
+    /// Starts the trace of a replay again: all counters at 0, and the planned experts in the cache.
+    ///
+    /// # Errors
+    /// The cache cannot be built again.
+    pub fn restart(&mut self, owner: &mut impl CacheOwner) -> anyhow::Result<()> {
+        if self.updates() {
+            let report = owner.enable_hot_cache(&self.planned.lanes, self.mode);
+            report.context("--hot-cache")?;
+        }
+        if let Some(cache) = owner.hot_cache() {
+            cache.counters().lock().reset();
+        }
         self.total.reset();
         self.requests.clear();
+        Ok(())
     }
 
-    /// Returns the exchanges to make after the prompt of a request, before its first generated token.
-    pub fn end_prompt(&self, cache: &HotCache) -> Vec<Exchange> {
+    /// Ends the prompt of a sequence. Its counters can decide which experts the generated tokens have in the cache.
+    pub fn end_prompt(&mut self, owner: &mut impl CacheOwner) {
+        let Some(cache) = owner.hot_cache() else {
+            return;
+        };
         if !self.updates() || self.after != UpdateAfter::Prompt {
-            return Vec::new();
+            return;
         }
         let prompt = cache.counters().lock().clone();
-        self.exchanges(cache, &prompt)
+        let exchanges = self.exchanges(cache, &prompt);
+        if !exchanges.is_empty() {
+            self.after_prompt = owner.exchange(&exchanges);
+        }
     }
 
-    /// Stores the number of experts exchanged after the prompt of the current request.
-    pub fn exchanged_after_prompt(&mut self, n: usize) {
-        self.after_prompt = n;
+    /// Ends a sequence. Its counters can decide which experts the next sequence has in the cache.
+    pub fn end_sequence(&mut self, owner: &mut impl CacheOwner, is_last: bool) {
+        let Some(cache) = owner.hot_cache() else {
+            return;
+        };
+        let exchanges = self.end_request(cache);
+        if !is_last && !exchanges.is_empty() {
+            let done = owner.exchange(&exchanges);
+            if let Some(last) = self.requests.last_mut() {
+                last.exchanged = done as u64;
+            }
+        }
     }
 
-    /// Ends a request: adds its counters to the total, and returns the exchanges to make before the next request.
-    pub fn end_request(&mut self, cache: &HotCache) -> Vec<Exchange> {
+    /// Adds the counters of a sequence to the total, and returns the exchanges to make before the next sequence.
+    fn end_request(&mut self, cache: &HotCache) -> Vec<Exchange> {
         let request = {
             let mut counters = cache.counters().lock();
             let request = counters.clone();
@@ -219,13 +235,6 @@ impl HotRun {
         update.paying(payback, &observations, n_tokens, |layer, expert| {
             self.planned.sizes.get(layer, expert).unwrap_or(0)
         })
-    }
-
-    /// Stores the number of experts exchanged after the last request.
-    pub fn exchanged(&mut self, n: usize) {
-        if let Some(last) = self.requests.last_mut() {
-            last.exchanged = n as u64;
-        }
     }
 
     /// Number of tokens of a request: selections of the layer with the most, by selections of a token.
@@ -301,6 +310,25 @@ impl HotResults {
     }
 }
 
+/// What a cache that was built lacks.
+fn warnings(report: &HotCacheReport) -> Vec<String> {
+    let profile = report.without_profile.as_ref().map(|arch| {
+        format!(
+            "warning: the hot cache has no settings for architecture {arch}; it runs without the shortcuts for single tokens"
+        )
+    });
+    let dropped = report.dropped.first().map(|first| {
+        format!(
+            "warning: {} of the hot cache could not be copied, so the CPU computes their experts; first error, lane {} and layer {}: {}",
+            counted(report.dropped.len(), "layer"),
+            first.lane,
+            first.layer,
+            first.reason
+        )
+    });
+    profile.into_iter().chain(dropped).collect()
+}
+
 fn failures(cache: &HotCache) -> HotFailures {
     let events = cache.events();
     HotFailures {
@@ -308,5 +336,34 @@ fn failures(cache: &HotCache) -> HotFailures {
         calls: events.failed_calls,
         exchanges: events.failed_exchanges,
         first_error: events.first_failure.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use moe_executor::hot_cache::DroppedLayer;
+    use moe_trace::LayerId;
+
+    use super::*;
+
+    #[test]
+    fn warns_of_a_missing_profile_and_of_dropped_layers() {
+        let mut report = HotCacheReport::default();
+        assert_eq!(warnings(&report), Vec::<String>::new());
+        report.without_profile = Some("glm4moe".to_owned());
+        report.dropped = vec![DroppedLayer {
+            lane: 1,
+            layer: LayerId(3),
+            n_experts: 8,
+            reason: "out of memory".to_owned(),
+        }];
+        let [profile, dropped] = &warnings(&report)[..] else {
+            panic!("two warnings");
+        };
+        assert!(
+            profile.starts_with("warning: the hot cache has no settings for architecture glm4moe;")
+        );
+        assert!(dropped.starts_with("warning: 1 layer of the hot cache could not be copied"));
+        assert!(dropped.ends_with("lane 1 and layer 3: out of memory"));
     }
 }

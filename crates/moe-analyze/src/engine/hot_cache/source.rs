@@ -57,7 +57,10 @@ fn observations(
 }
 
 /// Whether a file is JSON without the schema of a learn file, and not a trace.
-fn is_plan(path: &Path) -> anyhow::Result<bool> {
+///
+/// # Errors
+/// The file cannot be read, or is neither a plan nor a learn file.
+pub fn is_plan(path: &Path) -> anyhow::Result<bool> {
     if Kind::of(path)? != Kind::Json || traces::detect(path)?.is_some() {
         return Ok(false);
     }

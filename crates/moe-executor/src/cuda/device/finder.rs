@@ -98,6 +98,13 @@ pub(crate) struct Found {
     pub ids: Vec<i32>,
 }
 
+fn without_table() -> Error {
+    Error::Unsupported {
+        kernel: "find_slots",
+        what: "a cache without a table of slots".to_owned(),
+    }
+}
+
 impl Device {
     /// Prepares searches for the slots of the experts of `n_layer` layers.
     ///
@@ -142,10 +149,7 @@ impl Device {
     ) -> Result<Ptr> {
         let ids = routing.ids.device(&self.gpu)?;
         let Some(finder) = &mut self.finder else {
-            return Err(Error::Unsupported {
-                kernel: "find_slots",
-                what: "a cache without a table of slots".to_owned(),
-            });
+            return Err(without_table());
         };
         finder.update(self.gpu.stream())?;
         self.gpu.kernels().follow_copy();
@@ -177,11 +181,9 @@ impl Device {
     /// The result of search `number` of a layer; `None` if it has not ended.
     ///
     /// # Errors
-    /// The compute stream failed, or the search was not started.
+    /// The compute stream failed, the search was not started, or searches are not enabled.
     pub(crate) fn found(&self, layer: LayerId, number: u32, k: usize) -> Result<Option<Found>> {
-        let Some(finder) = &self.finder else {
-            return Ok(None);
-        };
+        let finder = self.finder.as_ref().ok_or_else(without_table)?;
         if finder.read(layer, 1) == number {
             let id = |slot| finder.read(layer, HEAD + slot).cast_signed();
             return Ok(Some(Found {

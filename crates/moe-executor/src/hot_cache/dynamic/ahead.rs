@@ -9,7 +9,7 @@
 //! prompt the policy can exceed its budget. With a predictor, copies must start as soon as the routing decisions are known; then the CPU
 //! waits for them in each layer.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use moe_gguf::{ExpertId, LayerId};
 use moe_placement::dynamic::Source;
@@ -18,6 +18,7 @@ use moe_trace::record::lane;
 
 use super::super::HotCache;
 use super::DynamicSlots;
+use super::memory::CopyOrder;
 use crate::cuda;
 use crate::devices::Devices;
 
@@ -36,6 +37,8 @@ pub(super) struct Ahead {
     has_single: Vec<bool>,
     /// Lanes in records of the experts of the calls of this pass that were launched ahead.
     lanes: BTreeMap<LayerId, Vec<u8>>,
+    /// Layers whose lookups in this pass are counted, although a pass that runs again looks the experts up again.
+    counted: BTreeSet<LayerId>,
     /// Whether a call of this pass failed: its results are wrong.
     has_failed: bool,
 }
@@ -52,6 +55,11 @@ impl Ahead {
     pub fn enable(&mut self, n_layer: usize) {
         self.is_enabled = true;
         self.has_single = vec![false; n_layer];
+    }
+
+    /// Whether the lookups of a layer are counted already, because the pass runs again. Forgets it.
+    pub fn take_counted(&mut self, layer: LayerId) -> bool {
+        self.counted.remove(&layer)
     }
 
     /// Notes a call of a layer that was not launched ahead.
@@ -113,8 +121,16 @@ impl DynamicSlots<'_> {
         let has_failed = std::mem::take(&mut self.ahead.has_failed);
         if has_failed {
             self.ahead.lanes.clear();
+        } else {
+            self.ahead.counted.clear();
         }
         has_failed
+    }
+
+    /// Forgets that a call of this pass failed. The pass does not run again.
+    pub(crate) fn ignore_failure(&mut self) {
+        self.take_failure();
+        self.ahead.counted.clear();
     }
 
     /// Whether a call of this pass failed.
@@ -134,12 +150,15 @@ impl DynamicSlots<'_> {
         };
         let (layer, number, k) = (call.layer, call.number, call.k);
         let found = loop {
-            let gpu = devices.gpu(self.memory.device());
-            match gpu.map_or(Ok(None), |gpu| gpu.found(layer, number, k)) {
+            let device = self.memory.device();
+            let Some(gpu) = devices.gpu(device) else {
+                break Err(format!("{device} does not exist"));
+            };
+            match gpu.found(layer, number, k) {
                 Ok(None) if waits => std::hint::spin_loop(),
                 Ok(None) => return false,
                 Ok(Some(found)) => break Ok(found),
-                Err(error) => break Err(error),
+                Err(error) => break Err(error.to_string()),
             }
         };
         self.ahead.calls.pop_front();
@@ -147,7 +166,7 @@ impl DynamicSlots<'_> {
             // After a failure, the values on the GPU are wrong.
             Ok(_) if self.ahead.has_failed => Ok(()),
             Ok(found) => self.answer(hot, devices, layer, number, &found),
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(error),
         };
         if let Err(error) = served {
             self.call_failed(hot, layer, error);
@@ -171,6 +190,7 @@ impl DynamicSlots<'_> {
     ) -> Result<(), String> {
         let ids = &found.ids;
         let actions = self.cache.call(layer, true, ids, |_| true);
+        self.ahead.counted.insert(layer);
         for &(layer, expert) in &actions.freed {
             self.memory.free(devices, layer, expert);
             hot.set_slot(layer, expert, None);
@@ -186,7 +206,8 @@ impl DynamicSlots<'_> {
             };
             if lane == lane::CACHE_MISS && copied.is_ok() {
                 copied = if waits {
-                    self.memory.load_ahead(devices, layer, used.expert, slot)
+                    self.memory
+                        .copy(devices, layer, used.expert, slot, CopyOrder::Ahead)
                 } else {
                     Err("the table of slots contains an evicted expert".to_owned())
                 };

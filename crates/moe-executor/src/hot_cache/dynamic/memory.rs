@@ -33,6 +33,17 @@ struct Class {
     on_cpu: Option<[Compact; 3]>,
 }
 
+/// When a copy to a slot on a GPU runs, relative to the work of the compute stream.
+#[derive(Clone, Copy)]
+pub(super) enum CopyOrder {
+    /// After all work so far, before all later work.
+    InStream,
+    /// Without order: no running work uses the slot. [`Device::answer`] waits for the copy.
+    Ahead,
+    /// After all work so far. [`SlotMemory::wait_for`] orders later work after the copy.
+    Prefetch,
+}
+
 /// Type, shape, and whether there is a bias: what the experts of a class have in common, for each projection.
 type Shape = [(GgmlType, usize, usize, bool); 3];
 
@@ -134,58 +145,26 @@ impl<'a> SlotMemory<'a> {
         }
     }
 
-    /// Copies an expert to a slot of its layer, before all later work on the device of the slots.
-    pub fn load(
-        &mut self,
-        devices: &mut Devices,
-        layer: LayerId,
-        expert: ExpertId,
-        slot: Slot,
-    ) -> Result<(), String> {
-        self.copy(devices, layer, expert, slot, Device::load_slot)
-    }
-
-    /// Starts the copy of an expert to a slot that no running work uses.
-    pub fn load_ahead(
-        &mut self,
-        devices: &mut Devices,
-        layer: LayerId,
-        expert: ExpertId,
-        slot: Slot,
-    ) -> Result<(), String> {
-        self.copy(devices, layer, expert, slot, Device::load_slot_ahead)
-    }
-
     /// Starts the copy of an expert to a slot of its layer.
-    pub fn prefetch(
+    pub fn copy(
         &mut self,
         devices: &mut Devices,
         layer: LayerId,
         expert: ExpertId,
         slot: Slot,
-    ) -> Result<(), String> {
-        self.copy(devices, layer, expert, slot, Device::prefetch_slot)
-    }
-
-    fn copy(
-        &mut self,
-        devices: &mut Devices,
-        layer: LayerId,
-        expert: ExpertId,
-        slot: Slot,
-        on_gpu: impl FnOnce(
-            &mut Device,
-            (usize, Slot),
-            Projections,
-            ExpertId,
-        ) -> crate::cuda::Result<()>,
+        order: CopyOrder,
     ) -> Result<(), String> {
         let Some(LayerSlots { projections, class }) = self.layer(layer) else {
             return Ok(());
         };
         let (projections, class) = (*projections, *class);
         if let Some(gpu) = devices.gpu_mut(self.device) {
-            let copied = on_gpu(gpu, (class, slot), projections, expert);
+            let slot = (class, slot);
+            let copied = match order {
+                CopyOrder::InStream => gpu.load_slot(slot, projections, expert),
+                CopyOrder::Ahead => gpu.load_slot_ahead(slot, projections, expert),
+                CopyOrder::Prefetch => gpu.prefetch_slot(slot, projections, expert),
+            };
             return copied.map_err(|error| error.to_string());
         }
         for (copies, linear) in self.classes[class]

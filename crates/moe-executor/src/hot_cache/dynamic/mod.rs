@@ -28,7 +28,7 @@ use crate::model::Model;
 use crate::placement::DeviceId;
 
 use ahead::Ahead;
-use memory::SlotMemory;
+use memory::{CopyOrder, SlotMemory};
 
 /// A dynamic cache to build.
 #[derive(Debug, Clone)]
@@ -188,8 +188,12 @@ impl<'a> DynamicSlots<'a> {
         self.lanes.clear();
         self.lanes.resize(layer.places.len(), lane::CPU);
         let memory = &mut self.memory;
-        let is_complete = |slot| memory.is_complete(devices, il, slot);
-        let actions = self.cache.call(il, is_generated, ids, is_complete);
+        let actions = if self.ahead.take_counted(il) {
+            self.cache.repeat_call(il, is_generated, ids)
+        } else {
+            let is_complete = |slot| memory.is_complete(devices, il, slot);
+            self.cache.call(il, is_generated, ids, is_complete)
+        };
         for &(layer, expert) in &actions.freed {
             memory.free(devices, layer, expert);
             hot.set_slot(layer, expert, None);
@@ -199,7 +203,7 @@ impl<'a> DynamicSlots<'a> {
             let (slot, copied, lane) = match used.source {
                 Source::Slot(slot) => (slot, memory.wait_for(devices, il, slot), lane::CACHE_HIT),
                 Source::Load(slot) => {
-                    let copied = memory.load(devices, il, expert, slot);
+                    let copied = memory.copy(devices, il, expert, slot, CopyOrder::InStream);
                     (slot, copied, lane::CACHE_MISS)
                 }
                 Source::Uncached => continue,
@@ -216,7 +220,7 @@ impl<'a> DynamicSlots<'a> {
             }
         }
         for &(layer, expert, slot) in &actions.prefetched {
-            match memory.prefetch(devices, layer, expert, slot) {
+            match memory.copy(devices, layer, expert, slot, CopyOrder::Prefetch) {
                 Ok(()) => hot.set_slot(layer, expert, Some(slot)),
                 Err(error) => {
                     hot.copy_failed(layer, error);

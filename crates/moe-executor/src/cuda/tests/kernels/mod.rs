@@ -3,4 +3,5 @@
 mod attention;
 mod router;
 mod rows;
+mod slots;
 mod timings;

@@ -1,62 +1,43 @@
-//! A session with a hot cache: updates the cache after sequences or their prompts, and writes its counters at the end.
+//! A session with a hot or dynamic cache: ends the prompts and sequences of the cache, and writes its results at the end.
 
 use moe_engine::{Decode, Error, Logits};
 use moe_executor::Session;
 use moe_placement::perf::PerfMode;
 use moe_trace::{Phase, RunWriter, manifest};
 
-use super::HotRun;
+use super::cache_run::CacheRun;
 
-/// A session of the executor with a hot cache.
-pub struct HotSession<'a, 'g> {
+/// A session of the executor with a cache.
+pub struct CachedSession<'a, 'g> {
     session: Session<'a, 'g>,
-    run: HotRun,
-    /// Whether a sequence has been evaluated since the last update.
-    has_request: bool,
+    cache: CacheRun,
+    /// Whether tokens were evaluated since the last end of a sequence.
+    has_tokens: bool,
     /// Whether no token of the current sequence was generated yet.
     in_prompt: bool,
 }
 
-impl<'a, 'g> HotSession<'a, 'g> {
-    /// A session whose cache is enabled.
-    pub fn new(session: Session<'a, 'g>, run: HotRun) -> HotSession<'a, 'g> {
-        HotSession {
+impl<'a, 'g> CachedSession<'a, 'g> {
+    /// A session whose cache is built.
+    pub fn new(session: Session<'a, 'g>, cache: CacheRun) -> CachedSession<'a, 'g> {
+        CachedSession {
             session,
-            run,
-            has_request: false,
+            cache,
+            has_tokens: false,
             in_prompt: false,
         }
     }
 
-    /// Ends the prompt of a sequence. Its counters decide which experts its generated tokens have in the cache.
-    fn end_prompt(&mut self) {
-        let cache = self.session.hot_cache();
-        let exchanges = cache.map(|cache| self.run.end_prompt(cache));
-        let exchanges = exchanges.unwrap_or_default();
-        if !exchanges.is_empty() {
-            let done = self.session.exchange(&exchanges);
-            self.run.exchanged_after_prompt(done);
-        }
-    }
-
-    /// Ends a sequence. Its counters decide which experts the next sequence has in the cache.
+    /// Ends a sequence of the cache, if it has tokens.
     fn end_sequence(&mut self, is_last: bool) {
         self.in_prompt = false;
-        if !std::mem::take(&mut self.has_request) {
-            return;
-        }
-        let Some(cache) = self.session.hot_cache() else {
-            return;
-        };
-        let exchanges = self.run.end_request(cache);
-        if !is_last && !exchanges.is_empty() {
-            let done = self.session.exchange(&exchanges);
-            self.run.exchanged(done);
+        if std::mem::take(&mut self.has_tokens) {
+            self.cache.end_sequence(&mut self.session, is_last);
         }
     }
 }
 
-impl Decode for HotSession<'_, '_> {
+impl Decode for CachedSession<'_, '_> {
     fn begin_sequence(&mut self, sequence_id: u32) {
         self.end_sequence(false);
         self.session.begin_sequence(sequence_id);
@@ -88,17 +69,19 @@ impl Decode for HotSession<'_, '_> {
         phase: Phase,
         logits: Logits,
     ) -> moe_engine::Result<&[f32]> {
-        self.has_request = true;
+        self.has_tokens = true;
         match phase {
             Phase::Prompt => self.in_prompt = true,
-            Phase::Generate if std::mem::take(&mut self.in_prompt) => self.end_prompt(),
+            Phase::Generate if std::mem::take(&mut self.in_prompt) => {
+                self.cache.end_prompt(&mut self.session);
+            }
             Phase::Generate => {}
         }
         self.session.decode(tokens, phase, logits)
     }
 }
 
-impl moe_engine::Session for HotSession<'_, '_> {
+impl moe_engine::Session for CachedSession<'_, '_> {
     fn stop_observing(&mut self) {
         self.session.stop_observing();
     }
@@ -113,21 +96,18 @@ impl moe_engine::Session for HotSession<'_, '_> {
 
     fn hit_rate(&mut self) -> Option<f64> {
         self.end_sequence(false);
-        self.run.hit_rate()
+        self.cache.hit_rate(&self.session)
     }
 
     fn set_perf_mode(&mut self, mode: PerfMode) {
         self.end_sequence(false);
-        self.run.set_mode(mode);
-        if let Some(cache) = self.session.hot_cache() {
-            cache.counters().lock().set_mode(mode);
-        }
+        self.cache.set_mode(&self.session, mode);
     }
 
     fn into_writer(mut self: Box<Self>) -> (Option<RunWriter>, moe_engine::Result<()>) {
         self.end_sequence(true);
-        let HotSession { session, run, .. } = *self;
-        let results = session.hot_cache().map(|cache| run.finish(cache));
+        let CachedSession { session, cache, .. } = *self;
+        let results = cache.finish(&session);
         let (recorder, ended) = session.into_recorder();
         let mut writer = recorder.into_writer();
         let written = match (&mut writer, results) {
