@@ -33,6 +33,7 @@ mod overlap;
 mod plan;
 mod plots;
 mod record;
+mod record_chat;
 mod relayout;
 mod replay;
 mod rewritten;

@@ -28,6 +28,11 @@ fn run_directory() {
     let replayed = dir.path().join("replayed");
     run!["--quiet", "replay", run, "--model", repository(MODEL), "-t", "1", "--out", replayed];
     validate("run", &parse(&fs::read_to_string(replayed.join("manifest.json")).unwrap()));
+    let chat = dir.path().join("chat");
+    let template = repository("fixtures/prompts/turns.jinja");
+    let with_chat = ["--quiet", "record", "-n", "1", "--chat"];
+    run![with_chat, "--chat-template", template, "--out", chat];
+    validate("run", &parse(&fs::read_to_string(chat.join("manifest.json")).unwrap()));
     let cached = dir.path().join("cached");
     let cache = args!["--policy", "hot-cache", "--hot-cache", run, "--hot-cache-mib", "1,1"];
     for perf in ["off", "update", "full"] {

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod advice;
+mod chat;
 mod cli;
 mod commands;
 mod context;

@@ -1,4 +1,5 @@
-//! Traits that an engine implements, and the code that drives it: sampling, generation, the clock of a trace.
+//! Traits that an engine implements, and the code that drives it: sampling, generation, chat templates, the clock of a
+//! trace.
 //!
 //! ```text
 //! Engine ──► Session: Decode (tokens in, logits out) ──► RunWriter
@@ -11,6 +12,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+pub mod chat;
 mod clock;
 mod engine;
 mod error;

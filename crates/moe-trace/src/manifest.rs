@@ -90,6 +90,9 @@ pub struct Manifest {
     pub sequences: Vec<Sequence>,
     /// How tokens were sampled.
     pub sampling: Sampling,
+    /// The chat template of the sequences that are conversations; missing if there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chat_template: Option<ChatTemplate>,
     /// Placement policy of the experts: `cpu`, `gpu`, `post-fetch`, `hot-cache`, `dynamic`, ...
     pub policy: String,
     /// The hot expert cache of policy `hot-cache`; missing for other policies.
@@ -116,7 +119,7 @@ pub struct Manifest {
     pub started: String,
     /// Clock of `timestamp_ns`.
     pub clock: String,
-    /// Text of the prompts, if the user requested that it is stored.
+    /// Text of the prompts, if the user requested that it is stored. Conversations are rendered with the chat template.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompts: Option<Vec<String>>,
     /// Unknown keys, unchanged.
@@ -213,6 +216,16 @@ pub struct Sampling {
     /// Further parameters (`temperature`, `top_k`, `top_p`, ...).
     #[serde(flatten)]
     pub parameters: Map<String, Value>,
+}
+
+/// The chat template of a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ChatTemplate {
+    /// `model` for the template of the model file, `file` for another one.
+    pub origin: String,
+    /// XXH3-64 hash of its text, 16 hexadecimal digits.
+    pub xxh3: String,
 }
 
 /// The KV cache of a run.
@@ -334,6 +347,7 @@ impl Default for Manifest {
             tokens: Tokens::default(),
             sequences: Vec::new(),
             sampling: Sampling::default(),
+            chat_template: None,
             policy: String::new(),
             hot_cache: None,
             dynamic_cache: None,

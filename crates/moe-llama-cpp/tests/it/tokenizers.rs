@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use moe_executor::tokenizer::Tokenizer;
-use moe_gguf::{Gguf, Value};
+use moe_gguf::{Array, Gguf, Value, ValueType};
 use moe_llama_cpp::Model;
 
 use crate::compare::some_tokens;
@@ -18,7 +18,7 @@ fn texts() -> Vec<String> {
     let mut texts: BTreeSet<String> = cases
         .map(|case| case["text"].as_str().unwrap().to_owned())
         .collect();
-    const PIECES: [&str; 48] = [
+    const PIECES: [&str; 50] = [
         "a",
         "The",
         "kernel",
@@ -46,6 +46,8 @@ fn texts() -> Vec<String> {
         "-",
         "(",
         "<|endoftext|>",
+        "<|im_start|>",
+        "<|im_end|>",
         "<s>",
         "é",
         "É",
@@ -121,6 +123,43 @@ fn agree_on_sentencepiece_without_space_prefix() {
     let key = ("tokenizer.ggml.add_space_prefix", Value::Bool(false));
     let path = changed(dir.path(), "random-llama-F16", &[key]);
     agree(&path, &texts());
+}
+
+/// The text of a rendered conversation, with markers of turns that are control tokens.
+#[test]
+fn agree_on_conversations() {
+    let dir = tempfile::tempdir().unwrap();
+    let gguf = Gguf::open(fixture("random-qwen3moe-F16.gguf")).unwrap();
+    let mut tokens = gguf
+        .metadata()
+        .strings("tokenizer.ggml.tokens")
+        .unwrap()
+        .unwrap()
+        .to_vec();
+    let mut types = vec![1; tokens.len()];
+    let last = tokens.len() - 2;
+    for (at, text) in [
+        (0, "<|endoftext|>"),
+        (last, "<|im_start|>"),
+        (last + 1, "<|im_end|>"),
+    ] {
+        tokens[at] = text.to_owned();
+        types[at] = 3;
+    }
+    let tokens = Array::new(ValueType::String, tokens.into_iter().map(Value::String)).unwrap();
+    let types = Array::new(ValueType::I32, types.into_iter().map(Value::I32)).unwrap();
+    let keys = [
+        ("tokenizer.ggml.tokens", Value::Array(Box::new(tokens))),
+        ("tokenizer.ggml.token_type", Value::Array(Box::new(types))),
+    ];
+    let path = changed(dir.path(), "random-qwen3moe-F16", &keys);
+    let text = "<|im_start|>user\nhi <|im_end|> there<|im_end|>\n<|im_start|>assistant\n";
+    agree(&path, &[text.to_owned()]);
+    let gguf = Gguf::open(&path).unwrap();
+    let ours = Tokenizer::from_gguf(gguf.metadata()).unwrap();
+    let tokens = ours.encode(text, true, true).unwrap();
+    let markers = |id| tokens.iter().filter(|&&token| token as usize == id).count();
+    assert_eq!((markers(last), markers(last + 1)), (2, 2));
 }
 
 #[test]

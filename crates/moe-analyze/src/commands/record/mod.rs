@@ -27,6 +27,7 @@ use prompts::Prompt;
 use totals::Totals;
 use usage::{Usage, UsageArgs};
 
+use crate::chat::ModelChat;
 use crate::context::Context;
 use crate::engine::device::DeviceArgs;
 use crate::engine::kv_cache::CacheArgs;
@@ -64,10 +65,16 @@ pub struct Args {
         help_heading = "Prompt"
     )]
     prompt_file: Option<PathBuf>,
-    /// File with the prompts of several sequences, one JSON object per line: {"prompt": "text"} or {"tokens": [1, 2, 3]}, with an
-    /// optional "n_predict"
+    /// File with the prompts of several sequences, one JSON object per line: {"prompt": "text"}, {"tokens": [1, 2, 3]} or
+    /// {"messages": [{"role": "user", "content": "text"}]} with optional "tools"; each with an optional "n_predict"
     #[arg(long, value_name = "FILE.jsonl", help_heading = "Prompt")]
     prompts: Option<PathBuf>,
+    /// Format each prompt text as the message of a user, with the model's chat template
+    #[arg(long, help_heading = "Prompt")]
+    chat: bool,
+    /// Jinja template for conversations [default: the chat template of the model]
+    #[arg(long, value_name = "FILE", help_heading = "Prompt")]
+    chat_template: Option<PathBuf>,
     /// Number of tokens to generate per sequence, 0 or more
     #[arg(short, long, value_name = "N", default_value_t = 64, value_parser = at_least(0u32), help_heading = "Prompt")]
     n_predict: u32,
@@ -172,12 +179,18 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     if let (TraceMode::Off, Some(option)) = (args.trace, args.run_option()) {
         bail!("{option} has no effect with --trace off; omit one of the options");
     }
-    let prompts = prompts::read(&args)?;
+    let mut prompts = prompts::read(&args)?;
     let gguf = model::open(args.model.as_deref())?;
+    let mut chat = None;
+    if prompts.iter().any(Prompt::is_chat) {
+        let template = ModelChat::new(&gguf, args.chat_template.as_deref())?;
+        prompts::render(&mut prompts, &template)?;
+        chat = Some(template);
+    }
     let n_threads = args.threads.map_or_else(n_cores, usize::from);
     let engine = engine::load(args.engine, &gguf, n_threads, &args.device, args.cache, ctx)?;
     let info = engine.info();
-    let tokens = prompts::tokenize(&prompts, engine.as_ref())?;
+    let tokens = prompts::tokenize(&prompts, chat.as_ref(), engine.as_ref())?;
     let n_ctx = args.ctx_size.map_or(info.n_ctx_train, |n| n as usize);
     check_fit(&prompts, &tokens, n_ctx, info.n_ctx_train)?;
 
@@ -196,6 +209,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         let mut manifest = manifest::manifest(&args, &gguf, &map, info, &prompts, n_threads)?;
         recording::set_gpus(&mut manifest, session.gpus);
         manifest.kv_cache = session.kv_cache;
+        manifest.chat_template = chat.as_ref().map(|chat| chat.description().clone());
         let options = RunOptions {
             force: args.force,
             max_trace_bytes: args.max_trace_mib.map(|mib| mib.saturating_mul(1 << 20)),

@@ -1,4 +1,4 @@
-//! The prompts to run: one text, or a file of sequences.
+//! The prompts to run: one text, or a file of sequences. Conversations become texts with a chat template.
 
 use std::fs::File;
 use std::io::Read;
@@ -6,11 +6,14 @@ use std::path::Path;
 
 use anyhow::{Context, anyhow, bail};
 use moe_engine::Engine;
+use moe_engine::chat::RenderOptions;
 use moe_files::text::strip_byte_order_mark;
 use moe_placement::json::non_finite;
 use serde::Deserialize;
+use serde_json::{Value, json};
 
 use super::Args;
+use crate::chat::ModelChat;
 
 /// Default prompt. The embedded model was trained on similar text.
 const DEFAULT: &str = "The kernel driver is responsible for";
@@ -25,8 +28,12 @@ const MAX_SEQUENCES: usize = 1 << 17;
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Prompt {
-    /// Text of the prompt.
+    /// Text of the prompt; of a conversation, once it is rendered.
     pub prompt: Option<String>,
+    /// Messages of a conversation instead of text.
+    messages: Option<Vec<Value>>,
+    /// Functions that the model may call in the conversation.
+    tools: Option<Vec<Value>>,
     /// Token ids instead of text, not tokenized.
     pub tokens: Option<Vec<u32>>,
     /// Tokens to generate, if different from `--n-predict`.
@@ -45,6 +52,46 @@ impl Prompt {
         }
     }
 
+    /// Turns a text into the message of a user.
+    fn into_chat(mut self) -> Prompt {
+        if let Some(content) = self.prompt.take() {
+            self.messages = Some(vec![json!({"role": "user", "content": content})]);
+        }
+        self
+    }
+
+    /// Whether the text is rendered with a chat template.
+    pub fn is_chat(&self) -> bool {
+        self.messages.is_some()
+    }
+
+    /// Renders a conversation. `options` are those of all conversations of the run.
+    fn render(&mut self, chat: &ModelChat, options: &RenderOptions) -> anyhow::Result<()> {
+        if let Some(messages) = &self.messages {
+            let options = RenderOptions {
+                tools: self.tools.clone(),
+                ..options.clone()
+            };
+            self.prompt = Some(chat.render(messages, &options)?);
+        }
+        Ok(())
+    }
+
+    /// Checks the combination of keys in a line.
+    fn check(&self) -> Result<(), &'static str> {
+        let n_inputs = [self.prompt.is_some(), self.tokens.is_some(), self.is_chat()];
+        if n_inputs.into_iter().filter(|&is_given| is_given).count() != 1 {
+            return Err("a line needs either \"prompt\", \"tokens\" or \"messages\"");
+        }
+        if self.tools.is_some() && !self.is_chat() {
+            return Err("\"tools\" needs \"messages\"");
+        }
+        if self.messages.as_ref().is_some_and(Vec::is_empty) {
+            return Err("\"messages\" is empty");
+        }
+        Ok(())
+    }
+
     /// Adds the file and line of this sequence to an error.
     pub fn with_place(&self, error: anyhow::Error) -> anyhow::Error {
         match &self.place {
@@ -56,6 +103,21 @@ impl Prompt {
 
 /// Returns the sequences of the command line, at least one.
 pub fn read(args: &Args) -> anyhow::Result<Vec<Prompt>> {
+    let prompts = read_inputs(args)?;
+    let prompts: Vec<Prompt> = if args.chat {
+        prompts.into_iter().map(Prompt::into_chat).collect()
+    } else {
+        prompts
+    };
+    if args.chat_template.is_some() && !prompts.iter().any(Prompt::is_chat) {
+        bail!(
+            "--chat-template has no effect without a conversation; pass --chat, or \"messages\" in the lines of --prompts"
+        );
+    }
+    Ok(prompts)
+}
+
+fn read_inputs(args: &Args) -> anyhow::Result<Vec<Prompt>> {
     if let Some(path) = &args.prompts {
         return lines(&read_text(path)?, &path.display().to_string());
     }
@@ -120,8 +182,8 @@ fn lines(text: &str, file: &str) -> anyhow::Result<Vec<Prompt>> {
                 error.column()
             )
         })?;
-        if prompt.prompt.is_some() == prompt.tokens.is_some() {
-            bail!("{place}: a line needs either \"prompt\" or \"tokens\": {FORMAT}");
+        if let Err(reason) = prompt.check() {
+            bail!("{place}: {reason}; write {FORMAT}");
         }
         prompt.place = Some(place);
         prompts.push(prompt);
@@ -133,10 +195,24 @@ fn lines(text: &str, file: &str) -> anyhow::Result<Vec<Prompt>> {
 }
 
 /// Format of a line of `--prompts`.
-const FORMAT: &str = r#"{"prompt": "text"} or {"tokens": [ids]}"#;
+const FORMAT: &str = r#"{"prompt": "text"}, {"tokens": [ids]} or {"messages": [{"role": "user", "content": "text"}]}"#;
 
-/// Returns the token ids of every sequence.
-pub fn tokenize(prompts: &[Prompt], engine: &dyn Engine) -> anyhow::Result<Vec<Vec<u32>>> {
+/// Renders the conversations with the template of `chat`.
+pub fn render(prompts: &mut [Prompt], chat: &ModelChat) -> anyhow::Result<()> {
+    let options = RenderOptions::default();
+    for prompt in prompts {
+        let rendered = prompt.render(chat, &options);
+        rendered.map_err(|error| prompt.with_place(error))?;
+    }
+    Ok(())
+}
+
+/// Returns the token ids of every sequence. `chat` is set if there are conversations.
+pub fn tokenize(
+    prompts: &[Prompt],
+    chat: Option<&ModelChat>,
+    engine: &dyn Engine,
+) -> anyhow::Result<Vec<Vec<u32>>> {
     let n_vocab = engine.info().n_vocab;
     let one = |prompt: &Prompt| match (&prompt.tokens, &prompt.prompt) {
         (Some(tokens), _) => match tokens.iter().position(|&t| t as usize >= n_vocab) {
@@ -146,7 +222,13 @@ pub fn tokenize(prompts: &[Prompt], engine: &dyn Engine) -> anyhow::Result<Vec<V
             ),
             None => Ok(tokens.clone()),
         },
-        (None, text) => Ok(engine.encode(text.as_deref().unwrap_or_default())?),
+        (None, text) => {
+            let text = text.as_deref().unwrap_or_default();
+            match chat.filter(|_| prompt.is_chat()) {
+                Some(chat) => Ok(chat.encode(text, engine)?),
+                None => Ok(engine.encode(text)?),
+            }
+        }
     };
     prompts
         .iter()
@@ -191,6 +273,19 @@ mod tests {
                 "line 1: a line needs either",
             ),
             ("{}", "line 1: a line needs either"),
+            (
+                "{\"prompt\":\"a\",\"messages\":[{}]}",
+                "line 1: a line needs either",
+            ),
+            (
+                "{\"prompt\":\"a\",\"tools\":[]}",
+                "line 1: \"tools\" needs \"messages\"",
+            ),
+            ("\n{\"messages\":[]}", "f, line 2: \"messages\" is empty"),
+            (
+                "{\"messages\":\"a\"}",
+                "f, line 1, column 15: \"a\" instead of",
+            ),
             ("{\"promt\":\"a\"}", "line 1"),
             (
                 "{\"prompt\":\"a\",\"n_predict\":NaN}",

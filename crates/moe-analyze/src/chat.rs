@@ -1,0 +1,111 @@
+//! The chat template of a model, or of a file that replaces it.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use anyhow::{Context as _, anyhow};
+use moe_engine::Engine;
+use moe_engine::chat::{ChatError, ChatTemplate, MAX_TEMPLATE_BYTES, RenderOptions, SpecialTokens};
+use moe_files::text::strip_byte_order_mark;
+use moe_gguf::Gguf;
+use moe_trace::manifest;
+use serde_json::Value;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Key of the template in a model file.
+const KEY: &str = "tokenizer.chat_template";
+
+/// Key of the template for conversations with tools. Few models have it.
+const TOOLS_KEY: &str = "tokenizer.chat_template.tool_use";
+
+/// The chat templates of a model.
+pub struct ModelChat {
+    template: ChatTemplate,
+    with_tools: Option<ChatTemplate>,
+    description: manifest::ChatTemplate,
+}
+
+impl ModelChat {
+    /// Compiles the template in `file`, or that of the model.
+    pub fn new(gguf: &Gguf, file: Option<&Path>) -> anyhow::Result<ModelChat> {
+        let special = special_tokens(gguf)?;
+        let model = gguf.files()[0].path.display().to_string();
+        let (origin, place, source) = match file {
+            Some(file) => ("file", file.display().to_string(), read(file)?),
+            None => {
+                let source = gguf.metadata().str(KEY)?.ok_or_else(|| {
+                    anyhow!("{model}: the model has no chat template ({KEY}); pass one with --chat-template FILE")
+                })?;
+                ("model", model.clone(), source.to_owned())
+            }
+        };
+        let template = ChatTemplate::new(&source, special.clone()).context(place)?;
+        let with_tools = match (file, gguf.metadata().str(TOOLS_KEY)?) {
+            (None, Some(source)) => {
+                let template = ChatTemplate::new(source, special);
+                Some(template.with_context(|| format!("{model}: {TOOLS_KEY}"))?)
+            }
+            _ => None,
+        };
+        let description = manifest::ChatTemplate {
+            origin: origin.to_owned(),
+            xxh3: format!("{:016x}", xxh3_64(source.as_bytes())),
+        };
+        Ok(ModelChat {
+            template,
+            with_tools,
+            description,
+        })
+    }
+
+    /// Describes the template in a manifest.
+    pub fn description(&self) -> &manifest::ChatTemplate {
+        &self.description
+    }
+
+    /// The text of a conversation.
+    pub fn render(&self, messages: &[Value], options: &RenderOptions) -> Result<String, ChatError> {
+        let with_tools = self.with_tools.as_ref().filter(|_| options.tools.is_some());
+        with_tools
+            .unwrap_or(&self.template)
+            .render(messages, options)
+    }
+
+    /// The tokens of a rendered conversation.
+    pub fn encode(&self, text: &str, engine: &dyn Engine) -> moe_engine::Result<Vec<u32>> {
+        self.template.encode(text, engine)
+    }
+}
+
+fn read(path: &Path) -> anyhow::Result<String> {
+    let mut text = String::new();
+    // One byte more than the maximum: the template is then rejected.
+    File::open(path)
+        .and_then(|file| {
+            file.take(MAX_TEMPLATE_BYTES as u64 + 1)
+                .read_to_string(&mut text)
+        })
+        .with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(strip_byte_order_mark(&text).to_owned())
+}
+
+/// The texts of the special tokens whose ids the model file contains.
+fn special_tokens(gguf: &Gguf) -> anyhow::Result<SpecialTokens> {
+    let metadata = gguf.metadata();
+    let tokens = metadata
+        .strings("tokenizer.ggml.tokens")?
+        .unwrap_or_default();
+    let token = |role: &str| {
+        let id = metadata
+            .get(&format!("tokenizer.ggml.{role}_token_id"))?
+            .as_i128()?;
+        tokens.get(usize::try_from(id).ok()?).cloned()
+    };
+    Ok(SpecialTokens {
+        bos_token: token("bos"),
+        eos_token: token("eos"),
+        unk_token: token("unknown"),
+        pad_token: token("padding"),
+    })
+}

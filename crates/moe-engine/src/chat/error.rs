@@ -1,0 +1,93 @@
+//! Errors of chat templates.
+
+use crate::BoxError;
+
+/// Why a template cannot be compiled or rendered.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChatError {
+    /// The template is larger than every known template.
+    #[error(
+        "the chat template has {bytes} bytes, but the maximum is {max}; use a shorter template"
+    )]
+    TooLong {
+        /// Size of the template.
+        bytes: usize,
+        /// Maximum size.
+        max: usize,
+    },
+    /// The template is not valid Jinja.
+    #[error("line {line} of the chat template is invalid")]
+    Template {
+        /// Line in the template, from 1.
+        line: usize,
+        /// What is wrong.
+        source: BoxError,
+    },
+    /// A message is not an object with a role.
+    #[error("message {index} is not an object with a string \"role\"")]
+    Message {
+        /// Position in the conversation, from 0.
+        index: usize,
+    },
+    /// The template called `raise_exception`.
+    #[error("the chat template rejects the conversation: {message}")]
+    Raised {
+        /// The message of the template.
+        message: String,
+    },
+    /// An expression of the template fails for these messages.
+    #[error("line {line} of the chat template fails for this conversation")]
+    Render {
+        /// Line in the template, from 1.
+        line: usize,
+        /// What is wrong.
+        source: BoxError,
+    },
+    /// The template computes or writes too much.
+    #[error(
+        "the chat template exceeds the limit of {limit} computing steps at line {line}; use another template, or fewer messages"
+    )]
+    Limit {
+        /// Line in the template, from 1.
+        line: usize,
+        /// Maximum number of steps.
+        limit: u64,
+    },
+}
+
+/// The error of `raise_exception`, inside an error of the template engine.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct Raised(pub String);
+
+impl ChatError {
+    /// The error of a template that does not compile.
+    pub(super) fn compile(error: minijinja::Error) -> ChatError {
+        ChatError::Template {
+            line: error.line().unwrap_or(1),
+            source: error.into(),
+        }
+    }
+
+    /// The error of a template that does not render with `limit` steps.
+    pub(super) fn render(error: minijinja::Error, limit: u64) -> ChatError {
+        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+        while let Some(error) = cause {
+            if let Some(Raised(message)) = error.downcast_ref() {
+                return ChatError::Raised {
+                    message: message.clone(),
+                };
+            }
+            cause = error.source();
+        }
+        let line = error.line().unwrap_or(1);
+        match error.kind() {
+            minijinja::ErrorKind::OutOfFuel => ChatError::Limit { line, limit },
+            _ => ChatError::Render {
+                line,
+                source: error.into(),
+            },
+        }
+    }
+}
