@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use moe_gguf::Value;
 use serde_json::Value as Json;
 
-use crate::support::{arg, args, fail, file_of, repository, run, write_gguf};
+use crate::support::{arg, fail, file_of, repository, run, write_gguf};
 
 const TEMPLATE: &str = "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}\
                         {% if tools %}[{{ tools | length }}]{% endif %}{% if add_generation_prompt %}<assistant>{% endif %}";
