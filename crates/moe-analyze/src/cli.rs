@@ -11,6 +11,8 @@ use clap::builder::Resettable;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
+#[cfg(feature = "serve")]
+use crate::commands::serve;
 #[cfg(feature = "sql")]
 use crate::commands::sql;
 use crate::commands::{
@@ -70,6 +72,8 @@ enum Command {
     Buffers(buffers::Args),
     Info(info::Args),
     Bench(bench::Args),
+    #[cfg(feature = "serve")]
+    Serve(serve::Args),
     Completions(completions::Args),
     Man(man::Args),
 }
@@ -175,6 +179,8 @@ impl Cli {
             Command::Buffers(args) => buffers::run(args, &ctx),
             Command::Info(args) => info::run(args, &ctx),
             Command::Bench(args) => bench::run(args, &ctx),
+            #[cfg(feature = "serve")]
+            Command::Serve(args) => serve::run(args, &ctx),
             Command::Completions(args) => completions::run(args, Cli::command()),
             Command::Man(args) => man::run(args, Cli::command()),
         }

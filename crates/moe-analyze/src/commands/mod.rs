@@ -17,6 +17,8 @@ pub mod plan;
 pub mod record;
 pub mod relayout;
 pub mod replay;
+#[cfg(feature = "serve")]
+pub mod serve;
 pub mod simulate;
 #[cfg(feature = "sql")]
 pub mod sql;

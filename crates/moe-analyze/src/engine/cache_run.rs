@@ -164,6 +164,15 @@ impl CacheRun {
         }
     }
 
+    /// Updates a hot cache by the activations since its last update, while several sequences are evaluated. Returns the number of
+    /// exchanges.
+    pub fn between_requests(&mut self, owner: &mut impl CacheOwner) -> usize {
+        match self {
+            CacheRun::Hot(run) => run.between_requests(owner),
+            CacheRun::Dynamic(_) => 0,
+        }
+    }
+
     /// Ends a sequence. A hot cache can exchange experts before the next one.
     pub fn end_sequence(&mut self, owner: &mut impl CacheOwner, is_last: bool) {
         match self {

@@ -1,5 +1,7 @@
 //! Options of GPUs: which tensors and operations are on a GPU.
 
+use std::path::Path;
+
 use anyhow::{Context as _, anyhow, bail};
 use moe_executor::cuda::post_fetch::Settings;
 use moe_executor::cuda::{self, Gpu, GpuSpec, Policy};
@@ -307,6 +309,11 @@ impl DeviceArgs {
     /// Returns whether a dynamic cache is used.
     pub fn has_dynamic_cache(&self) -> bool {
         self.policy == Some(PolicyArg::Dynamic)
+    }
+
+    /// Returns the learn file or plan of a hot cache.
+    pub fn hot_cache_file(&self) -> Option<&Path> {
+        self.hot_cache.file().filter(|_| self.has_hot_cache())
     }
 
     /// Returns whether a hot cache is used.

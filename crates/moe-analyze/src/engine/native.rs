@@ -5,18 +5,20 @@ use std::fmt::Display;
 use moe_engine::{Decode as _, Engine, EngineInfo, Error, Logits, Mode, SessionInfo, Setup};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
-use moe_executor::{Devices, Model, Session};
+use moe_executor::tokenizer::Tokenizer;
+use moe_executor::{CacheParams, Devices, Model, Session};
 use moe_gguf::Gguf;
 use moe_gguf::text::counted;
 use moe_placement::perf::{Counters, PerfMode};
 use moe_trace::{Phase, manifest};
 
 use super::boxed;
-use super::cache_run::PreparedCacheRun;
+use super::cache_run::{CacheRun, PreparedCacheRun};
 use super::cached_session::CachedSession;
 use super::device::DeviceArgs;
 use super::hot_cache::Machine;
 use super::kv_cache::{self, CacheArgs};
+use super::served_session::ServedSession;
 use crate::context::Context;
 
 /// Size of the buffer for the measurement of memory bandwidth: larger than CPU caches.
@@ -103,12 +105,50 @@ impl Engine for Native<'_> {
         &'s self,
         setup: Setup<'s>,
     ) -> moe_engine::Result<Box<dyn moe_engine::Session + 's>> {
+        let (session, cache) = self.start(setup, 1)?;
+        Ok(match cache {
+            Some(cache) => Box::new(CachedSession::new(session, cache)),
+            None => Box::new(session),
+        })
+    }
+}
+
+impl Native<'_> {
+    /// The tokenizer of the model.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        self.model.tokenizer()
+    }
+
+    /// Starts a session with `n_seq` slots that counts activations.
+    ///
+    /// # Errors
+    /// The device cannot be used, or the cache cannot have its settings.
+    pub fn served_session<'s>(
+        &'s self,
+        setup: Setup<'s>,
+        n_seq: usize,
+    ) -> anyhow::Result<ServedSession<'s, 's>> {
+        let (mut session, cache) = self.start(setup, n_seq)?;
+        if cache.is_none() {
+            session.enable_hot_cache(&[], self.device.hot_cache.check_perf()?)?;
+        }
+        Ok(ServedSession::new(session, cache))
+    }
+
+    /// Starts a session with `n_seq` slots, and builds its cache.
+    fn start<'s>(
+        &'s self,
+        setup: Setup<'s>,
+        n_seq: usize,
+    ) -> moe_engine::Result<(Session<'s, 's>, Option<CacheRun>)> {
+        let kv_params = self.kv_params(&setup, n_seq);
         let devices = self.device.open(&self.model, &self.ctx).map_err(boxed)?;
-        let (prepared, devices) = self.prepare_cache(devices, &setup).map_err(boxed)?;
+        let (prepared, devices) = self
+            .prepare_cache(devices, &setup, kv_params)
+            .map_err(boxed)?;
         let (model, threads) = (&self.model, &self.threads);
-        let cache = self.cache.params(setup.n_ctx, setup.n_positions);
-        cache.check(model.gguf(), model.hparams())?;
-        let kv_cache = kv_cache::describe(&cache, model.hparams());
+        kv_params.check(model.gguf(), model.hparams())?;
+        let kv_cache = kv_cache::describe(&kv_params, model.hparams());
         self.ctx.note(kv_cache::note(&kv_cache));
         let session = SessionInfo {
             gpus: gpus_at_start(&devices),
@@ -117,27 +157,27 @@ impl Engine for Native<'_> {
         let writer = setup.create_run.map(|create_run| create_run(session));
         let writer = writer.transpose().map_err(Error::Engine)?;
         let recorder = Recorder::new(writer).with_mode(setup.mode);
-        let mut session = Session::with_devices(model, threads, devices, recorder, cache)?;
+        let mut session = Session::with_devices(model, threads, devices, recorder, kv_params)?;
         if let Some(observer) = setup.observer {
             session.observe(observer);
         }
-        Ok(match prepared {
-            Some(prepared) => {
-                let cache = prepared.enable(&mut session).map_err(boxed)?;
-                Box::new(CachedSession::new(session, cache))
-            }
-            None => Box::new(session),
-        })
+        let enable = |prepared: PreparedCacheRun| prepared.enable(&mut session).map_err(boxed);
+        let cache = prepared.map(enable).transpose()?;
+        Ok((session, cache))
     }
-}
 
-impl Native<'_> {
+    fn kv_params(&self, setup: &Setup, n_seq: usize) -> CacheParams {
+        let params = self.cache.params(setup.n_ctx, setup.n_positions);
+        params.with_sequences(n_seq)
+    }
+
     /// Plans the cache of a session on `devices`, and runs the warm-up prompt there. Returns the devices, with the weights that the
     /// warm-up prompt has copied to them.
     fn prepare_cache<'s>(
         &'s self,
         mut devices: Devices<'s>,
         setup: &Setup,
+        kv_cache: CacheParams,
     ) -> anyhow::Result<(Option<PreparedCacheRun>, Devices<'s>)> {
         let mut warm_up = None;
         let args = &self.device.hot_cache;
@@ -150,17 +190,22 @@ impl Native<'_> {
             let (counters, used) = self.warm_up(devices, &text, setup)?;
             (warm_up, devices) = (Some(counters), used);
         }
-        let machine = self.machine(&devices, setup);
+        let machine = self.machine(&devices, setup, kv_cache);
         let (device, threads) = (&self.device, &self.threads);
         let prepared = PreparedCacheRun::new(device, &machine, warm_up, threads, self.ctx)?;
         Ok((prepared, devices))
     }
 
-    fn machine<'m>(&'m self, devices: &'m Devices<'m>, setup: &Setup) -> Machine<'m, 'm> {
+    fn machine<'m>(
+        &'m self,
+        devices: &'m Devices<'m>,
+        setup: &Setup,
+        kv_cache: CacheParams,
+    ) -> Machine<'m, 'm> {
         Machine {
             model: &self.model,
             devices,
-            kv_cache: self.cache.params(setup.n_ctx, setup.n_positions),
+            kv_cache,
             n_batch: setup.n_batch,
         }
     }

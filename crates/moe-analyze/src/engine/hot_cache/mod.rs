@@ -6,7 +6,7 @@ mod prepared;
 mod run;
 mod source;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use moe_placement::perf::PerfMode;
@@ -287,11 +287,16 @@ impl HotCacheArgs {
         }
     }
 
+    /// Returns the learn file, trace or plan of the cache.
+    pub fn file(&self) -> Option<&Path> {
+        self.hot_cache.as_deref()
+    }
+
     /// Returns what is counted.
     ///
     /// # Errors
     /// `--perf` has several values, or the environment variable is invalid.
-    pub(super) fn check_perf(&self) -> anyhow::Result<PerfMode> {
+    pub fn check_perf(&self) -> anyhow::Result<PerfMode> {
         if self.perf.len() > 1 {
             bail!(
                 "--perf has several values, which only `bench --policy hot-cache` accepts; pass one"

@@ -1,0 +1,277 @@
+//! `serve`: an HTTP server over the executor.
+
+mod backend;
+
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, bail};
+use moe_engine::{Engine as _, Mode, Setup};
+use moe_executor::cpu::threads::n_cores;
+use moe_gguf::Gguf;
+use moe_gguf::text::counted;
+use moe_server::http::{self, ApiKey, Log, Options};
+use moe_server::recording::{Recording, RecordingParams};
+use moe_server::scheduler::{Scheduler, SchedulerParams};
+use moe_trace::ModelInfo;
+use tokio::net::TcpListener;
+
+use self::backend::ServedModel;
+use crate::chat::ModelChat;
+use crate::context::Context;
+use crate::engine::device::DeviceArgs;
+use crate::engine::kv_cache::CacheArgs;
+use crate::engine::native::Native;
+use crate::exit_status::ExitStatus;
+use crate::files::OutputPath;
+use crate::interrupt;
+use crate::model;
+use crate::option_values::{at_least, integer_in};
+use crate::output::{self, message};
+
+/// Default context of a request, in tokens, unless the model was trained with less.
+const DEFAULT_CONTEXT: usize = 4096;
+
+/// How often the server looks for an interrupt.
+const INTERRUPT_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Serve a model over HTTP: OpenAI's API, endpoints of llama-server, expert counters and cache updates
+///
+/// Evaluates up to --parallel requests together. Listens on this machine only, unless --host and an API key are given. SIGTERM or Ctrl-C
+/// ends the server after the running requests; a second one ends it at once. docs/http-api.md describes the endpoints.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Example:\n  moe-analyze serve -m model.gguf --parallel 4\n  \
+        moe-analyze serve -m model.gguf --policy hot-cache --hot-cache learn.json --hot-cache-mib auto --update-rate 0.1"
+)]
+pub struct Args {
+    /// Model, a GGUF file [default: the embedded model]
+    #[arg(short, long, value_name = "FILE")]
+    model: Option<PathBuf>,
+    /// Address to listen on; other addresses than those of this machine need an API key
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        default_value = "127.0.0.1",
+        help_heading = "Server"
+    )]
+    host: IpAddr,
+    /// Port to listen on; 0 selects a free port, which is printed
+    #[arg(
+        long,
+        value_name = "PORT",
+        default_value_t = 8080,
+        help_heading = "Server"
+    )]
+    port: u16,
+    /// File with the API key that requests must send
+    #[arg(long, value_name = "FILE", help_heading = "Server")]
+    api_key_file: Option<PathBuf>,
+    /// API key that requests must send; other users of this machine can read it on the command line, unlike a file
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "MOE_ANALYZE_API_KEY",
+        hide_env_values = true,
+        conflicts_with = "api_key_file",
+        help_heading = "Server"
+    )]
+    api_key: Option<String>,
+    /// Name of the model in requests and responses [default: the name of the model's file]
+    #[arg(long, value_name = "NAME", help_heading = "Server")]
+    alias: Option<String>,
+    /// Number of requests that are evaluated at the same time, 1 to 256
+    #[arg(short, long, visible_alias = "np", value_name = "N", default_value_t = 4, value_parser = integer_in(1..=256u16), help_heading = "Server")]
+    parallel: u16,
+    /// Number of requests that wait while --parallel requests are evaluated, 0 or more; further requests get status 429
+    #[arg(long, value_name = "N", default_value_t = 64, help_heading = "Server")]
+    max_queue: usize,
+    /// Time limit of a request in seconds, 1 to 1000000
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = integer_in(1..=1_000_000u32), help_heading = "Server")]
+    timeout: u32,
+    /// Maximum size of the body of a request in KiB, at least 1
+    #[arg(long, value_name = "KIB", default_value_t = 4096, value_parser = integer_in(1..=1 << 20u32), help_heading = "Server")]
+    max_body_kib: u32,
+    /// Jinja file with the chat template [default: the template of the model]
+    #[arg(long, value_name = "FILE", help_heading = "Server")]
+    chat_template: Option<PathBuf>,
+    /// Write the routing of each request to a directory in DIR. If the disk cannot keep up, traces are dropped and counted
+    #[arg(long, value_name = "DIR", help_heading = "Server")]
+    record: Option<OutputPath>,
+    /// Number of CPU threads, 1 to 1024 [default: number of cores]
+    #[arg(short, long, value_name = "N", value_parser = integer_in(1..=1024u16))]
+    threads: Option<u16>,
+    /// Tokens per forward pass (llama.cpp's ubatch), 1 to 1048576
+    #[arg(short, long, value_name = "N", default_value_t = 512, value_parser = integer_in(1u32..=1 << 20))]
+    batch_size: u32,
+    /// Context size of each request in tokens, 1 to 16777216 [default: 4096, or the model's training context if it is shorter]
+    #[arg(short, long, value_name = "N", value_parser = integer_in(1u32..=1 << 24))]
+    ctx_size: Option<u32>,
+    #[command(flatten)]
+    cache: CacheArgs,
+    // Last, because its headings apply to all options after it.
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
+    let api_key = api_key(&args)?;
+    let address = SocketAddr::new(args.host, args.port);
+    if !args.host.is_loopback() && api_key.is_none() {
+        bail!(
+            "other machines can reach {}; pass an API key with --api-key-file FILE",
+            args.host
+        );
+    }
+    // Before the model is loaded, so that an occupied port is reported at once.
+    let listener = std::net::TcpListener::bind(address)
+        .with_context(|| format!("cannot listen on {address}"))?;
+    listener.set_nonblocking(true)?;
+    let address = listener.local_addr()?;
+
+    // The threads of the endpoints use the tokenizer until the process ends.
+    let gguf: &'static Gguf = Box::leak(Box::new(model::open(args.model.as_deref())?));
+    let n_threads = args.threads.map_or_else(n_cores, usize::from);
+    let native = Native::load(gguf, n_threads, args.device.clone(), args.cache, *ctx)?;
+    let engine: &'static Native = Box::leak(Box::new(native));
+    let trained = engine.info().n_ctx_train;
+    let n_ctx = args
+        .ctx_size
+        .map_or(trained.min(DEFAULT_CONTEXT), |n| n as usize);
+    let setup = Setup {
+        create_run: None,
+        mode: Mode::All,
+        observer: None,
+        n_ctx,
+        n_positions: n_ctx,
+        n_batch: args.batch_size as usize,
+    };
+    let mut session = engine.served_session(setup, usize::from(args.parallel))?;
+    let recording = recording(&args, gguf)?;
+    let params = SchedulerParams {
+        n_batch: args.batch_size as usize,
+        n_queue: args.max_queue,
+        ..SchedulerParams::default()
+    };
+    let scheduler = Scheduler::new(&session, params, recording);
+    let handle = scheduler.handle();
+    let hot_tier = if session.has_gpu() { "gpu" } else { "ram" };
+    let served = ServedModel {
+        info: http::ModelInfo {
+            name: name(&args, gguf),
+            created: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .unwrap_or_default()
+                .as_secs(),
+            n_ctx,
+            n_vocab: engine.info().n_vocab,
+        },
+        engine,
+        chat: chat(&args, gguf)?,
+        handle: handle.clone(),
+        learn_file: args.device.hot_cache_file().map(Path::to_owned),
+        hot_tier,
+    };
+    let quiet = ctx.quiet;
+    let options = Options {
+        api_key,
+        max_body_bytes: args.max_body_kib as usize * 1024,
+        request_timeout: Duration::from_secs(args.timeout.into()),
+        log: Log::new(move |line| {
+            if !quiet {
+                message::print(line);
+            }
+        }),
+        ..Options::default()
+    };
+    ctx.note(format_args!(
+        "listening on http://{address}, {} at the same time, {} each",
+        counted(args.parallel, "request"),
+        counted(n_ctx, "token")
+    ));
+    let interrupted = interrupt::flag();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("cannot start the threads of the server")?;
+    let served = std::thread::scope(|scope| {
+        let endpoints = scope.spawn(|| {
+            let served = runtime.block_on(async {
+                let listener = TcpListener::from_std(listener)?;
+                http::serve(
+                    listener,
+                    Arc::new(served),
+                    options,
+                    interruption(interrupted),
+                )
+                .await
+            });
+            handle.shutdown();
+            served
+        });
+        scheduler.run(&mut session);
+        endpoints.join()
+    });
+    match served {
+        Ok(Ok(())) => Ok(ExitStatus::Done),
+        Ok(Err(error)) => Err(error.into()),
+        Err(_) => bail!("the threads of the endpoints failed"),
+    }
+}
+
+/// Ends when the user interrupts the program.
+async fn interruption(interrupted: &'static AtomicBool) {
+    while !interrupted.load(Ordering::Relaxed) {
+        tokio::time::sleep(INTERRUPT_INTERVAL).await;
+    }
+}
+
+fn api_key(args: &Args) -> anyhow::Result<Option<ApiKey>> {
+    let (key, place) = match (&args.api_key_file, &args.api_key) {
+        (Some(file), _) => {
+            let text = fs::read_to_string(file)
+                .with_context(|| format!("cannot read {}", file.display()))?;
+            (text.trim().to_owned(), file.display().to_string())
+        }
+        // An empty variable is treated as unset.
+        (None, Some(key)) if !key.is_empty() => (key.clone(), "--api-key".to_owned()),
+        (None, _) => return Ok(None),
+    };
+    match ApiKey::new(key) {
+        Some(key) => Ok(Some(key)),
+        None => bail!("{place}: an API key consists of one or more visible ASCII characters"),
+    }
+}
+
+/// The template of the model or of the file. A model without a template can still complete texts.
+fn chat(args: &Args, gguf: &Gguf) -> anyhow::Result<Result<ModelChat, String>> {
+    let file = args.chat_template.as_deref();
+    match ModelChat::new(gguf, file) {
+        Ok(chat) => Ok(Ok(chat)),
+        Err(error) if file.is_none() => Ok(Err(output::one_line(&error))),
+        Err(error) => Err(error),
+    }
+}
+
+fn recording(args: &Args, gguf: &Gguf) -> anyhow::Result<Option<Recording>> {
+    let Some(dir) = &args.record else {
+        return Ok(None);
+    };
+    let path = gguf.files()[0].path.to_string_lossy();
+    let params = RecordingParams::new(dir.to_path_buf(), ModelInfo::from_gguf(&path, gguf)?);
+    let started = Recording::start(params);
+    let started = started.with_context(|| format!("cannot record to {}", dir.display()));
+    started.map(Some)
+}
+
+fn name(args: &Args, gguf: &Gguf) -> String {
+    let file = || gguf.files()[0].path.file_stem().unwrap_or_default();
+    args.alias
+        .clone()
+        .unwrap_or_else(|| file().to_string_lossy().into_owned())
+}
