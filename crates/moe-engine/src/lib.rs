@@ -5,12 +5,16 @@
 //!    ▲          │  └► Observer: the routing of each layer
 //!    │          └► generate: prompt in batches, Sampler, one token after another
 //!    └ implemented by the executor and by llama.cpp
+//!
+//! BatchSession (tokens of several sequences in one pass) ──► logits of each
+//!    └ implemented by the executor
 //! ```
 //!
 //! The crate does not depend on a concrete engine.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod batch;
 mod clock;
 mod engine;
 mod error;
@@ -19,6 +23,7 @@ mod observer;
 pub mod random;
 mod sampler;
 
+pub use batch::{BatchEntry, BatchSession};
 pub use clock::TraceClock;
 pub use engine::{
     CreateRun, Decode, Engine, EngineInfo, Logits, Mode, Session, SessionInfo, Setup,

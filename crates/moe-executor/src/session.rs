@@ -1,6 +1,6 @@
 //! A session: tokens in, logits out, every operation recorded.
 
-mod slots;
+mod batch;
 
 use std::time::Instant;
 
@@ -21,8 +21,6 @@ use crate::kv_cache::{CacheParams, KvCache, Run};
 use crate::model::Model;
 use crate::ops::Ops;
 use crate::recorder::{PassInfo, Recorder};
-
-pub use slots::BatchEntry;
 
 /// Evaluates sequences with one model. Its key-value cache has a slot for each sequence that is evaluated at the same time;
 /// [`Session::select_slot`] switches between them. After the start, slot 0 is selected.
@@ -92,6 +90,15 @@ impl<'a, 'g> Session<'a, 'g> {
     /// Calls `observer` with the routing decisions of each MoE layer.
     pub fn observe(&mut self, observer: Observer<'a>) {
         self.ops.observer = Some(observer);
+    }
+
+    /// Selects the slot whose sequence the following calls of [`Decode`] continue.
+    ///
+    /// # Errors
+    /// [`Error::SlotOutOfRange`](crate::Error::SlotOutOfRange).
+    pub fn select_slot(&mut self, slot: usize) -> Result<()> {
+        self.slot = self.existing(slot)?;
+        Ok(())
     }
 
     /// Builds a hot cache with `lanes`, replacing the previous one. It is used from the next pass on. Without lanes, selections are

@@ -1,78 +1,48 @@
 //! Several sequences in a session: slots of the KV cache, and passes over tokens of several sequences.
 
-use moe_trace::Phase;
+use moe_engine::{BatchEntry, BatchSession, Observer};
+use moe_placement::perf::SharedCounters;
 
 use super::Session;
 use crate::error::{Error, Result};
 use crate::kv_cache::Run;
 
-/// A token of [`Session::decode_batch`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct BatchEntry {
-    /// The slot of its sequence.
-    pub slot: usize,
-    /// Token id.
-    pub token: u32,
-    /// Its position: the number of tokens before it in its sequence.
-    pub position: usize,
-    /// Whether its logits are wanted.
-    pub logits: bool,
-}
-
-impl Session<'_, '_> {
-    /// Number of slots of the cache.
-    pub fn n_slots(&self) -> usize {
+impl BatchSession for Session<'_, '_> {
+    fn n_slots(&self) -> usize {
         self.cache.n_seq()
     }
 
-    /// Selects the slot whose sequence the following passes continue.
-    ///
-    /// # Errors
-    /// [`Error::SlotOutOfRange`].
-    pub fn select_slot(&mut self, slot: usize) -> Result<()> {
-        self.slot = self.existing(slot)?;
+    fn n_ctx(&self) -> usize {
+        self.cache.capacity()
+    }
+
+    fn n_vocab(&self) -> usize {
+        self.model.hparams().n_vocab
+    }
+
+    fn is_eog(&self, token: u32) -> bool {
+        self.model.tokenizer().is_eog(token)
+    }
+
+    fn slot_len(&self, slot: usize) -> moe_engine::Result<usize> {
+        Ok(self.cache.len(self.existing(slot)?))
+    }
+
+    fn begin_slot(&mut self, slot: usize, sequence_id: u32) -> moe_engine::Result<()> {
+        let slot = self.existing(slot)?;
+        self.sequence_ids[slot] = sequence_id;
+        self.cache.truncate(slot, 0);
         Ok(())
     }
 
-    /// Removes the positions of a slot's sequence from `n_past` on, so that another continuation can reuse the positions before
-    /// it.
-    ///
-    /// # Errors
-    /// [`Error::SlotOutOfRange`].
-    pub fn truncate_slot(&mut self, slot: usize, n_past: usize) -> Result<()> {
+    fn truncate_slot(&mut self, slot: usize, n_past: usize) -> moe_engine::Result<()> {
         let slot = self.existing(slot)?;
         self.cache.truncate(slot, n_past);
         Ok(())
     }
 
-    fn existing(&self, slot: usize) -> Result<usize> {
-        let n_slots = self.n_slots();
-        if slot < n_slots {
-            return Ok(slot);
-        }
-        Err(Error::SlotOutOfRange { slot, n_slots })
-    }
-
-    /// Number of positions of a slot's sequence.
-    ///
-    /// # Errors
-    /// [`Error::SlotOutOfRange`].
-    pub fn slot_len(&self, slot: usize) -> Result<usize> {
-        Ok(self.cache.len(self.existing(slot)?))
-    }
-
-    /// Evaluates tokens of one phase of several sequences in one pass. Each token follows the tokens before it in the cache and in
-    /// the batch. Returns the logits `(wanted, n_vocab)` of the entries whose logits are wanted, in their order. The selected slot
-    /// does not change.
-    ///
-    /// # Errors
-    /// A slot or token is out of range, a position does not follow the previous ones, the context is full, the batch has several
-    /// sequences and the session records, or results are not finite.
-    pub fn decode_batch(
-        &mut self,
-        entries: &[BatchEntry],
-        phase: Phase,
-    ) -> moe_engine::Result<&[f32]> {
+    /// The slot that [`Session::select_slot`] selects does not change.
+    fn decode_batch(&mut self, entries: &[BatchEntry]) -> moe_engine::Result<&[f32]> {
         let n_positions = self.check_batch(entries)?;
         let (ops, s) = (&mut self.ops, &mut self.state);
         ops.positions.clear();
@@ -94,7 +64,7 @@ impl Session<'_, '_> {
             }
         });
         let selected = std::mem::replace(&mut self.slot, entries[0].slot);
-        let evaluated = self.pass(runs, n_positions, phase);
+        let evaluated = self.pass(runs, n_positions, entries[0].phase);
         self.slot = selected;
         evaluated?;
         self.check_finite()?;
@@ -103,6 +73,25 @@ impl Session<'_, '_> {
         } else {
             &[]
         })
+    }
+
+    fn set_observer(&mut self, observer: Option<Observer<'static>>) {
+        self.ops.observer = observer;
+    }
+
+    fn counters(&self) -> Option<SharedCounters> {
+        Session::counters(self)
+    }
+}
+
+impl Session<'_, '_> {
+    /// The slot, if it exists.
+    pub(super) fn existing(&self, slot: usize) -> Result<usize> {
+        let n_slots = self.cache.n_seq();
+        if slot < n_slots {
+            return Ok(slot);
+        }
+        Err(Error::SlotOutOfRange { slot, n_slots })
     }
 
     /// Checks a batch. Returns the number of positions of its longest sequence after it.
@@ -116,7 +105,7 @@ impl Session<'_, '_> {
         let Some(first) = entries.first() else {
             return Err(context_full(0));
         };
-        let mut ends: Vec<usize> = (0..self.n_slots())
+        let mut ends: Vec<usize> = (0..self.cache.n_seq())
             .map(|slot| self.cache.len(slot))
             .collect();
         for entry in entries {
