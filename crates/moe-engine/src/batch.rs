@@ -1,5 +1,6 @@
 //! Sessions that evaluate several sequences in one pass: the interface of continuous batching.
 
+use moe_placement::learn::LearnFile;
 use moe_placement::perf::{PerfMode, SharedCounters};
 use moe_trace::Phase;
 
@@ -18,6 +19,23 @@ pub struct BatchEntry {
     pub phase: Phase,
     /// Whether its logits are wanted.
     pub logits: bool,
+}
+
+/// An update of a hot cache.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct CacheUpdate {
+    /// Fraction of the cached experts that the update may exchange, 0.0 to 1.0.
+    pub update_rate: f64,
+    /// Number of exchanged experts.
+    pub exchanged: usize,
+    /// Number of exchanges that would make the cache the best one for the file.
+    pub candidates: usize,
+    /// Number of exchanges that the update rate allows.
+    pub max_exchange: usize,
+    /// Number of cached experts in layers that the file observes.
+    pub hot_experts: usize,
+    /// Number of layers with an exchange.
+    pub layers_changed: usize,
 }
 
 /// A session with a slot for each sequence that is evaluated at the same time. A pass may contain tokens of several sequences and
@@ -74,9 +92,13 @@ pub trait BatchSession {
         0
     }
 
-    /// Exchanges all experts of the cache that are not the most used ones by the current counters, without the limit of a rate. Returns
-    /// the number of exchanged experts; `None` without an expert cache.
-    fn update_cache(&mut self) -> Option<usize> {
+    /// Exchanges experts of the hot cache for those that `learn` ranks highest, without the limit of the update rate. `None` without
+    /// a hot cache.
+    ///
+    /// # Errors
+    /// The file does not fit to the model.
+    fn update_cache(&mut self, learn: &LearnFile) -> Option<Result<CacheUpdate>> {
+        let _ = learn;
         None
     }
 

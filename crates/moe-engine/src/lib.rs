@@ -23,14 +23,14 @@ mod observer;
 pub mod random;
 mod sampler;
 
-pub use batch::{BatchEntry, BatchSession};
+pub use batch::{BatchEntry, BatchSession, CacheUpdate};
 pub use clock::TraceClock;
 pub use engine::{
     CreateRun, Decode, Engine, EngineInfo, Logits, Mode, Session, SessionInfo, Setup,
 };
 pub use error::{BoxError, Error, Result};
 pub use generate::{Generated, Limits, Stop, generate, max_records};
-pub use observer::{Observer, RouterOutput};
+pub use observer::{Observer, RouterOutput, TokenSequence};
 pub use sampler::{Sampler, SamplerParams};
 
 #[cfg(doctest)]

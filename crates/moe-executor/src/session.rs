@@ -4,7 +4,7 @@ mod batch;
 
 use std::time::Instant;
 
-use moe_engine::{Decode, Logits, Observer};
+use moe_engine::{Decode, Logits, Observer, TokenSequence};
 use moe_placement::perf::{PerfMode, SharedCounters};
 use moe_placement::update::Exchange;
 use moe_trace::{Phase, RunWriter, manifest};
@@ -169,6 +169,12 @@ impl<'a, 'g> Session<'a, 'g> {
         ops.positions.clear();
         ops.positions
             .extend((n_past..n_past + tokens.len()).map(|p| p as u32));
+        ops.sequences.clear();
+        let sequence = TokenSequence {
+            id: self.sequence_ids[self.slot],
+            phase,
+        };
+        ops.sequences.resize(tokens.len(), sequence);
         s.tokens.clear();
         s.tokens.extend_from_slice(tokens);
         s.wanted.clear();
@@ -179,22 +185,16 @@ impl<'a, 'g> Session<'a, 'g> {
             sequence: self.slot,
             tokens: 0..tokens.len(),
         };
-        self.pass([run], n_past + tokens.len(), phase)
+        self.pass([run], n_past + tokens.len())
     }
 
-    /// Runs a forward pass over the tokens, positions and wanted rows that `state` and `ops` contain. Their sequences are
-    /// `runs`, and the longest has `n_positions` positions afterwards.
-    fn pass(
-        &mut self,
-        runs: impl IntoIterator<Item = Run>,
-        n_positions: usize,
-        phase: Phase,
-    ) -> Result<()> {
+    /// Runs a forward pass over the tokens, positions, sequences and wanted rows that `state` and `ops` contain. Their slots are
+    /// `runs`, and the longest sequence has `n_positions` positions afterwards.
+    fn pass(&mut self, runs: impl IntoIterator<Item = Run>, n_positions: usize) -> Result<()> {
         let start = Instant::now();
         let (n_tokens, n_wanted) = (self.state.tokens.len(), self.state.wanted.len());
         let info = PassInfo {
-            sequence_id: self.sequence_ids[self.slot],
-            phase,
+            first: self.ops.sequences[0],
             is_complete: n_wanted > 0,
         };
         self.ops.recorder.begin(info);

@@ -1,6 +1,6 @@
 //! Several sequences in a session: slots of the KV cache, and passes over tokens of several sequences.
 
-use moe_engine::{BatchEntry, BatchSession, Observer};
+use moe_engine::{BatchEntry, BatchSession, Observer, TokenSequence};
 use moe_placement::perf::SharedCounters;
 
 use super::Session;
@@ -48,6 +48,12 @@ impl BatchSession for Session<'_, '_> {
         ops.positions.clear();
         let positions = entries.iter().map(|entry| entry.position as u32);
         ops.positions.extend(positions);
+        ops.sequences.clear();
+        let sequences = entries.iter().map(|entry| TokenSequence {
+            id: self.sequence_ids[entry.slot],
+            phase: entry.phase,
+        });
+        ops.sequences.extend(sequences);
         s.tokens.clear();
         s.tokens.extend(entries.iter().map(|entry| entry.token));
         s.wanted.clear();
@@ -63,10 +69,7 @@ impl BatchSession for Session<'_, '_> {
                 tokens: start..end,
             }
         });
-        let selected = std::mem::replace(&mut self.slot, entries[0].slot);
-        let evaluated = self.pass(runs, n_positions, entries[0].phase);
-        self.slot = selected;
-        evaluated?;
+        self.pass(runs, n_positions)?;
         self.check_finite()?;
         Ok(if has_logits {
             self.state.logits.data()
@@ -102,9 +105,9 @@ impl Session<'_, '_> {
             context: self.cache.capacity(),
             trained: hp.n_ctx_train,
         };
-        let Some(first) = entries.first() else {
+        if entries.is_empty() {
             return Err(context_full(0));
-        };
+        }
         let mut ends: Vec<usize> = (0..self.cache.n_seq())
             .map(|slot| self.cache.len(slot))
             .collect();
@@ -128,10 +131,6 @@ impl Session<'_, '_> {
             if ends[slot] > self.cache.capacity() {
                 return Err(context_full(ends[slot]));
             }
-        }
-        let is_mixed = entries.iter().any(|entry| entry.slot != first.slot);
-        if is_mixed && self.ops.recorder.is_on() {
-            return Err(moe_engine::Error::from(Error::RecordedBatch));
         }
         Ok(ends.into_iter().max().unwrap_or(0))
     }
