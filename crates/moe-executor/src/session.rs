@@ -197,6 +197,8 @@ impl<'a, 'g> Session<'a, 'g> {
             first: self.ops.sequences[0],
             is_complete: n_wanted > 0,
         };
+        // A pass that failed may have left them.
+        (self.ops.not_finite, self.ops.fault) = (None, None);
         self.ops.recorder.begin(info);
         self.cache.begin_pass(runs, n_positions)?;
         self.ops.begin_pass()?;
