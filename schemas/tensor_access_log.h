@@ -72,7 +72,7 @@ struct tensor_source_log {
 
 struct tensor_access_log {
     uint64_t timestamp_ns;               /* start, monotonic; equal in all records of an operation */
-    uint32_t token_id;                   /* position in its sequence; of the first token of a batch */
+    uint32_t token_id;                   /* position in its sequence; of the first token of a batch, like phase and sequence_id */
     uint16_t layer_id;
     uint16_t thread_id;
     uint8_t  operation_type;             /* number of the ggml operation; names are in "ops" of the manifest */

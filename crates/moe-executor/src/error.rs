@@ -206,12 +206,6 @@ pub enum Error {
         /// Number of positions before the token.
         expected: usize,
     },
-    /// A pass over several sequences cannot be recorded.
-    #[error(
-        "a pass over several sequences cannot be recorded, because a record has one sequence id; pass the tokens of each \
-         sequence separately"
-    )]
-    RecordedBatch,
     /// A hot cache cannot have the requested contents.
     #[error(transparent)]
     HotCache(#[from] crate::hot_cache::Error),

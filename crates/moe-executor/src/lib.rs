@@ -46,7 +46,7 @@ pub use devices::Devices;
 pub use error::{Error, Result, Warning};
 pub use kv_cache::{CacheParams, CacheType, UnknownCacheType};
 pub use model::Model;
-pub use session::{BatchEntry, Session};
+pub use session::Session;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -1,10 +1,10 @@
 //! A session: tokens in, logits out, every operation recorded.
 
-mod slots;
+mod batch;
 
 use std::time::Instant;
 
-use moe_engine::{Decode, Logits, Observer};
+use moe_engine::{Decode, Logits, Observer, TokenSequence};
 use moe_placement::perf::{PerfMode, SharedCounters};
 use moe_placement::update::Exchange;
 use moe_trace::{Phase, RunWriter, manifest};
@@ -21,8 +21,6 @@ use crate::kv_cache::{CacheParams, KvCache, Run};
 use crate::model::Model;
 use crate::ops::Ops;
 use crate::recorder::{PassInfo, Recorder};
-
-pub use slots::BatchEntry;
 
 /// Evaluates sequences with one model. Its key-value cache has a slot for each sequence that is evaluated at the same time;
 /// [`Session::select_slot`] switches between them. After the start, slot 0 is selected.
@@ -94,6 +92,15 @@ impl<'a, 'g> Session<'a, 'g> {
         self.ops.observer = Some(observer);
     }
 
+    /// Selects the slot whose sequence the following calls of [`Decode`] continue.
+    ///
+    /// # Errors
+    /// [`Error::SlotOutOfRange`](crate::Error::SlotOutOfRange).
+    pub fn select_slot(&mut self, slot: usize) -> Result<()> {
+        self.slot = self.existing(slot)?;
+        Ok(())
+    }
+
     /// Builds a hot cache with `lanes`, replacing the previous one. It is used from the next pass on. Without lanes, selections are
     /// only counted.
     ///
@@ -162,6 +169,12 @@ impl<'a, 'g> Session<'a, 'g> {
         ops.positions.clear();
         ops.positions
             .extend((n_past..n_past + tokens.len()).map(|p| p as u32));
+        ops.sequences.clear();
+        let sequence = TokenSequence {
+            id: self.sequence_ids[self.slot],
+            phase,
+        };
+        ops.sequences.resize(tokens.len(), sequence);
         s.tokens.clear();
         s.tokens.extend_from_slice(tokens);
         s.wanted.clear();
@@ -172,24 +185,20 @@ impl<'a, 'g> Session<'a, 'g> {
             sequence: self.slot,
             tokens: 0..tokens.len(),
         };
-        self.pass([run], n_past + tokens.len(), phase)
+        self.pass([run], n_past + tokens.len())
     }
 
-    /// Runs a forward pass over the tokens, positions and wanted rows that `state` and `ops` contain. Their sequences are
-    /// `runs`, and the longest has `n_positions` positions afterwards.
-    fn pass(
-        &mut self,
-        runs: impl IntoIterator<Item = Run>,
-        n_positions: usize,
-        phase: Phase,
-    ) -> Result<()> {
+    /// Runs a forward pass over the tokens, positions, sequences and wanted rows that `state` and `ops` contain. Their slots are
+    /// `runs`, and the longest sequence has `n_positions` positions afterwards.
+    fn pass(&mut self, runs: impl IntoIterator<Item = Run>, n_positions: usize) -> Result<()> {
         let start = Instant::now();
         let (n_tokens, n_wanted) = (self.state.tokens.len(), self.state.wanted.len());
         let info = PassInfo {
-            sequence_id: self.sequence_ids[self.slot],
-            phase,
+            first: self.ops.sequences[0],
             is_complete: n_wanted > 0,
         };
+        // A pass that failed may have left them.
+        (self.ops.not_finite, self.ops.fault) = (None, None);
         self.ops.recorder.begin(info);
         self.cache.begin_pass(runs, n_positions)?;
         self.ops.begin_pass()?;

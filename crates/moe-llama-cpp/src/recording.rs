@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use llama_cpp_sys_2 as sys;
-use moe_engine::{Mode, Observer, RouterOutput, TraceClock};
+use moe_engine::{Mode, Observer, RouterOutput, TokenSequence, TraceClock};
 use moe_gguf::Gguf;
 use moe_trace::graph::GraphBuilder;
 use moe_trace::record::{self, MAX_EXPERTS, MAX_SOURCES};
@@ -266,9 +266,14 @@ impl<'a> Recording<'a> {
         if self.observed != Some(layer) {
             self.observed = Some(layer);
             let logits = self.routers.get(&layer).map(|router| &router.logits);
+            let sequence = TokenSequence {
+                id: self.sequence_id,
+                phase: self.phase,
+            };
             observer(&RouterOutput {
                 layer,
                 positions: self.rows(),
+                sequences: &vec![sequence; self.rows().len()],
                 logits: logits.map_or(&[], Vec::as_slice),
                 ids: &routing.ids,
                 weights: &routing.weights,

@@ -9,3 +9,6 @@
 #![warn(missing_docs)]
 
 pub mod generation;
+pub mod metrics;
+pub mod recording;
+pub mod scheduler;

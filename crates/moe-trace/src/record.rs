@@ -111,7 +111,8 @@ pub struct SourceLog {
 pub struct TensorAccessLog {
     /// Start of the operation on a monotonic clock, nanoseconds; equal in all its records. 0 ends the trace.
     pub timestamp_ns: U64,
-    /// Position of the token in its sequence; for other than expert operations, of the first token of the batch.
+    /// Position of the token in its sequence. Other than expert operations have the position, the phase and the sequence of the
+    /// first token of the batch, which may have tokens of several sequences.
     pub token_id: U32,
     /// Layer, or [`NO_LAYER`].
     pub layer_id: U16,

@@ -120,7 +120,7 @@ impl<'g> Decoder<'g> {
                 .attention
                 .forward(ops, at, state, &mut s.x, cache, out);
             if last && self.spec.output_rows == OutputRows::InLastLayer {
-                s.keep_positions(ops);
+                s.keep_tokens(ops);
                 let State {
                     block,
                     x,
@@ -159,7 +159,7 @@ impl<'g> Decoder<'g> {
             ops.add(device, name("l_out"), block, ffn_inp, &mut s.x);
         }
         if self.spec.output_rows == OutputRows::AfterLastLayer && !s.wanted.is_empty() {
-            s.keep_positions(ops);
+            s.keep_tokens(ops);
             let (device, name) = (ops.output_device(), NodeName::global("l_out_rows"));
             keep_rows(ops, device, name, &mut s.x, &s.wanted, &mut s.kept);
         }
@@ -257,12 +257,14 @@ impl State {
         self.moe.buffers(inventory);
     }
 
-    /// Removes all positions except those of the wanted rows, for the operations that follow.
-    fn keep_positions(&self, ops: &mut Ops) {
-        // Rows ascend, so each position is read before its place is overwritten.
+    /// Removes all tokens except those of the wanted rows, for the operations that follow.
+    fn keep_tokens(&self, ops: &mut Ops) {
+        // Rows ascend, so each token is read before its place is overwritten.
         for (at, &row) in self.wanted.iter().enumerate() {
             ops.positions[at] = ops.positions[row as usize];
+            ops.sequences[at] = ops.sequences[row as usize];
         }
         ops.positions.truncate(self.wanted.len());
+        ops.sequences.truncate(self.wanted.len());
     }
 }

@@ -30,7 +30,7 @@ mod router;
 mod run;
 mod scope;
 
-use moe_engine::Observer;
+use moe_engine::{Observer, TokenSequence};
 use moe_trace::{LayerId, TokenId};
 
 use crate::activation::{Activation, NodeName};
@@ -66,6 +66,8 @@ pub(crate) struct Ops<'a> {
     pub dynamic: Option<Box<DynamicSlots<'a>>>,
     /// Position of each token of the current operations, in its sequence.
     pub positions: Vec<u32>,
+    /// Sequence and phase of each token of the current operations.
+    pub sequences: Vec<TokenSequence>,
     /// Position of the first token of the pass.
     first_position: TokenId,
     /// Node and position of the first value in this pass that is not finite.
@@ -103,6 +105,7 @@ impl<'a> Ops<'a> {
             hot: None,
             dynamic: None,
             positions: Vec::new(),
+            sequences: Vec::new(),
             first_position: TokenId::default(),
             not_finite: None,
             fault: None,

@@ -2,14 +2,12 @@
 
 use std::time::Instant;
 
-use moe_trace::TokenId;
-
 use crate::activation::NodeName;
 use crate::cuda::{self, Device, Event};
 use crate::devices::TimePoint;
 use crate::ops::Ops;
 use crate::placement::DeviceId;
-use crate::recorder::{Lanes, RoutedRows, Routing, Source, When};
+use crate::recorder::{Lanes, PassTokens, RoutedRows, Routing, Source, When};
 
 /// An operation from its start to its record. If [`Ops::on`] does not run it on a GPU, the CPU computes it. After its record
 /// the scope is that of the next operation, which is done already if the same kernel computed both.
@@ -119,10 +117,12 @@ impl Ops<'_> {
 
     /// Records an operation; `dst` is the name of its result.
     pub(super) fn record(&mut self, scope: &mut Scope, op: u8, dst: NodeName, sources: &[Source]) {
-        let first = TokenId(self.positions.first().copied().unwrap_or(0));
         let when = self.when(scope);
-        self.recorder
-            .op(when, op, dst, sources, first, self.positions.len());
+        let tokens = PassTokens {
+            positions: &self.positions,
+            sequences: &self.sequences,
+        };
+        self.recorder.op(when, op, dst, sources, tokens);
         scope.start = self.recorder.start();
     }
 
@@ -137,7 +137,10 @@ impl Ops<'_> {
     ) {
         let when = self.when(scope);
         let routed = RoutedRows {
-            positions: &self.positions,
+            tokens: PassTokens {
+                positions: &self.positions,
+                sequences: &self.sequences,
+            },
             routing,
             lanes,
         };

@@ -22,11 +22,12 @@
 mod routing;
 mod rows;
 mod source;
+mod tokens;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use moe_engine::{Mode, TraceClock};
+use moe_engine::{Mode, TokenSequence, TraceClock};
 use moe_trace::buffers::BufferEvent;
 use moe_trace::record::{self, MAX_SOURCES};
 use moe_trace::transfers::{Span, Transfer};
@@ -46,14 +47,13 @@ pub use rows::RoutedRows;
 use rows::{Pending, Rows, write_one};
 pub use source::Source;
 use source::template;
+pub use tokens::PassTokens;
 
 /// The forward pass that operations belong to.
 #[derive(Clone, Copy)]
 pub struct PassInfo {
-    /// Sequence (request).
-    pub sequence_id: u32,
-    /// Phase of its tokens.
-    pub phase: Phase,
+    /// Sequence (request) and phase of its first token.
+    pub first: TokenSequence,
     /// Whether all operations of the graph run. A batch of a prompt without logits ends before the last operations.
     pub is_complete: bool,
 }
@@ -120,8 +120,10 @@ impl Recorder {
             mode: Mode::All,
             clock,
             pass: PassInfo {
-                sequence_id: 0,
-                phase: Phase::Prompt,
+                first: TokenSequence {
+                    id: 0,
+                    phase: Phase::Prompt,
+                },
                 is_complete: false,
             },
             templates: Vec::new(),
@@ -140,9 +142,9 @@ impl Recorder {
         }
     }
 
-    /// Phase of the tokens of the pass.
+    /// Phase of the first token of the pass.
     pub fn phase(&self) -> Phase {
-        self.pass.phase
+        self.pass.first.phase
     }
 
     /// Selects the operations to record.
@@ -198,7 +200,7 @@ impl Recorder {
             self.last_end = Instant::now();
             self.pass_start = self.last_end;
         }
-        let is_wanted = !self.captured[usize::from(pass.phase.number())];
+        let is_wanted = !self.captured[usize::from(pass.first.phase.number())];
         self.capture =
             (is_wanted && pass.is_complete && self.writer.is_some()).then(Capture::default);
     }
@@ -243,9 +245,9 @@ impl Recorder {
             end_ns: clock.ns(end.max(start)),
         };
         let transfer = |sample: &Sample| Transfer {
-            sequence_id: self.pass.sequence_id,
+            sequence_id: self.pass.first.id,
             token_id: position,
-            phase: self.pass.phase,
+            phase: self.pass.first.phase,
             layer_id: LayerId(sample.layer as u16),
             n_tokens: sample.n_tokens as u32,
             n_experts: sample.n_experts as u32,
@@ -279,7 +281,7 @@ impl Recorder {
             self.flushed = self.last_end;
         }
         if let Some(capture) = self.capture.take() {
-            let phase = self.pass.phase;
+            let phase = self.pass.first.phase;
             writer.write_graph(phase, &capture.finish(phase))?;
             self.captured[usize::from(phase.number())] = true;
         }
@@ -311,26 +313,22 @@ impl Recorder {
         }
     }
 
-    /// Records an operation on `n_tokens` tokens, the first at `position`.
+    /// Records an operation on `tokens`. The record has the sequence, phase and position of the first.
     pub fn op(
         &mut self,
         when: When,
         op: u8,
         dst: NodeName,
         sources: &[Source],
-        position: TokenId,
-        n_tokens: usize,
+        tokens: PassTokens,
     ) {
-        if self.mode == Mode::All
-            && let Some(record) = self.prepare(when, op, dst, sources, n_tokens)
-        {
-            record.token_id.set(position.0);
+        if self.mode == Mode::All && self.prepare(when, op, dst, sources, tokens) {
             self.write(when, None);
         }
         // If this operation is not recorded, its fallback is not recorded either.
         self.fell_back = false;
         if let Some(capture) = &mut self.capture {
-            capture.operation(op, dst, sources, position, n_tokens);
+            capture.operation(op, dst, sources, tokens.first_position(), tokens.len());
         }
     }
 
@@ -343,30 +341,29 @@ impl Recorder {
         sources: &[Source],
         routed: &RoutedRows,
     ) {
-        let positions = routed.positions;
-        if self
-            .prepare(when, op, dst, sources, positions.len())
-            .is_some()
-        {
+        let tokens = routed.tokens;
+        if self.prepare(when, op, dst, sources, tokens) {
             self.write(when, Some(routed));
         }
         if let Some(capture) = &mut self.capture {
-            let first = TokenId(positions.first().copied().unwrap_or(0));
-            capture.operation(op, dst, sources, first, positions.len());
+            capture.operation(op, dst, sources, tokens.first_position(), tokens.len());
         }
     }
 
-    /// The record of the operation with the fields of this pass; `None` if nothing is recorded.
+    /// Sets the fields of the operation's record; those of the token are of the first one. Returns whether the operation is recorded.
     fn prepare(
         &mut self,
         when: When,
         op: u8,
         dst: NodeName,
         sources: &[Source],
-        n_tokens: usize,
-    ) -> Option<&mut TensorAccessLog> {
-        if self.writer.is_none() || self.failed.is_some() || n_tokens == 0 {
-            return None;
+        tokens: PassTokens,
+    ) -> bool {
+        let Some(first) = tokens.first() else {
+            return false;
+        };
+        if self.writer.is_none() || self.failed.is_some() {
+            return false;
         }
         let known = self
             .templates
@@ -391,9 +388,8 @@ impl Recorder {
                 .set(end.duration_since(start).as_nanos() as u64);
             self.last_end = end;
         }
-        record.phase = self.pass.phase.number();
-        record.sequence_id.set(self.pass.sequence_id);
-        record.n_tokens.set(n_tokens as u32);
+        first.write(record);
+        record.n_tokens.set(tokens.len() as u32);
         record.flags &= !record::FLAG_CPU_FALLBACK;
         if std::mem::take(&mut self.fell_back) {
             record.flags |= record::FLAG_CPU_FALLBACK;
@@ -411,7 +407,7 @@ impl Recorder {
                 record.set_source_size(at, *size_bytes);
             }
         }
-        Some(record)
+        true
     }
 
     /// Writes the prepared record, or one record per token of `routed`.
@@ -433,14 +429,14 @@ impl Recorder {
             None => write_one(writer, record),
             Some(routed) => {
                 let rows = Rows {
-                    positions: routed.positions,
+                    tokens: routed.tokens,
                     ids: routed.routing.ids.host(),
                     weights: routed.routing.weights.host(),
                     k: routed.routing.n_expert_used,
                     lanes: routed.lanes,
                 };
                 let written = rows.write(writer, record);
-                if rows.positions.len() > 1 {
+                if rows.tokens.len() > 1 {
                     // Writing the records of a batch takes measurable time, which is not part of the next operation.
                     self.last_end = Instant::now();
                 }

@@ -3,10 +3,11 @@
 
 use std::time::Instant;
 
+use moe_engine::TokenSequence;
 use moe_trace::record::{self, MAX_EXPERTS};
 use moe_trace::{LayerId, RunWriter, TensorAccessLog};
 
-use super::{Lanes, Recorder, Routing, When};
+use super::{Lanes, PassTokens, Recorder, Routing, When};
 use crate::cuda::{self, Download, Event};
 use crate::devices::Devices;
 use crate::error::{Error, Result};
@@ -14,8 +15,8 @@ use crate::placement::DeviceId;
 
 /// The tokens of an expert operation. Each has one record, or several if it has more than 16 experts.
 pub(super) struct Rows<'a> {
-    /// Position of each token.
-    pub positions: &'a [u32],
+    /// The tokens.
+    pub tokens: PassTokens<'a>,
     /// Selected experts `(token, k)`.
     pub ids: &'a [i32],
     /// Their weights `(token, k)`.
@@ -37,6 +38,7 @@ pub(super) struct Pending {
 /// The tokens of a pending expert operation.
 pub(super) struct PendingRows {
     positions: Vec<u32>,
+    sequences: Vec<TokenSequence>,
     k: usize,
     experts: PendingExperts,
     /// One lane for all, or one for each; empty for the late lanes of the layer.
@@ -52,8 +54,8 @@ enum PendingExperts {
 
 /// The experts of an operation's tokens.
 pub struct RoutedRows<'a> {
-    /// Position of each token.
-    pub positions: &'a [u32],
+    /// The tokens.
+    pub tokens: PassTokens<'a>,
     /// Selected experts of each token.
     pub routing: &'a Routing,
     /// Lanes of the experts.
@@ -71,7 +73,8 @@ impl RoutedRows<'_> {
             }
         };
         PendingRows {
-            positions: self.positions.to_vec(),
+            positions: self.tokens.positions.to_vec(),
+            sequences: self.tokens.sequences.to_vec(),
             k: routing.n_expert_used,
             experts,
             lanes: match self.lanes {
@@ -100,12 +103,12 @@ impl Rows<'_> {
         record: &TensorAccessLog,
     ) -> Result<(), moe_trace::Error> {
         let k = self.k;
-        for (row, position) in self.positions.iter().enumerate() {
+        for (row, token) in self.tokens.iter().enumerate() {
             for base in (0..k).step_by(MAX_EXPERTS) {
                 let out = writer.next_record()?;
                 out.clone_from(record);
                 let slots = row * k + base..row * k + (base + MAX_EXPERTS).min(k);
-                out.token_id.set(*position);
+                token.write(out);
                 out.num_experts = slots.len() as u8;
                 out.expert_slot_base = base as u8;
                 if base > 0 {
@@ -199,7 +202,10 @@ impl Recorder {
                         lanes => Lanes::Each(lanes),
                     };
                     let rows = Rows {
-                        positions: &rows.positions,
+                        tokens: PassTokens {
+                            positions: &rows.positions,
+                            sequences: &rows.sequences,
+                        },
                         ids,
                         weights,
                         k: rows.k,

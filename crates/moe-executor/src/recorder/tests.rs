@@ -9,6 +9,11 @@ use super::rows::Finished;
 use super::*;
 use crate::cuda::{self, Download};
 
+const FIRST: TokenSequence = TokenSequence {
+    id: 0,
+    phase: Phase::Prompt,
+};
+
 const GPU: DeviceId = DeviceId::Gpu(0);
 
 /// Events of a pass at times that a test sets.
@@ -46,14 +51,17 @@ fn recorder() -> (Recorder, TempDir) {
 
 fn begin(recorder: &mut Recorder) {
     recorder.begin(PassInfo {
-        sequence_id: 0,
-        phase: Phase::Prompt,
+        first: FIRST,
         is_complete: false,
     });
 }
 
 fn op(recorder: &mut Recorder, name: &'static str, when: When) {
-    recorder.op(when, 0, NodeName::global(name), &[], TokenId(0), 1);
+    let tokens = PassTokens {
+        positions: &[0],
+        sequences: &[FIRST],
+    };
+    recorder.op(when, 0, NodeName::global(name), &[], tokens);
 }
 
 /// Name, start and duration of each record, in ns from `origin`. Timestamps must not decrease.

@@ -26,6 +26,8 @@ pub struct Collector {
     open: Option<Group>,
     /// Tokens of the open group by layer.
     layers: Vec<(LayerId, Vec<Token>)>,
+    /// Sequences and phases of the tokens in the first layer of the last pass.
+    members: Vec<(Option<u32>, Phase)>,
 }
 
 /// The experts of a token in one layer.
@@ -59,6 +61,10 @@ enum Unit {
 }
 
 impl Group {
+    fn member(&self) -> (Option<u32>, Phase) {
+        (self.sequence_id, self.phase)
+    }
+
     /// Whether rows of `other` are computed together with rows of this group. One operation may serve several sequences.
     fn includes(&self, other: &Group) -> bool {
         match self.unit {
@@ -81,6 +87,7 @@ impl Collector {
             token: None,
             open: None,
             layers: Vec::new(),
+            members: Vec::new(),
         }
     }
 
@@ -173,8 +180,25 @@ impl Collector {
 
     /// Adds tokens that a layer computes together.
     fn push(&mut self, group: Group, layer: LayerId, tokens: &[Token]) {
-        let pass = (group.sequence_id, group.phase);
+        let mut pass = group.member();
+        // The first token of a later layer may be of another sequence than that of the pass, because the last layer of a model omits
+        // tokens whose logits are not wanted.
+        if let Some(last) = self.routes.last_pass()
+            && !self.routes.starts_pass(last, layer)
+            && tokens
+                .iter()
+                .all(|token| self.members.contains(&token.group.member()))
+        {
+            pass = last;
+        }
         if self.routes.starts_pass(pass, layer) {
+            self.members.clear();
+            for token in tokens {
+                let member = token.group.member();
+                if !self.members.contains(&member) {
+                    self.members.push(member);
+                }
+            }
             let [past, open] = self.n_tokens;
             self.n_tokens = [past + open, 0];
             self.is_full |= past + open >= self.max_tokens;

@@ -11,6 +11,7 @@ mod routes;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use moe_engine::TokenSequence;
 use moe_gguf::experts::expert_bytes_by_layer;
 use moe_gguf::map::OffsetMap;
 use moe_placement::perf::PerfMode;
@@ -159,9 +160,12 @@ impl<'a, 'g> Replay<'a, 'g> {
                 .filter_map(|routed| Some((routed, model.decoder.moe(routed.layer)?)))
         };
         layers().try_for_each(|(routed, _)| self.check(&routed))?;
-        self.ops.recorder.begin(recorder::PassInfo {
-            sequence_id: pass.sequence_id,
+        let sequence = TokenSequence {
+            id: pass.sequence_id,
             phase: pass.phase,
+        };
+        self.ops.recorder.begin(recorder::PassInfo {
+            first: sequence,
             is_complete: false,
         });
         self.ops.positions.clear();
@@ -176,6 +180,8 @@ impl<'a, 'g> Replay<'a, 'g> {
         for (i, (routed, moe)) in layers().enumerate() {
             let at = self.ops.at(routed.layer);
             self.draw(at, routed.positions)?;
+            self.ops.sequences.clear();
+            self.ops.sequences.resize(routed.positions.len(), sequence);
             let clock = self.clock_of(at);
             let from = self.start(clock)?;
             let (ops, routing) = (&mut self.ops, &mut self.routings[i]);

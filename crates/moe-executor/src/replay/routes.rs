@@ -103,6 +103,12 @@ impl Routes {
         self.has_uniform_weights
     }
 
+    /// Sequence and phase of the last pass.
+    pub(super) fn last_pass(&self) -> Option<(Option<u32>, Phase)> {
+        let pass = self.passes.last()?;
+        Some((pass.sequence_id, pass.phase))
+    }
+
     /// Whether `layer` of this sequence and phase starts a new pass: the sequence or the phase differs from the last pass, or
     /// the layer is not above its last layer.
     pub(super) fn starts_pass(

@@ -120,6 +120,28 @@ fn unknown_sequence_gets_an_unused_number() {
     assert_eq!(list(&routes), [pass.clone(), pass.clone(), pass]);
 }
 
+/// Two sequences in one pass; the last layer computes a token of the second one only.
+#[test]
+fn a_pass_may_have_tokens_of_several_sequences() {
+    let mut collector = Collector::new(u64::MAX, 8);
+    for (layer, sequences) in [(0, 0..2), (1, 0..2), (2, 1..2)] {
+        for sequence in sequences {
+            let row = RoutingRow {
+                sequence_id: Some(sequence),
+                timestamp_ns: Some(7 + u64::from(layer)),
+                ..row(layer, 5, 0, sequence, Phase::Generate)
+            };
+            collector.routing(&row).unwrap();
+        }
+    }
+    let routes = collector.finish().unwrap();
+    let passes: Vec<Vec<usize>> = routes
+        .passes()
+        .map(|pass| pass.layers().map(|layer| layer.positions.len()).collect())
+        .collect();
+    assert_eq!(passes, [[2, 2, 1]]);
+}
+
 #[test]
 fn stops_at_the_end_of_the_pass_with_the_last_token() {
     let count = |max_tokens| {

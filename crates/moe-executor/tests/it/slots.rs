@@ -1,9 +1,9 @@
 //! Several sequences in one session, and the types of the KV cache.
 
-use moe_engine::{Decode, Logits};
+use moe_engine::{BatchEntry, BatchSession, Decode, Logits};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
-use moe_executor::{BatchEntry, CacheParams, CacheType, Error, Model, Session};
+use moe_executor::{CacheParams, CacheType, Error, Model, Session};
 use moe_gguf::Gguf;
 use moe_testkit::fixture;
 use moe_trace::Phase;
@@ -89,10 +89,16 @@ fn interleaved_sequences_have_the_tokens_that_they_have_alone() {
 
 /// The entries of `tokens` from `position` on; the logits of the last one are wanted.
 fn entries(slot: usize, position: usize, tokens: &[u32]) -> Vec<BatchEntry> {
+    let phase = if tokens.len() > 1 {
+        Phase::Prompt
+    } else {
+        Phase::Generate
+    };
     let entry = |(i, &token): (usize, &u32)| BatchEntry {
         slot,
         token,
         position: position + i,
+        phase,
         logits: i + 1 == tokens.len(),
     };
     tokens.iter().enumerate().map(entry).collect()
@@ -116,7 +122,7 @@ fn batches_of_several_sequences_have_the_tokens_of_each_alone() {
         let mut batch: Vec<BatchEntry> = slots.iter().zip(&prompts).flat_map(of_prompt).collect();
         let mut generated = vec![Vec::new(); 3];
         for _ in 0..N {
-            let logits = session.decode_batch(&batch, Phase::Generate).unwrap();
+            let logits = session.decode_batch(&batch).unwrap();
             assert_eq!(logits.len(), 3 * n_vocab);
             let tokens: Vec<u32> = logits.chunks_exact(n_vocab).map(best).collect();
             batch.clear();
@@ -142,7 +148,7 @@ fn rejects_batches_that_do_not_continue_their_sequences() {
     let cache = CacheParams::of_type(CacheType::F32, 4).with_sequences(2);
     let mut session = session(&model, &threads, cache);
     let mut error = |batch: &[BatchEntry]| {
-        let error = session.decode_batch(batch, Phase::Prompt).err();
+        let error = session.decode_batch(batch).err();
         error.map_or(String::new(), |error| error.to_string())
     };
     assert_eq!(error(&entries(0, 0, &[1, 2])), "");

@@ -174,6 +174,7 @@ impl Ops<'_> {
             observer(&RouterOutput {
                 layer: il,
                 positions: &self.positions,
+                sequences: &self.sequences,
                 logits: state.scores.data(),
                 ids: routing.ids.host(),
                 weights: routing.weights.host(),

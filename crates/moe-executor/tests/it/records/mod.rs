@@ -1,5 +1,6 @@
 //! Records of a run: the operations of llama.cpp's graph with its names, and their number.
 
+mod batches;
 mod buffer_events;
 mod memory;
 mod nodes;
