@@ -9,3 +9,4 @@
 #![warn(missing_docs)]
 
 pub mod generation;
+pub mod http;
