@@ -1,6 +1,7 @@
 //! `/moe-layer-perf` and `/moe-hot-cache`: counters and updates of the expert cache, as in the fork
 //! [adrianhoehne/llama.cpp](https://github.com/adrianhoehne/llama.cpp).
 
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::response::Response;
 use moe_placement::learn::LearnFile;
@@ -59,8 +60,10 @@ pub(super) struct Parameters {
 /// `GET /moe-hot-cache?json=…`: updates the cache from a learn file or, without one, from the current counters.
 pub(super) async fn apply_query(
     State(server): State<Shared>,
-    Query(parameters): Query<Parameters>,
+    parameters: Result<Query<Parameters>, QueryRejection>,
 ) -> Result<Response, ApiError> {
+    let Query(parameters) =
+        parameters.map_err(|error| ApiError::invalid(format!("the query is invalid: {error}")))?;
     let text = match parameters.json {
         Some(text) if !text.is_empty() => text,
         _ => {

@@ -87,9 +87,10 @@ pub(in crate::http) async fn create(
         },
         stops,
     };
-    let object = match sampling.is_stream() {
-        true => "chat.completion.chunk",
-        false => "chat.completion",
+    let object = if sampling.is_stream() {
+        "chat.completion.chunk"
+    } else {
+        "chat.completion"
     };
     let format = ChatCompletion {
         header: Header::new("chatcmpl", object, &server.backend.model().name),

@@ -1,5 +1,6 @@
 //! `GET /v1/models`.
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::Response;
 use serde_json::{Value, json};
@@ -16,8 +17,10 @@ pub(in crate::http) async fn list(State(server): State<Shared>) -> Response {
 /// `GET /v1/models/{model}`.
 pub(in crate::http) async fn retrieve(
     State(server): State<Shared>,
-    Path(name): Path<String>,
+    name: Result<Path<String>, PathRejection>,
 ) -> Result<Response, ApiError> {
+    let Path(name) =
+        name.map_err(|error| ApiError::invalid(format!("the path is invalid: {error}")))?;
     let model = server.backend.model();
     if name == model.name {
         Ok(json_response(&object(model)))
