@@ -9,6 +9,7 @@
 #![warn(missing_docs)]
 
 pub mod generation;
+pub mod http;
 pub mod metrics;
 pub mod recording;
 pub mod scheduler;

@@ -1,0 +1,166 @@
+//! The interface of the endpoints to the model and its scheduler.
+
+use std::time::Duration;
+
+use moe_placement::learn::LearnFile;
+use moe_placement::perf::PerfMode;
+use serde_json::Value;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use crate::generation::{Event, GenerationRequest};
+use crate::scheduler::SubmitError;
+
+/// The events of one request. Dropping the receiver cancels the request. The queue needs no limit of its own: a request has
+/// at most one event for each position of its context.
+pub type EventReceiver = UnboundedReceiver<Event>;
+
+/// A model and the scheduler that evaluates requests. All functions may block, except [`submit`](Backend::submit),
+/// [`model`](Backend::model), [`piece`](Backend::piece) and [`metrics`](Backend::metrics).
+pub trait Backend: Send + Sync + 'static {
+    /// Properties of the model.
+    fn model(&self) -> &ModelInfo;
+
+    /// The tokens of a text.
+    ///
+    /// - `add_special`: adds the tokens that the vocabulary puts around a text, for example BOS.
+    /// - `parse_special`: reads the text of a special token, for example `<|im_end|>`, as this token.
+    ///
+    /// # Errors
+    /// A message if the text cannot be tokenized.
+    fn tokenize(
+        &self,
+        text: &str,
+        add_special: bool,
+        parse_special: bool,
+    ) -> Result<Vec<u32>, String>;
+
+    /// The bytes of a token; empty for an id outside the vocabulary. A character may be split over several tokens.
+    fn piece(&self, token: u32) -> Vec<u8>;
+
+    /// The tokens of a conversation, formatted with the chat template of the model.
+    ///
+    /// # Errors
+    /// A message if the model has no template or the template rejects the conversation.
+    fn chat_prompt(&self, chat: &Chat) -> Result<Vec<u32>, String>;
+
+    /// Puts a request into the queue.
+    ///
+    /// # Errors
+    /// The request cannot be queued.
+    fn submit(&self, request: GenerationRequest) -> Result<EventReceiver, SubmitError>;
+
+    /// The counters of the expert cache as compact JSON: the body of `GET /moe-layer-perf`.
+    fn perf_report(&self) -> String;
+
+    /// Sets what the counters count, and resets them.
+    fn set_perf_mode(&self, mode: PerfMode);
+
+    /// Exchanges experts of the hot cache for those that `learn` ranks highest, and saves the file if requested. Waits for the
+    /// end of the current pass.
+    ///
+    /// # Errors
+    /// There is no hot cache, or the file cannot be saved.
+    fn apply_hot_cache(
+        &self,
+        learn: &LearnFile,
+        save_to_disk: bool,
+    ) -> Result<HotCacheUpdate, HotCacheError>;
+
+    /// The current counts of the scheduler.
+    fn metrics(&self) -> Snapshot;
+}
+
+/// Properties of the model that a server serves.
+#[derive(Clone, Debug, Default)]
+pub struct ModelInfo {
+    /// Name in requests and responses.
+    pub name: String,
+    /// When the model was loaded, in seconds since 1970.
+    pub created: u64,
+    /// Context length of a request, in tokens.
+    pub n_ctx: usize,
+    /// Number of tokens in the vocabulary.
+    pub n_vocab: usize,
+}
+
+/// A conversation.
+#[derive(Clone, Debug)]
+pub struct Chat {
+    /// Messages: objects with `role` and `content`, and other keys as in the request. `content` is a string or null.
+    pub messages: Vec<Value>,
+    /// Definitions of tools; empty if there are none.
+    pub tools: Vec<Value>,
+}
+
+/// An update of the hot cache: the answer of `/moe-hot-cache`.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct HotCacheUpdate {
+    /// Fraction of the cached experts that the update may exchange.
+    pub update_rate: f64,
+    /// Number of exchanges.
+    pub exchanged: usize,
+    /// Number of exchanges that would make the cache the best one for the file.
+    pub candidates: usize,
+    /// Number of exchanges that the update rate allows.
+    pub max_exchange: usize,
+    /// Number of cached experts in layers that the file observes.
+    pub hot_experts: usize,
+    /// Number of layers with an exchange.
+    pub layers_changed: usize,
+    /// Where the file was saved, if requested.
+    pub saved: Option<SavedFile>,
+}
+
+/// A learn file that was saved.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct SavedFile {
+    /// Path of the file.
+    pub path: String,
+    /// Path to which the old file was moved; empty if there was none.
+    pub backup_path: String,
+}
+
+/// The hot cache was not updated.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum HotCacheError {
+    /// There is no hot cache, or the file does not fit to the model.
+    #[error("{0}")]
+    Invalid(String),
+    /// The cache was updated, but the file was not saved.
+    #[error("the hot cache was updated, but the file was not saved: {0}")]
+    NotSaved(String),
+}
+
+/// Counts of the scheduler since the start of the server.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Snapshot {
+    /// Number of requests that can be evaluated at the same time.
+    pub n_slots: usize,
+    /// Number of requests that are evaluated now.
+    pub n_running: usize,
+    /// Number of requests in the queue.
+    pub n_queued: usize,
+    /// Maximum number of requests in the queue.
+    pub queue_capacity: usize,
+    /// Number of evaluated prompt tokens.
+    pub prompt_tokens: u64,
+    /// Time of passes that evaluated prompt tokens.
+    pub prompt_time: Duration,
+    /// Number of generated tokens.
+    pub generated_tokens: u64,
+    /// Time of passes that generated tokens.
+    pub generation_time: Duration,
+    /// Expert selections by the lane that computed them and the tier that held their weights.
+    pub selections: Vec<Selections>,
+}
+
+/// Number of expert selections of a lane and tier.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Selections {
+    /// Lane: `hot0`, `hot1`, `hot2` or `cold`.
+    pub lane: String,
+    /// Tier: the memory that held the weights, for example `gpu`, `ram` or `disk`.
+    pub tier: String,
+    /// Number of selections.
+    pub count: u64,
+}

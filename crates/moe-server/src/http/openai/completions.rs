@@ -1,0 +1,143 @@
+//! `POST /v1/completions`.
+
+use axum::extract::State;
+use axum::response::Response;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{Common, Header, Pieces, SAMPLING, check_max_tokens, finish_reason, unsupported};
+use crate::generation::GenerationRequest;
+use crate::http::Shared;
+use crate::http::body::JsonBody;
+use crate::http::error::ApiError;
+use crate::http::job::{Chunk, Ending, Job};
+use crate::http::respond::{Format, respond};
+use crate::http::sampling::{Prompt, Sampling, check_n_probs};
+
+/// Maximum number of prompts of a request.
+const MAX_PROMPTS: usize = 32;
+
+/// `max_tokens` of a request without it.
+const MAX_TOKENS: usize = 16;
+
+#[derive(Deserialize)]
+struct Body {
+    prompt: Prompt,
+    max_tokens: Option<usize>,
+    logprobs: Option<usize>,
+    echo: Option<bool>,
+    suffix: Option<String>,
+    best_of: Option<u64>,
+}
+
+/// `POST /v1/completions`.
+pub(in crate::http) async fn create(
+    State(server): State<Shared>,
+    body: JsonBody,
+) -> Result<Response, ApiError> {
+    let common: Common = body.parse()?;
+    let sampling: Sampling = body.parse()?;
+    let body: Body = body.parse()?;
+    common.check()?;
+    check(&body)?;
+    let n_probs = body.logprobs.map(|n| check_n_probs("logprobs", n));
+    let template = GenerationRequest {
+        prompt: Vec::new(),
+        sampling: sampling.params(SAMPLING)?,
+        n_predict: check_max_tokens("max_tokens", body.max_tokens)?.or(Some(MAX_TOKENS)),
+        n_probs: n_probs.transpose()?,
+        ignore_eos: sampling.ignore_eos(),
+        deadline: None,
+    };
+    let stops = sampling.stops()?;
+    let prompts = body.prompt.tokenize(&server).await?;
+    if !(1..=MAX_PROMPTS).contains(&prompts.len()) {
+        let n = prompts.len();
+        let message = format!("prompt: {n} prompts are out of range (1..={MAX_PROMPTS})");
+        return Err(ApiError::param("prompt", message));
+    }
+    let jobs = prompts.into_iter().map(|prompt| Job {
+        request: GenerationRequest {
+            prompt,
+            ..template.clone()
+        },
+        stops: stops.clone(),
+    });
+    let format = Completion {
+        header: Header::new("cmpl", "text_completion", &server.backend.model().name),
+        pieces: Pieces::of(&server),
+        has_logprobs: template.n_probs.is_some(),
+        includes_usage: common.includes_usage(),
+    };
+    respond(&server, jobs.collect(), sampling.is_stream(), format).await
+}
+
+/// # Errors
+/// The request asks for something that the server does not support.
+fn check(body: &Body) -> Result<(), ApiError> {
+    for (name, is_used) in [
+        ("echo", body.echo == Some(true)),
+        (
+            "suffix",
+            body.suffix
+                .as_ref()
+                .is_some_and(|suffix| !suffix.is_empty()),
+        ),
+        ("best_of", body.best_of.is_some_and(|n| n != 1)),
+    ] {
+        if is_used {
+            return Err(unsupported(name));
+        }
+    }
+    Ok(())
+}
+
+struct Completion {
+    header: Header,
+    pieces: Pieces,
+    has_logprobs: bool,
+    includes_usage: bool,
+}
+
+impl Completion {
+    fn choice(&self, index: usize, chunk: &Chunk, ending: Option<&Ending>) -> Value {
+        let logprobs = self
+            .has_logprobs
+            .then(|| self.pieces.completion(&chunk.tokens));
+        json!({
+            "text": chunk.text,
+            "index": index,
+            "logprobs": logprobs,
+            "finish_reason": ending.map(finish_reason),
+        })
+    }
+}
+
+impl Format for Completion {
+    const ENDPOINT: &'static str = "completions";
+    const LAST_EVENT: Option<&'static str> = Some("[DONE]");
+
+    fn chunk(&self, index: usize, chunk: &Chunk) -> Value {
+        let choice = self.choice(index, chunk, None);
+        self.header.event(vec![choice], self.includes_usage)
+    }
+
+    fn end(&self, index: usize, ending: &Ending) -> Value {
+        let mut choice = self.choice(index, &Chunk::default(), Some(ending));
+        choice["logprobs"] = Value::Null;
+        self.header.event(vec![choice], self.includes_usage)
+    }
+
+    fn usage(&self, endings: &[Ending]) -> Option<Value> {
+        let usage = || self.header.with_usage(Vec::new(), endings.iter());
+        self.includes_usage.then(usage)
+    }
+
+    fn complete(&self, texts: &[(Chunk, Ending)]) -> Value {
+        let texts = texts.iter();
+        let choices = texts.clone().enumerate();
+        let choices = choices.map(|(index, (chunk, end))| self.choice(index, chunk, Some(end)));
+        let endings = texts.map(|(_, ending)| ending);
+        self.header.with_usage(choices.collect(), endings)
+    }
+}

@@ -1,0 +1,155 @@
+//! The endpoints of OpenAI's API.
+
+pub(super) mod chat;
+pub(super) mod completions;
+mod logprobs;
+pub(super) mod models;
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+pub(super) use logprobs::Pieces;
+use moe_engine::SamplerParams;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::error::ApiError;
+use super::job::{EndReason, Ending};
+use super::sampling::random;
+
+/// Sampling parameters that a request does not contain.
+const SAMPLING: SamplerParams = SamplerParams {
+    temperature: 1.0,
+    top_k: 0,
+    top_p: 1.0,
+    min_p: 0.0,
+    seed: 0,
+};
+
+/// Keys of OpenAI's API that both endpoints read.
+#[derive(Deserialize)]
+struct Common {
+    n: Option<u64>,
+    presence_penalty: Option<f64>,
+    frequency_penalty: Option<f64>,
+    logit_bias: Option<serde_json::Map<String, Value>>,
+    stream_options: Option<StreamOptions>,
+}
+
+#[derive(Deserialize)]
+struct StreamOptions {
+    include_usage: Option<bool>,
+}
+
+impl Common {
+    /// # Errors
+    /// The request asks for something that would change the text, but that the server does not support.
+    fn check(&self) -> Result<(), ApiError> {
+        if self.n.is_some_and(|n| n != 1) {
+            return Err(ApiError::param("n", "n: only 1 is supported"));
+        }
+        let is_set = |penalty: Option<f64>| penalty.is_some_and(|penalty| penalty != 0.0);
+        for (name, is_used) in [
+            ("presence_penalty", is_set(self.presence_penalty)),
+            ("frequency_penalty", is_set(self.frequency_penalty)),
+            (
+                "logit_bias",
+                self.logit_bias
+                    .as_ref()
+                    .is_some_and(|bias| !bias.is_empty()),
+            ),
+        ] {
+            if is_used {
+                return Err(unsupported(name));
+            }
+        }
+        Ok(())
+    }
+
+    fn includes_usage(&self) -> bool {
+        let options = self.stream_options.as_ref();
+        options.and_then(|options| options.include_usage) == Some(true)
+    }
+}
+
+fn unsupported(param: &str) -> ApiError {
+    ApiError::param(
+        param,
+        format!("{param} is not supported; remove it from the request"),
+    )
+}
+
+/// Checks a limit on generated tokens.
+fn check_max_tokens(param: &str, max_tokens: Option<usize>) -> Result<Option<usize>, ApiError> {
+    if max_tokens == Some(0) {
+        return Err(ApiError::param(
+            param,
+            format!("{param}: 0 is out of range (1..)"),
+        ));
+    }
+    Ok(max_tokens)
+}
+
+/// The keys that all objects of a response share.
+struct Header {
+    id: String,
+    object: &'static str,
+    created: u64,
+    model: String,
+}
+
+impl Header {
+    fn new(prefix: &str, object: &'static str, model: &str) -> Header {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        Header {
+            id: format!("{prefix}-{:016x}", random()),
+            object,
+            created: now.unwrap_or_default().as_secs(),
+            model: model.to_owned(),
+        }
+    }
+
+    /// An object of the response.
+    fn with(&self, choices: Vec<Value>) -> Value {
+        json!({
+            "id": self.id,
+            "object": self.object,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        })
+    }
+
+    /// An event of a stream. With `includes_usage`, all events have the key `usage`.
+    fn event(&self, choices: Vec<Value>, includes_usage: bool) -> Value {
+        let mut event = self.with(choices);
+        if includes_usage {
+            event["usage"] = Value::Null;
+        }
+        event
+    }
+
+    /// A response with token counts, or the last event of a stream with them.
+    fn with_usage<'a>(
+        &self,
+        choices: Vec<Value>,
+        endings: impl Iterator<Item = &'a Ending> + Clone,
+    ) -> Value {
+        let prompt: usize = endings.clone().map(|ending| ending.usage.n_prompt).sum();
+        let completion: usize = endings.map(|ending| ending.usage.n_generated).sum();
+        let mut object = self.with(choices);
+        object["usage"] = json!({
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        });
+        object
+    }
+}
+
+/// `finish_reason` of a choice.
+fn finish_reason(ending: &Ending) -> &'static str {
+    match ending.reason {
+        EndReason::EndOfGeneration | EndReason::StopSequence(_) => "stop",
+        EndReason::Limit => "length",
+    }
+}

@@ -1,0 +1,242 @@
+//! Keys, limits, other paths and methods, log lines.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Method, Request};
+use moe_server::http::{ApiKey, Log, Options, router};
+use serde_json::json;
+
+use crate::client::{Answer, get, hello, options, post, post_text, send, service};
+use crate::fake::Fake;
+
+const PATHS: [(&str, &str); 13] = [
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/chat/completions"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/fake/model"),
+    ("POST", "/completion"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/moe-layer-perf"),
+    ("POST", "/moe-layer-perf"),
+    ("GET", "/moe-hot-cache"),
+    ("POST", "/moe-hot-cache"),
+    ("GET", "/metrics"),
+    ("GET", "/nothing"),
+];
+
+fn with_key() -> Router {
+    let options = Options {
+        api_key: ApiKey::new("secret"),
+        ..options()
+    };
+    router(hello(), options)
+}
+
+#[track_caller]
+fn get_with(router: &Router, path: &str, header: (&str, &str)) -> Answer {
+    let request = Request::get(path).header(header.0, header.1);
+    send(router, request.body(Body::empty()).unwrap())
+}
+
+#[test]
+fn requires_the_key() {
+    let router = with_key();
+    for (method, path) in PATHS {
+        let request = Request::builder().method(method).uri(path);
+        let answer = send(&router, request.body(Body::empty()).unwrap());
+        assert_eq!(answer.status, 401, "{path}");
+        assert_eq!(answer.headers["www-authenticate"], "Bearer");
+        assert_eq!(answer.json()["error"]["code"], "invalid_api_key");
+    }
+    assert_eq!(get(&router, "/health").json(), json!({"status": "ok"}));
+}
+
+#[test]
+fn accepts_the_key_in_two_headers() {
+    let router = with_key();
+    for (name, value, status) in [
+        ("authorization", "Bearer secret", 200),
+        ("authorization", "bearer secret", 200),
+        ("x-api-key", "secret", 200),
+        ("authorization", "Bearer secret2", 401),
+        ("authorization", "Bearer secre", 401),
+        ("authorization", "Bearer ", 401),
+        ("authorization", "Basic secret", 401),
+        ("authorization", "secret", 401),
+        ("x-api-key", "", 401),
+    ] {
+        assert_eq!(
+            get_with(&router, "/v1/models", (name, value)).status,
+            status,
+            "{name}: {value}"
+        );
+    }
+}
+
+#[test]
+fn refuses_web_pages_of_other_sites_without_a_key() {
+    let router = service(&hello());
+    for (name, value, status) in [
+        ("host", "127.0.0.1:8080", 200),
+        ("host", "localhost", 200),
+        ("host", "example.org", 403),
+        ("origin", "http://localhost:3000", 200),
+        ("origin", "https://example.org", 403),
+        ("origin", "null", 403),
+        ("sec-fetch-site", "same-origin", 200),
+        ("sec-fetch-site", "cross-site", 403),
+    ] {
+        assert_eq!(
+            get_with(&router, "/v1/models", (name, value)).status,
+            status,
+            "{name}: {value}"
+        );
+    }
+}
+
+#[test]
+fn answers_other_paths_and_methods_with_errors() {
+    let router = service(&hello());
+    let answer = get(&router, "/nothing");
+    assert_eq!(
+        (answer.status, answer.error().0),
+        (404, "there is no path /nothing".into())
+    );
+    for (method, path) in PATHS {
+        let request = Request::builder().method(Method::DELETE).uri(path);
+        let answer = send(&router, request.body(Body::empty()).unwrap());
+        if path != "/nothing" {
+            assert_eq!(answer.status, 405, "{path}");
+            let allow = answer.headers["allow"].to_str().unwrap();
+            assert!(allow.contains(method), "{path}: {allow}");
+        }
+    }
+}
+
+#[test]
+fn limits_the_size_of_a_body() {
+    let options = Options {
+        max_body_bytes: 40,
+        ..options()
+    };
+    let router = router(hello(), options);
+    let body = |n| format!("{{\"content\": \"{}\"}}", "a".repeat(n));
+    assert_eq!(post_text(&router, "/tokenize", &body(26)).status, 200);
+    let answer = post_text(&router, "/tokenize", &body(27));
+    let expected = "the body is larger than the limit of 40 bytes";
+    assert_eq!((answer.status, answer.error().0), (413, expected.into()));
+}
+
+#[test]
+fn limits_the_time_of_a_request() {
+    let backend = hello();
+    backend.allow(Some(0));
+    let options = Options {
+        request_timeout: Duration::from_millis(20),
+        ..options()
+    };
+    let router = router(backend.clone(), options);
+    let body = json!({"prompt": "a"});
+    // Before the first token: an error. Later, the text so far.
+    assert_eq!(post(&router, "/v1/completions", &body).status, 408);
+    let events = post(
+        &router,
+        "/v1/completions",
+        &json!({"prompt": "a", "stream": true}),
+    )
+    .events();
+    assert_eq!(events[0]["error"]["type"], "timeout_error");
+    backend.allow(Some(1));
+    let choice = post(&router, "/v1/completions", &body).json()["choices"][0].clone();
+    assert_eq!(
+        (&choice["text"], &choice["finish_reason"]),
+        (&json!("Hello"), &json!("length"))
+    );
+}
+
+#[test]
+fn ends_when_the_context_is_full() {
+    let backend = hello();
+    let body = json!({"prompt": "a".repeat(4090), "ignore_eos": true, "max_tokens": 1000});
+    let answer = post(&service(&backend), "/v1/completions", &body).json();
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+    assert_eq!(answer["usage"]["completion_tokens"], 5);
+}
+
+#[test]
+fn rejects_requests_beyond_the_queue() {
+    let backend = Arc::new(Fake::new(&[b"a"], 1));
+    backend.allow(Some(0));
+    let router = service(&backend);
+    let body = json!({"prompt": ["a", "b", "c"]});
+    let answer = post(&router, "/v1/completions", &body);
+    assert_eq!(answer.status, 429);
+    assert_eq!(answer.headers["retry-after"], "1");
+    assert_eq!(answer.json()["error"]["code"], "queue_full");
+    // The prompts that were queued are cancelled.
+    backend.wait_until(|state| state.n_cancelled == 2);
+    backend.allow(None);
+    assert_eq!(
+        post(&router, "/v1/completions", &json!({"prompt": "a"})).status,
+        200
+    );
+}
+
+#[test]
+fn logs_requests_without_their_text() {
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let log = {
+        let lines = lines.clone();
+        Log::new(move |line| lines.lock().unwrap().push(line.to_owned()))
+    };
+    let router = router(hello(), Options { log, ..options() });
+    let secret = "swordfish";
+    post(
+        &router,
+        "/v1/completions",
+        &json!({"prompt": secret, "stop": "swordfish2"}),
+    );
+    post(
+        &router,
+        "/v1/chat/completions",
+        &json!({"messages": [{"role": "user", "content": secret}], "stream": true}),
+    );
+    post_text(
+        &router,
+        "/v1/completions",
+        &format!("{{\"prompt\": \"a\", \"temperature\": \"{secret}\"}}"),
+    );
+    post_text(
+        &router,
+        "/tokenize",
+        &format!("{{\"content\": \"{secret}\"}}"),
+    );
+    get(&router, &format!("/moe-hot-cache?json={secret}"));
+    get(&router, &format!("/{secret}"));
+    let lines = lines.lock().unwrap().join("\n");
+    assert!(
+        !lines.contains(secret) && !lines.contains("Hello"),
+        "{lines}"
+    );
+    let without_times = lines.lines().map(|line| {
+        let words: Vec<_> = line.split(' ').collect();
+        words[..words.len() - 2].join(" ")
+    });
+    assert_eq!(
+        without_times.collect::<Vec<_>>(),
+        [
+            "completions: finished, 10 prompt tokens, 4 generated tokens,",
+            "POST /v1/completions 200",
+            "POST /v1/chat/completions 200",
+            "chat: finished, 17 prompt tokens, 4 generated tokens,",
+            "POST /v1/completions 400",
+            "POST /tokenize 200",
+            "GET /moe-hot-cache 400",
+            "GET - 404",
+        ]
+    );
+}

@@ -1,0 +1,207 @@
+//! `/completion`, `/tokenize` and `/detokenize`.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use crate::client::{hello, post, rejected, service};
+use crate::fake::{BOS, Fake};
+
+const PATH: &str = "/completion";
+
+#[test]
+fn returns_the_fields_of_llama_server() {
+    let backend = hello();
+    let body = post(&service(&backend), PATH, &json!({"prompt": "ab"})).json();
+    assert_eq!(body["content"], "Hello world!");
+    assert_eq!(body["tokens"], json!([]));
+    assert_eq!(
+        (&body["stop"], &body["stop_type"]),
+        (&json!(true), &json!("eos"))
+    );
+    assert_eq!(
+        (&body["tokens_predicted"], &body["tokens_evaluated"]),
+        (&json!(4), &json!(3))
+    );
+    assert_eq!(body["model"], "fake/model");
+    let timings = &body["timings"];
+    assert_eq!(
+        (&timings["prompt_ms"], &timings["predicted_ms"]),
+        (&json!(20.0), &json!(40.0))
+    );
+    assert_eq!(
+        (
+            &timings["prompt_per_second"],
+            &timings["predicted_per_token_ms"]
+        ),
+        (&json!(150.0), &json!(10.0))
+    );
+}
+
+#[test]
+fn uses_defaults_of_llama_server() {
+    let backend = hello();
+    let router = service(&backend);
+    post(&router, PATH, &json!({"prompt": "ab"}));
+    post(
+        &router,
+        PATH,
+        &json!({"prompt": [7], "n_predict": -1, "top_k": -1, "n_probs": 0}),
+    );
+    post(
+        &router,
+        PATH,
+        &json!({"prompt": [7], "n_predict": 2, "seed": 3, "ignore_eos": true}),
+    );
+    let requests = backend.state().requests.clone();
+    let sampling = requests[0].sampling;
+    assert_eq!((sampling.temperature, sampling.top_k), (0.8, 40));
+    assert_eq!((sampling.top_p, sampling.min_p), (0.95, 0.05));
+    assert_eq!((requests[0].n_predict, requests[0].n_probs), (None, None));
+    assert_eq!(
+        (requests[1].n_predict, requests[1].sampling.top_k),
+        (None, 0)
+    );
+    assert_eq!(
+        (requests[2].n_predict, requests[2].sampling.seed),
+        (Some(2), 3)
+    );
+    assert!(requests[2].ignore_eos);
+}
+
+#[test]
+fn reports_why_the_text_ended() {
+    let router = service(&hello());
+    let body = post(&router, PATH, &json!({"prompt": "a", "stop": ["ld"]})).json();
+    assert_eq!(
+        (&body["content"], &body["stop_type"]),
+        (&json!("Hello wor"), &json!("word"))
+    );
+    assert_eq!(body["stopping_word"], "ld");
+    let body = post(
+        &router,
+        PATH,
+        &json!({"prompt": "a", "n_predict": 1, "return_tokens": true}),
+    );
+    let body = body.json();
+    assert_eq!(
+        (&body["stop_type"], &body["tokens"]),
+        (&json!("limit"), &json!([258]))
+    );
+}
+
+#[test]
+fn streams_parts() {
+    let answer = post(
+        &service(&hello()),
+        PATH,
+        &json!({"prompt": "ab", "stream": true}),
+    );
+    let events = answer.events();
+    let parts: Vec<_> = events
+        .iter()
+        .map(|event| (&event["content"], &event["tokens"], &event["stop"]))
+        .collect();
+    let part = |text: &str, tokens: Value, stop: bool| (json!(text), tokens, json!(stop));
+    let expected = [
+        part("Hello", json!([258]), false),
+        part(" wor", json!([259]), false),
+        part("ld", json!([260]), false),
+        part("!", json!([261]), false),
+        part("", json!([]), true),
+    ];
+    assert_eq!(
+        parts,
+        expected
+            .each_ref()
+            .map(|(text, tokens, stop)| (text, tokens, stop))
+    );
+    assert!(!answer.text.contains("[DONE]"));
+}
+
+#[test]
+fn reports_probabilities() {
+    let body = json!({"prompt": "ab", "n_probs": 1, "n_predict": 1});
+    let body = post(&service(&hello()), PATH, &body).json();
+    let token = json!({"id": 258, "token": "Hello", "bytes": b"Hello", "logprob": -0.25});
+    let mut entry = token.clone();
+    entry["top_logprobs"] = json!([token]);
+    assert_eq!(body["completion_probabilities"], json!([entry]));
+}
+
+#[test]
+fn rejects_wrong_bodies() {
+    let router = service(&hello());
+    for (body, param) in [
+        (json!({}), Value::Null),
+        (json!({"prompt": ["a", "b"]}), json!("prompt")),
+        (
+            json!({"prompt": "a", "n_predict": "many"}),
+            json!("n_predict"),
+        ),
+        (json!({"prompt": "a", "n_probs": 21}), json!("n_probs")),
+        (
+            json!({"prompt": "a", "return_tokens": 1}),
+            json!("return_tokens"),
+        ),
+    ] {
+        let (message, found) = rejected(&router, PATH, &body);
+        assert_eq!(found, param, "{body}: {message}");
+    }
+}
+
+#[test]
+fn tokenizes() {
+    let router = service(&hello());
+    for (body, tokens) in [
+        (json!({"content": ""}), json!([])),
+        (json!({"content": "a<s>"}), json!([97, BOS])),
+        (
+            json!({"content": "a", "add_special": true}),
+            json!([BOS, 97]),
+        ),
+        (
+            json!({"content": "<s>", "parse_special": false}),
+            json!([60, 115, 62]),
+        ),
+        (
+            json!({"content": "é", "with_pieces": true}),
+            json!([{"id": 195, "piece": [195]}, {"id": 169, "piece": [169]}]),
+        ),
+        (
+            json!({"content": "a", "with_pieces": true}),
+            json!([{"id": 97, "piece": "a"}]),
+        ),
+    ] {
+        assert_eq!(
+            post(&router, "/tokenize", &body).json()["tokens"],
+            tokens,
+            "{body}"
+        );
+    }
+    assert_eq!(
+        rejected(&router, "/tokenize", &json!({"content": 1})).1,
+        "content"
+    );
+}
+
+#[test]
+fn detokenizes() {
+    let backend = Arc::new(Fake::new(&["é".as_bytes()], 1));
+    let router = service(&backend);
+    for (tokens, content) in [
+        (json!([]), "".to_owned()),
+        (json!([258, 97, 195, 169]), "éaé".to_owned()),
+        (json!([195]), "\u{fffd}".to_owned()),
+    ] {
+        let answer = post(&router, "/detokenize", &json!({"tokens": tokens}));
+        assert_eq!(answer.json()["content"], content);
+    }
+    let answer = post(&router, "/detokenize", &json!({"tokens": [259]}));
+    assert_eq!(answer.status, 400);
+    assert_eq!(answer.error().0, "tokens: 259 is out of range (0..259)");
+    assert_eq!(
+        rejected(&router, "/detokenize", &json!({"tokens": [-1]})).1,
+        "tokens[0]"
+    );
+}
