@@ -1,6 +1,6 @@
 //! The session of `serve`: several sequences, with or without an expert cache.
 
-use moe_engine::{BatchEntry, BatchSession, CacheUpdate, Error, Observer, Result};
+use moe_engine::{BatchEntry, BatchSession, CacheUpdate, Observer, Result};
 use moe_executor::Session;
 use moe_placement::learn::LearnFile;
 use moe_placement::perf::{PerfMode, SharedCounters};
@@ -80,7 +80,7 @@ impl BatchSession for ServedSession<'_, '_> {
                 exchanged: self.session.exchange(&exchanges),
                 ..update
             }),
-            Err(error) => Err(Error::from(boxed(error))),
+            Err(error) => Err(boxed(error)),
         })
     }
 

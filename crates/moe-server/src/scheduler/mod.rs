@@ -32,7 +32,7 @@ use moe_trace::Phase;
 
 use crate::generation::{Event, FinishReason, Usage};
 use crate::metrics::{Metrics, Outcome};
-use crate::recording::{Recording, SharedTraceCounts};
+use crate::recording::Recording;
 use handle::Shared;
 use queue::{Queue, Queued};
 use running::{Running, Sampled};
@@ -87,7 +87,7 @@ impl Scheduler {
             shared: Arc::new(Shared {
                 queue: Queue::new(n_slots, params.n_queue),
                 metrics: Metrics::default(),
-                traces: traces.unwrap_or_else(SharedTraceCounts::default),
+                traces: traces.unwrap_or_default(),
                 counters: session.counters(),
                 n_ctx: session.n_ctx(),
                 n_vocab: session.n_vocab(),

@@ -1,5 +1,6 @@
 //! What the endpoints need: the tokenizer and the chat template of the model, and the scheduler.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
@@ -166,7 +167,9 @@ fn save(path: &Path, learn: &LearnFile) -> anyhow::Result<SavedFile> {
     } else {
         None
     };
-    files::write(path, true, learn.to_json().as_bytes())?;
+    files::write(path, true, |out| {
+        Ok(out.write_all(learn.to_json().as_bytes())?)
+    })?;
     Ok(SavedFile {
         path: path.display().to_string(),
         backup_path: backup.map_or_else(String::new, |backup| backup.display().to_string()),

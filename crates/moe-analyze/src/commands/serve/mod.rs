@@ -30,7 +30,7 @@ use crate::exit_status::ExitStatus;
 use crate::files::OutputPath;
 use crate::interrupt;
 use crate::model;
-use crate::option_values::{at_least, integer_in};
+use crate::option_values::integer_in;
 use crate::output::{self, message};
 
 /// Default context of a request, in tokens, unless the model was trained with less.
