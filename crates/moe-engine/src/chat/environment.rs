@@ -26,7 +26,10 @@ pub(super) fn new() -> Environment<'static> {
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_formatter(|out, state, value| match python::float(value) {
         Some(float) => Ok(out.write_str(&python::float_text(float))?),
-        None => minijinja::escape_formatter(out, state, value),
+        None => {
+            json::consume(state, value)?;
+            minijinja::escape_formatter(out, state, value)
+        }
     });
     environment.set_unknown_method_callback(methods::call);
     environment.add_function("raise_exception", raise_exception);
@@ -67,11 +70,12 @@ fn to_json(state: &State, value: &Value, kwargs: Kwargs) -> Result<Value, Error>
 }
 
 /// The filter `string`: Python's `str`.
-fn string(value: &Value) -> Value {
-    match python::float(value) {
-        Some(float) => Value::from(python::float_text(float)),
-        None => Value::from(value.to_string()),
+fn string(state: &State, value: &Value) -> Result<Value, Error> {
+    if let Some(float) = python::float(value) {
+        return Ok(Value::from(python::float_text(float)));
     }
+    json::consume(state, value)?;
+    Ok(Value::from(value.to_string()))
 }
 
 /// The filter `int`: like in Jinja, a value that is not a number becomes `default`.

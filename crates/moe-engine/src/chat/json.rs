@@ -65,6 +65,27 @@ pub(super) fn text(state: &State, value: &Value, style: &Style) -> Result<String
     Ok(writer.text)
 }
 
+/// Uses a step of the template for each value in `value`. A list can contain another list twice, so that a template with few steps
+/// can create a value with an exponential text.
+pub(super) fn consume(state: &State, value: &Value) -> Result<(), Error> {
+    fn visit(state: &State, value: &Value, depth: usize) -> Result<(), Error> {
+        state.consume_fuel(1)?;
+        if depth > MAX_DEPTH {
+            return Err(invalid(format!("a value has more than {MAX_DEPTH} levels")));
+        }
+        match value.kind() {
+            ValueKind::Seq => items(value).try_for_each(|item| visit(state, &item, depth + 1)),
+            ValueKind::Map => items(value).try_for_each(|key| {
+                let item = value.get_item(&key)?;
+                visit(state, &item, depth + 1)
+            }),
+            ValueKind::String => state.consume_fuel(value.len().unwrap_or(0) as u64 / 64),
+            _ => Ok(()),
+        }
+    }
+    visit(state, value, 0)
+}
+
 /// Returns the approximate size in bytes of a value that comes from JSON.
 pub(super) fn size(value: &Value) -> u64 {
     const PER_VALUE: u64 = 8;

@@ -167,7 +167,7 @@ impl ChatTemplate {
         let strftime = Value::from_function(move |format: &str| strftime::format(now, format));
         variables.insert("strftime_now", strftime);
 
-        let variables: Value = variables.into_iter().collect();
+        let variables = Value::from_pairs(variables);
         let limit = STEPS + json::size(&variables);
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(limit));
