@@ -38,6 +38,8 @@ mod relayout;
 mod replay;
 mod rewritten;
 mod schemas;
+#[cfg(unix)]
+mod serve;
 mod simulate;
 #[cfg(feature = "sql")]
 mod sql;

@@ -1,5 +1,6 @@
 //! Serves the endpoints without a model, for tests of clients: `fake_server [ADDRESS]`. The default address is
 //! `127.0.0.1:8080`. The environment variable `MOE_API_KEY` contains the key, if requests need one. SIGTERM and SIGINT stop the server.
+#![allow(clippy::unwrap_used, reason = "a program for tests")]
 
 #[path = "../tests/it/fake.rs"]
 #[allow(dead_code, reason = "the tests use more of it")]

@@ -77,7 +77,7 @@ fn writes_a_table_for_each_request_without_repeated_and_failed_passes() {
     directories.sort();
     let mut read = Vec::new();
     for directory in &directories {
-        for batch in read_routing(&directory.join("routing.parquet")).unwrap() {
+        for batch in read_routing(directory.join("routing.parquet")).unwrap() {
             let batch = batch.unwrap();
             for row in 0..batch.len() {
                 read.push((

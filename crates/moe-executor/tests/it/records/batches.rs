@@ -95,7 +95,7 @@ fn recorded(run: &Run) -> Rows {
         let layer = operation.head().layer().unwrap();
         for token in operation.tokens() {
             let experts: Vec<_> = token.experts().collect();
-            let ids = experts.iter().map(|expert| expert.expert_id.0.into());
+            let ids = experts.iter().map(|expert| expert.expert_id.0);
             let weights = experts.iter().map(|expert| expert.weight.unwrap());
             let phase = token.head().phase().unwrap();
             let routed = (ids.collect(), weights.collect(), phase);

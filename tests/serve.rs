@@ -1,0 +1,200 @@
+//! `serve`: a server over a model of the fixtures.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::{fs, thread};
+
+use serde_json::{Value, json};
+
+use crate::support::{fail, repository, run};
+
+/// A running server; dropping it kills it.
+struct Server {
+    process: Child,
+    address: String,
+}
+
+impl Server {
+    fn start(options: &[&str]) -> Server {
+        let mut process = Command::new(assert_cmd::cargo::cargo_bin!("moe-analyze"))
+            .args(["serve", "--port", "0", "--threads", "1", "--model"])
+            .arg(repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf"))
+            .args(options)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
+        let address = lines
+            .by_ref()
+            .map(Result::unwrap)
+            .find_map(|line| {
+                let rest = line.strip_prefix("listening on http://")?;
+                Some(rest.split(',').next().unwrap().to_owned())
+            })
+            .expect("the server prints its address");
+        // The pipe must not fill.
+        thread::spawn(move || lines.for_each(drop));
+        Server { process, address }
+    }
+
+    /// Sends a request, and returns the status and the body.
+    fn send(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            self.address,
+            body.len()
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
+        let body = answer.split_once("\r\n\r\n").unwrap().1;
+        (status, body.to_owned())
+    }
+
+    fn post(&self, path: &str, body: &Value) -> Value {
+        let (status, answer) = self.send("POST", path, &body.to_string());
+        assert_eq!(status, 200, "{answer}");
+        serde_json::from_str(&answer).unwrap()
+    }
+
+    /// Ends the server with SIGTERM, and returns its exit code.
+    fn stop(mut self) -> Option<i32> {
+        let pid = self.process.id().to_string();
+        let kill = Command::new("kill").args(["-TERM", &pid]).status().unwrap();
+        assert!(kill.success());
+        self.process.wait().unwrap().code()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+const PROMPT: &str = "int main(";
+
+fn completion(n_predict: usize) -> Value {
+    json!({"prompt": PROMPT, "n_predict": n_predict, "temperature": 0, "ignore_eos": true})
+}
+
+/// The text that `record` generates.
+fn recorded(n_predict: &str) -> String {
+    let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
+    let options = ["--prompt", PROMPT, "--n-predict", n_predict, "--ignore-eos", "--trace", "off"];
+    run!["--quiet", "record", "--model", model, options, "--threads", "1"]
+}
+
+#[test]
+fn requests_at_the_same_time_get_the_text_of_record() {
+    let server = Server::start(&["--parallel", "3", "--batch-size", "8"]);
+    let texts: Vec<String> = thread::scope(|scope| {
+        let ask = || {
+            let answer = server.post("/completion", &completion(24));
+            assert_eq!(answer["tokens_predicted"], 24);
+            answer["content"].as_str().unwrap().to_owned()
+        };
+        let clients: Vec<_> = (0..5).map(|_| scope.spawn(ask)).collect();
+        clients
+            .into_iter()
+            .map(|client| client.join().unwrap())
+            .collect()
+    });
+    let expected = recorded("24");
+    for text in &texts {
+        assert!(expected.trim_end().ends_with(text.trim_end()), "{text:?} in {expected:?}");
+    }
+    let (status, metrics) = server.send("GET", "/metrics", "");
+    assert_eq!(status, 200);
+    assert!(metrics.contains("moe_slots 3"), "{metrics}");
+    assert_eq!(server.stop(), Some(0));
+}
+
+#[test]
+fn counters_of_a_hot_cache_feed_a_plan() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
+    let (run_dir, learn) = (dir.path().join("run"), dir.path().join("learn.json"));
+    let prompt = ["--prompt", PROMPT, "--n-predict", "16"];
+    run!["--quiet", "record", "--model", model, prompt, "--out", run_dir];
+    run!["hotness", run_dir, "--out", learn];
+    let learn_text = learn.to_str().unwrap();
+    let server = Server::start(&[
+        "--policy", "hot-cache", "--hot-cache", learn_text, "--hot-cache-mib", "2",
+        "--update-rate", "0.5",
+    ]);
+    server.post("/completion", &completion(16));
+    let (status, before) = server.send("GET", "/moe-layer-perf", "");
+    assert_eq!(status, 200);
+    // An update has used the counters, which start again.
+    server.post("/moe-layer-perf", &json!({"mode": "update"}));
+    let updated = server.post(
+        "/moe-hot-cache",
+        &serde_json::from_str(&fs::read_to_string(&learn).unwrap()).unwrap(),
+    );
+    assert_eq!(updated["success"], true, "{updated}");
+    assert_eq!(updated["update_rate"], 1.0);
+    assert!(updated["hot_experts"].as_u64() > Some(0), "{updated}");
+    assert_eq!(server.stop(), Some(0));
+
+    let server = Server::start(&[
+        "--policy", "hot-cache", "--hot-cache", learn_text, "--hot-cache-mib", "2",
+    ]);
+    server.post("/completion", &completion(16));
+    let (_, counters) = server.send("GET", "/moe-layer-perf", "");
+    let file = dir.path().join("counters.json");
+    fs::write(&file, &counters).unwrap();
+    let plan = run!["plan", file, "--model", model, "--budget-mib", "2", "-o", "json"];
+    let plan: Value = serde_json::from_str(&plan).unwrap();
+    assert!(!plan["selected"].as_array().unwrap().is_empty(), "{before} {counters}");
+    assert_eq!(server.stop(), Some(0));
+}
+
+#[test]
+fn traces_of_requests_are_inputs_of_other_commands() {
+    let dir = tempfile::tempdir().unwrap();
+    let traces = dir.path().join("traces");
+    let server = Server::start(&["--record", traces.to_str().unwrap()]);
+    server.post("/completion", &completion(8));
+    server.post("/completion", &completion(8));
+    assert_eq!(server.stop(), Some(0));
+    let requests: Vec<_> = fs::read_dir(&traces)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    assert_eq!(requests.len(), 2, "{requests:?}");
+    for request in &requests {
+        assert!(run!["info", request].contains("routing"));
+        assert!(run!["hotness", request].contains("layer"));
+    }
+}
+
+#[test]
+fn rejects_what_it_cannot_serve() {
+    let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
+    let error = fail!["serve", "--model", model, "--host", "0.0.0.0", "--port", "0"];
+    assert!(error.contains("pass an API key"), "{error}");
+    let error = fail!["serve", "--model", model, "--port", "0", "--api-key", "a b"];
+    assert!(error.contains("visible ASCII"), "{error}");
+    let missing = Path::new("missing.jinja");
+    let error = fail!["serve", "--model", model, "--port", "0", "--chat-template", missing];
+    assert!(error.contains("missing.jinja"), "{error}");
+    let server = Server::start(&[]);
+    let (status, answer) = server.send(
+        "POST",
+        "/v1/chat/completions",
+        r#"{"messages":[{"role":"user","content":"a"}]}"#,
+    );
+    assert_eq!(status, 400, "{answer}");
+    assert!(answer.contains("no chat template"), "{answer}");
+    let port = server.address.rsplit(':').next().unwrap();
+    let error = fail!["serve", "--model", model, "--port", port];
+    assert!(error.contains("cannot listen on"), "{error}");
+    assert_eq!(server.stop(), Some(0));
+}
