@@ -152,14 +152,17 @@ fn errors_contain_the_line() {
             .unwrap_err()
     };
     let user = json!({"role": "user", "content": "a"});
-    let error = render("a\n\n{{ messages[0].content + 1 }}", &[user.clone()]);
+    let error = render(
+        "a\n\n{{ messages[0].content + 1 }}",
+        std::slice::from_ref(&user),
+    );
     assert!(
         matches!(error, ChatError::Render { line: 3, .. }),
         "{error:?}"
     );
     let error = render(
         "{{ raise_exception('no ' ~ messages[0].role) }}",
-        &[user.clone()],
+        std::slice::from_ref(&user),
     );
     assert_eq!(
         error.to_string(),
