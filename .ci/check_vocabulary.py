@@ -83,6 +83,7 @@ ALLOW = [
     ("*", r"if there (?:is|are) none", "idiomatic after the noun that it refers to"),
     ("*", r"gives (?:them|it|each|the thread) ", "gives somebody something"),
     ("crates/moe-foreign/src/importers/responses*", r"(?:\w+ )?choices?(?: \w+)?", "`choices` of OpenAI-compatible responses"),
+    ("crates/moe-server/*", r"(?:\w+ )?choices?(?: \w+)?", "`choices` of OpenAI's API"),
     ("crates/moe-foreign/tests/it/binary/*", r"choices(?: \w+)?", "`choices` of OpenAI-compatible responses"),
     ("crates/moe-analysis/src/survey/order.rs", r"First choice", "quotation from the Mixtral paper"),
     ("crates/moe-synth/*", r"moments", "statistical moments"),

@@ -116,7 +116,7 @@ pub struct HotCacheUpdate {
 pub struct SavedFile {
     /// Path of the file.
     pub path: String,
-    /// Path to which the old file was moved; empty if there was none.
+    /// Path to which the old file was moved; empty if the file did not exist.
     pub backup_path: String,
 }
 

@@ -13,7 +13,7 @@ pub struct Options {
     pub max_body_bytes: usize,
     /// Maximum number of open connections. Further connections wait until one is closed.
     pub max_connections: usize,
-    /// Time limit of a request that generates text, from its arrival.
+    /// Time limit of a request that generates text, from the end of its body.
     pub request_timeout: Duration,
     /// Time limit for the headers of a request, for its body, and for an idle connection.
     pub read_timeout: Duration,

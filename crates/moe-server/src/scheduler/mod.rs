@@ -182,7 +182,7 @@ impl Scheduler {
         }
     }
 
-    /// Ends the requests that nobody waits for, and those whose deadline has passed. Returns their number.
+    /// Ends the requests whose client no longer waits, and those whose deadline has passed. Returns their number.
     fn end_abandoned(&mut self, session: &mut dyn BatchSession) -> usize {
         let now = Instant::now();
         let reason = |slot: &usize| Some((*slot, self.slots[*slot].as_ref()?.reason_to_end(now)?));

@@ -248,7 +248,7 @@ fn rejects_requests_that_cannot_be_queued() {
     assert_eq!(submit(&[4]), Some(SubmitError::ShuttingDown));
     assert_eq!(handle.metrics().requests, [("rejected", 5)].into());
     assert_eq!(handle.metrics().n_queued, 3);
-    // Nobody runs the scheduler: the accepted requests fail.
+    // The scheduler does not run: the accepted requests fail.
     drop(scheduler);
     for receiver in accepted {
         assert!(events(receiver).1.is_err());

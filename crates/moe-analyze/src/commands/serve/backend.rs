@@ -23,7 +23,7 @@ use crate::output;
 pub struct ServedModel {
     pub info: ModelInfo,
     pub engine: &'static Native<'static>,
-    /// The chat template, or why there is none.
+    /// The chat template, or why the server has no template.
     pub chat: Result<ModelChat, String>,
     pub handle: Handle,
     /// The file of `--hot-cache`, which `save_to_disk` replaces.
