@@ -34,7 +34,9 @@ impl JsonBody {
         let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
             let path = error.path().to_string();
             let inner = error.into_inner();
-            if path == "." || !inner.is_data() {
+            // A number that the type cannot contain is a syntax error for serde_json.
+            let is_value = inner.is_data() || inner.to_string().starts_with("number out of range");
+            if path == "." || !is_value {
                 ApiError::invalid(format!("the body is invalid: {inner}"))
             } else {
                 ApiError::param(&path, format!("{path}: {inner}"))

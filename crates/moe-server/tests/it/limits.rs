@@ -125,8 +125,8 @@ fn limits_the_size_of_a_body() {
     };
     let router = router(hello(), options);
     let body = |n| format!("{{\"content\": \"{}\"}}", "a".repeat(n));
-    assert_eq!(post_text(&router, "/tokenize", &body(26)).status, 200);
-    let answer = post_text(&router, "/tokenize", &body(27));
+    assert_eq!(post_text(&router, "/tokenize", &body(25)).status, 200);
+    let answer = post_text(&router, "/tokenize", &body(26));
     let expected = "the body is larger than the limit of 40 bytes";
     assert_eq!((answer.status, answer.error().0), (413, expected.into()));
 }

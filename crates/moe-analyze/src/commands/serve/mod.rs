@@ -94,7 +94,7 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = integer_in(1..=1_000_000u32), help_heading = "Server")]
     timeout: u32,
     /// Maximum size of the body of a request in KiB, at least 1
-    #[arg(long, value_name = "KIB", default_value_t = 4096, value_parser = integer_in(1..=1 << 20u32), help_heading = "Server")]
+    #[arg(long, value_name = "KIB", default_value_t = 4096, value_parser = integer_in(1u32..=1 << 20), help_heading = "Server")]
     max_body_kib: u32,
     /// Jinja file with the chat template [default: the template of the model]
     #[arg(long, value_name = "FILE", help_heading = "Server")]
@@ -135,6 +135,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 
     // The threads of the endpoints use the tokenizer until the process ends.
     let gguf: &'static Gguf = Box::leak(Box::new(model::open(args.model.as_deref())?));
+    let chat = chat(&args, gguf)?;
     let n_threads = args.threads.map_or_else(n_cores, usize::from);
     let native = Native::load(gguf, n_threads, args.device.clone(), args.cache, *ctx)?;
     let engine: &'static Native = Box::leak(Box::new(native));
@@ -171,7 +172,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             n_vocab: engine.info().n_vocab,
         },
         engine,
-        chat: chat(&args, gguf)?,
+        chat,
         handle: handle.clone(),
         learn_file: args.device.hot_cache_file().map(Path::to_owned),
         hot_tier,
