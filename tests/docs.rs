@@ -71,6 +71,7 @@ pages! {
     page_gpu_and_post_fetch: "docs/gpu-and-post-fetch.md",
     page_hot_cache: "docs/hot-cache.md",
     page_hotness_and_stability: "docs/hotness-and-stability.md",
+    page_http_api: "docs/http-api.md",
     page_llama_cpp_engine: "docs/llama-cpp-engine.md",
     page_offset_map: "docs/offset-map.md",
     page_planning: "docs/planning.md",

@@ -38,7 +38,7 @@ mod relayout;
 mod replay;
 mod rewritten;
 mod schemas;
-#[cfg(unix)]
+#[cfg(all(unix, feature = "serve"))]
 mod serve;
 mod simulate;
 #[cfg(feature = "sql")]

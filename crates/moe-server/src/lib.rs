@@ -13,3 +13,7 @@ pub mod http;
 pub mod metrics;
 pub mod recording;
 pub mod scheduler;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

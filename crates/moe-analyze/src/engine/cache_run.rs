@@ -166,6 +166,7 @@ impl CacheRun {
 
     /// Updates a hot cache by the activations since its last update, while several sequences are evaluated. Returns the number of
     /// exchanges.
+    #[cfg(feature = "serve")]
     pub fn between_requests(&mut self, owner: &mut impl CacheOwner) -> usize {
         match self {
             CacheRun::Hot(run) => run.between_requests(owner),

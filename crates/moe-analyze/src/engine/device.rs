@@ -1,7 +1,5 @@
 //! Options of GPUs: which tensors and operations are on a GPU.
 
-use std::path::Path;
-
 use anyhow::{Context as _, anyhow, bail};
 use moe_executor::cuda::post_fetch::Settings;
 use moe_executor::cuda::{self, Gpu, GpuSpec, Policy};
@@ -312,7 +310,8 @@ impl DeviceArgs {
     }
 
     /// Returns the learn file or plan of a hot cache.
-    pub fn hot_cache_file(&self) -> Option<&Path> {
+    #[cfg(feature = "serve")]
+    pub fn hot_cache_file(&self) -> Option<&std::path::Path> {
         self.hot_cache.file().filter(|_| self.has_hot_cache())
     }
 

@@ -12,6 +12,7 @@ mod llama_cpp;
 pub mod native;
 mod post_fetch;
 mod scratchpad;
+#[cfg(feature = "serve")]
 mod served_session;
 
 use moe_engine::{Engine, Error};

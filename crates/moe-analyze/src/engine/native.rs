@@ -5,6 +5,7 @@ use std::fmt::Display;
 use moe_engine::{Decode as _, Engine, EngineInfo, Error, Logits, Mode, SessionInfo, Setup};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
+#[cfg(feature = "serve")]
 use moe_executor::tokenizer::Tokenizer;
 use moe_executor::{CacheParams, Devices, Model, Session};
 use moe_gguf::Gguf;
@@ -18,6 +19,7 @@ use super::cached_session::CachedSession;
 use super::device::DeviceArgs;
 use super::hot_cache::Machine;
 use super::kv_cache::{self, CacheArgs};
+#[cfg(feature = "serve")]
 use super::served_session::ServedSession;
 use crate::context::Context;
 
@@ -115,6 +117,7 @@ impl Engine for Native<'_> {
 
 impl Native<'_> {
     /// The tokenizer of the model.
+    #[cfg(feature = "serve")]
     pub fn tokenizer(&self) -> &Tokenizer {
         self.model.tokenizer()
     }
@@ -123,6 +126,7 @@ impl Native<'_> {
     ///
     /// # Errors
     /// The device cannot be used, or the cache cannot have its settings.
+    #[cfg(feature = "serve")]
     pub fn served_session<'s>(
         &'s self,
         setup: Setup<'s>,

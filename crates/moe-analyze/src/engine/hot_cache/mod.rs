@@ -4,9 +4,11 @@ mod lanes;
 mod plan;
 mod prepared;
 mod run;
+#[cfg(feature = "serve")]
+mod serve;
 mod source;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::bail;
 use moe_placement::perf::PerfMode;
@@ -288,7 +290,8 @@ impl HotCacheArgs {
     }
 
     /// Returns the learn file, trace or plan of the cache.
-    pub fn file(&self) -> Option<&Path> {
+    #[cfg(feature = "serve")]
+    pub fn file(&self) -> Option<&std::path::Path> {
         self.hot_cache.as_deref()
     }
 

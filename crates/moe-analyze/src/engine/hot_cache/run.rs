@@ -1,16 +1,13 @@
 //! A hot cache while a run uses it: counters of all requests, and exchanges after each of them.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use moe_engine::CacheUpdate;
 use moe_executor::Devices;
 use moe_executor::cpu::bandwidth::read_bandwidth;
 use moe_executor::cpu::threads::Threads;
 use moe_executor::hot_cache::{HotCache, HotCacheReport};
 use moe_gguf::text::counted;
-use moe_placement::learn::LearnFile;
 use moe_placement::learn::{LayerCounts, LayerObservation};
 use moe_placement::perf::{Counters, PerfMode};
 use moe_placement::plan::rank;
@@ -27,7 +24,7 @@ use crate::output::human_bytes;
 
 /// A hot cache of a run.
 pub struct HotRun {
-    planned: Planned,
+    pub(super) planned: Planned,
     policy: UpdatePolicy,
     rate: f64,
     after: UpdateAfter,
@@ -36,7 +33,7 @@ pub struct HotRun {
     /// Which exchanges pay; `None` for other policies.
     payback: Option<Payback>,
     mode: PerfMode,
-    n_expert: u64,
+    pub(super) n_expert: u64,
     n_expert_used: u32,
     /// Counters of the completed requests.
     total: Counters,
@@ -198,56 +195,6 @@ impl HotRun {
                 last.exchanged = done as u64;
             }
         }
-    }
-
-    /// Updates the cache by the counters, which start again, while several sequences are evaluated. Without updates, the counters
-    /// continue. Returns the number of exchanges.
-    pub fn between_requests(&mut self, owner: &mut impl CacheOwner) -> usize {
-        let Some(cache) = owner.hot_cache().filter(|_| self.updates()) else {
-            return 0;
-        };
-        let counters = {
-            let mut counters = cache.counters().lock();
-            let copy = counters.clone();
-            counters.reset();
-            copy
-        };
-        let exchanges = self.exchanges(cache, &counters);
-        if exchanges.is_empty() {
-            return 0;
-        }
-        owner.exchange(&exchanges)
-    }
-
-    /// Plans an update of the cache by a learn file, which may exchange all experts. Returns it without the number of exchanges
-    /// that succeed, and the exchanges.
-    ///
-    /// # Errors
-    /// The file is not valid.
-    pub fn plan_update(
-        &self,
-        cache: &HotCache,
-        learn: &LearnFile,
-    ) -> anyhow::Result<(CacheUpdate, Vec<Exchange>)> {
-        let ranking = rank(
-            &learn.observations()?,
-            self.planned.weighting,
-            self.planned.curve,
-        );
-        let slots = learn.layer_slots().unwrap_or_default();
-        let rate = 1.0;
-        let update = Update::new(&cache.cached(), &ranking, &slots, self.n_expert, rate);
-        let exchanges = update.exchanges().to_vec();
-        let layers: BTreeSet<_> = exchanges.iter().map(|exchange| exchange.layer).collect();
-        let planned = CacheUpdate {
-            update_rate: rate,
-            exchanged: 0,
-            candidates: update.candidates.len(),
-            max_exchange: update.max_exchange,
-            hot_experts: update.hot_experts,
-            layers_changed: layers.len(),
-        };
-        Ok((planned, exchanges))
     }
 
     /// Adds the counters of a sequence to the total, and returns the exchanges to make before the next sequence.

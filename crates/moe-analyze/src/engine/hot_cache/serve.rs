@@ -1,0 +1,64 @@
+//! A hot cache of a server: updates while several sequences are evaluated.
+
+use std::collections::BTreeSet;
+
+use moe_engine::CacheUpdate;
+use moe_executor::hot_cache::HotCache;
+use moe_placement::learn::LearnFile;
+use moe_placement::plan::rank;
+use moe_placement::update::{Exchange, Update};
+
+use super::HotRun;
+use crate::engine::cache_run::CacheOwner;
+
+impl HotRun {
+    /// Updates the cache by the counters, which start again, while several sequences are evaluated. Without updates, the counters
+    /// continue. Returns the number of exchanges.
+    pub fn between_requests(&mut self, owner: &mut impl CacheOwner) -> usize {
+        let Some(cache) = owner.hot_cache().filter(|_| self.updates()) else {
+            return 0;
+        };
+        let counters = {
+            let mut counters = cache.counters().lock();
+            let copy = counters.clone();
+            counters.reset();
+            copy
+        };
+        let exchanges = self.exchanges(cache, &counters);
+        if exchanges.is_empty() {
+            return 0;
+        }
+        owner.exchange(&exchanges)
+    }
+
+    /// Plans an update of the cache by a learn file, which may exchange all experts. Returns it without the number of exchanges
+    /// that succeed, and the exchanges.
+    ///
+    /// # Errors
+    /// The file is not valid.
+    pub fn plan_update(
+        &self,
+        cache: &HotCache,
+        learn: &LearnFile,
+    ) -> anyhow::Result<(CacheUpdate, Vec<Exchange>)> {
+        let ranking = rank(
+            &learn.observations()?,
+            self.planned.weighting,
+            self.planned.curve,
+        );
+        let slots = learn.layer_slots().unwrap_or_default();
+        let rate = 1.0;
+        let update = Update::new(&cache.cached(), &ranking, &slots, self.n_expert, rate);
+        let exchanges = update.exchanges().to_vec();
+        let layers: BTreeSet<_> = exchanges.iter().map(|exchange| exchange.layer).collect();
+        let planned = CacheUpdate {
+            update_rate: rate,
+            exchanged: 0,
+            candidates: update.candidates.len(),
+            max_exchange: update.max_exchange,
+            hot_experts: update.hot_experts,
+            layers_changed: layers.len(),
+        };
+        Ok((planned, exchanges))
+    }
+}
