@@ -26,6 +26,7 @@ const SUBCOMMANDS: &[&str] = &[
     "buffers",
     "info",
     "bench",
+    "serve",
     "completions",
     "man",
 ];
