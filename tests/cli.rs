@@ -26,6 +26,7 @@ const SUBCOMMANDS: &[&str] = &[
     "buffers",
     "info",
     "bench",
+    #[cfg(feature = "serve")]
     "serve",
     "completions",
     "man",
