@@ -7,9 +7,9 @@ Starts `moe-analyze serve` on a loopback port with the options after `--`, sends
   serve.py --moe-analyze BIN --model FILE [--seconds N] load [-- OPTION...]
 
   speed   every client sends requests one after another; tokens/s over all clients, and percentiles of the time to the first token and of
-          the time between tokens. Compare with `bench --parallel N` and the same options.
+          the time between parts of a stream
   load    mixed requests for --seconds (default 3600): streams, complete answers, clients that disconnect, malformed bodies. Prints the
-          resident memory of the server once a minute, and at the end whether it has grown.
+          resident memory of the server once a minute, and at the end its medians in both halves of the time.
 """
 
 import argparse
@@ -94,9 +94,10 @@ def prompt(number):
 
 
 def stream(number, n_predict, stop_after=None):
-    """Streams an answer. Returns the times of its tokens, relative to the start. Disconnects after `stop_after` tokens."""
+    """Streams an answer. Returns the times of its parts, relative to the start, and the number of its tokens. A part has several tokens if a
+    character has. Disconnects after `stop_after` parts, without the number of tokens."""
     body = {"prompt": prompt(number), "n_predict": n_predict, "temperature": 0, "ignore_eos": True, "stream": True}
-    start, times = time.monotonic(), []
+    start, times, n_tokens = time.monotonic(), [], None
     connection = connect()
     try:
         connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
@@ -104,13 +105,16 @@ def stream(number, n_predict, stop_after=None):
         if answer.status != 200:
             raise RuntimeError(f"{answer.status}: {answer.read()[:200]}")
         for line in answer:
-            if line.startswith(b"data: {") and not json.loads(line[6:]).get("stop"):
+            part = json.loads(line[6:]) if line.startswith(b"data: {") else None
+            if part and part.get("stop"):
+                n_tokens = part["tokens_predicted"]
+            elif part:
                 times.append(time.monotonic() - start)
                 if len(times) == stop_after:
                     break
     finally:
         connection.close()
-    return times
+    return times, n_tokens
 
 
 def percentiles(values):
@@ -125,9 +129,9 @@ def speed(server):
 
         def client(index, n=n, answers=answers, lock=lock):
             for i in range(args.requests):
-                times = stream(1 + index + n * i, args.n_predict)
+                answer = stream(1 + index + n * i, args.n_predict)
                 with lock:
-                    answers.append(times)
+                    answers.append(answer)
 
         start = time.monotonic()
         threads = [threading.Thread(target=client, args=(index,)) for index in range(n)]
@@ -136,13 +140,13 @@ def speed(server):
         for thread in threads:
             thread.join()
         seconds = time.monotonic() - start
-        n_tokens = sum(len(times) for times in answers)
-        gaps = [b - a for times in answers for a, b in zip(times, times[1:])]
+        n_tokens = sum(n_tokens for _, n_tokens in answers)
+        gaps = [b - a for times, _ in answers for a, b in zip(times, times[1:])]
         # While all clients decode: without prompts and without the queue.
-        per_client = [(len(times) - 1) / (times[-1] - times[0]) for times in answers]
+        per_client = [(n_tokens - 1) / (times[-1] - times[0]) for times, n_tokens in answers]
         report("speed", clients=n, requests=len(answers), tokens=n_tokens, seconds=round(seconds, 3),
                tokens_per_s=round(n_tokens / seconds, 2), decode_tokens_per_s_of_a_client=round(statistics.median(per_client), 2),
-               first_token_ms=percentiles([times[0] for times in answers]), between_tokens_ms=percentiles(gaps))
+               first_token_ms=percentiles([times[0] for times, _ in answers]), between_parts_ms=percentiles(gaps))
 
 
 def load(server):
@@ -160,9 +164,9 @@ def load(server):
             number = generator.randrange(1000)
             try:
                 if kind == "stream":
-                    right = len(stream(number, 16)) == 16
+                    right = stream(number, 16)[1] == 16
                 elif kind == "disconnect":
-                    right = len(stream(number, 200, stop_after=3)) == 3
+                    right = len(stream(number, 200, stop_after=3)[0]) == 3
                 elif kind == "answer":
                     body = {"prompt": prompt(number), "n_predict": 8, "temperature": 0, "ignore_eos": True}
                     status, answer = request("POST", "/completion", json.dumps(body))
