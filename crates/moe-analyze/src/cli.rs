@@ -296,6 +296,8 @@ mod tests {
                 "record out",
                 "relayout out",
                 "replay out",
+                #[cfg(feature = "serve")]
+                "serve record",
                 "simulate plot",
                 #[cfg(feature = "sql")]
                 "sql out",

@@ -143,7 +143,15 @@ fn tokens_of_a_batch_have_the_routing_that_they_have_alone() {
         record(&path, &batches);
         alone.extend(recorded(&Run::open(&path).unwrap()));
     }
-    assert_eq!(rows, alone);
+    // Kernels of other batch sizes add in another order, so that weights differ in their last bits.
+    assert!(rows.keys().eq(alone.keys()));
+    for (key, (ids, weights, phase)) in &rows {
+        let (ids_alone, weights_alone, phase_alone) = &alone[key];
+        assert_eq!((ids, phase), (ids_alone, phase_alone), "{key:?}");
+        for (weight, alone) in weights.iter().zip(weights_alone) {
+            assert!((weight - alone).abs() < 1e-5, "{key:?}: {weight} {alone}");
+        }
+    }
     let generated = rows.iter().filter(|(_, row)| row.2 == Phase::Generate);
     let keys: BTreeSet<(u32, u32)> = generated.map(|(key, _)| (key.0, key.2)).collect();
     assert_eq!(keys, BTreeSet::from([(4, 5), (9, 3)]));
