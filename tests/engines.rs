@@ -67,6 +67,46 @@ fn rejects_gpu_options_with_llama_cpp() {
 }
 
 /// Size of all tensors except experts and embeddings, and of the selected experts of a token in each MoE layer.
+/// Every sequence has the tokens of `-p` or `-n`. Weights are read once per pass for all of them.
+#[test]
+fn bench_evaluates_several_sequences_at_the_same_time() {
+    let model = repository("fixtures/random-qwen3moe-F16.gguf");
+    let bench = ["--quiet", "bench", "--model", arg(&model), "-t", "1", "-r", "1", "-o", "json"];
+    let sizes = ["-p", "8", "-n", "4", "-b", "12", "--parallel", "1,3"];
+    let rows: serde_json::Value = serde_json::from_str(&run![bench, sizes]).unwrap();
+    let column = |name: &str| -> Vec<u64> {
+        let values = rows.as_array().unwrap().iter().map(|row| &row[name]);
+        values
+            .map(|value| value.as_u64().unwrap_or_default())
+            .collect()
+    };
+    assert_eq!(column("n_parallel"), [1, 1, 3, 3]);
+    assert_eq!(column("n_prompt"), [8, 0, 8, 0]);
+    assert_eq!(column("n_gen"), [0, 4, 0, 4]);
+    for row in rows.as_array().unwrap() {
+        let tokens = row["n_parallel"].as_u64().unwrap()
+            * (row["n_prompt"].as_u64().unwrap() + row["n_gen"].as_u64().unwrap());
+        let seconds = row["avg_ns"].as_f64().unwrap() / 1e9;
+        let speed = row["avg_ts"].as_f64().unwrap();
+        assert!((speed * seconds / tokens as f64 - 1.0).abs() < 0.01, "{row}");
+    }
+    // Dense weights are read once for three tokens instead of once for each.
+    let [_, alone, _, together] = column("weight_bytes_per_token")[..] else {
+        panic!("{rows}")
+    };
+    let (dense, experts) = (124_544, 4 * 4 * 6_144);
+    assert_eq!(alone, dense + experts);
+    let least = (dense + experts) / 3;
+    assert!((least..dense / 3 + experts).contains(&together), "{together}");
+
+    let error = fail!["bench", "--model", arg(&model), "--engine", "llama.cpp", "--parallel", "2"];
+    assert!(error.contains("--parallel above 1 needs the executor"), "{error}");
+    let cache = ["--policy", "dynamic", "--hot-cache-mib", "1"];
+    let rows: serde_json::Value =
+        serde_json::from_str(&run![bench, "-p", "0", "-n", "4", "-np", "2", cache]).unwrap();
+    assert!(rows[0]["hit_rate"].as_f64().unwrap() > 0.0, "{rows}");
+}
+
 #[test]
 fn bench_counts_bytes_per_token() {
     for (arch, expected) in [

@@ -38,7 +38,7 @@ use crate::option_values;
         0  success\n  \
         1  success, and a check found a problem or a difference\n  \
         2  error or interruption\n\n\
-        Example:\n  \
+        Examples:\n  \
         moe-analyze record --out runs/first\n  \
         moe-analyze hotness runs/first"
 )]
@@ -79,7 +79,7 @@ enum Command {
 }
 
 /// llama.cpp's short names. clap would read each letter after the dash as an option.
-const LLAMA_CPP: [(&str, &str); 7] = [
+const LLAMA_CPP: [(&str, &str); 8] = [
     ("-ngl", "--n-gpu-layers"),
     ("-cmoe", "--cpu-moe"),
     ("-ncmoe", "--n-cpu-moe"),
@@ -87,6 +87,7 @@ const LLAMA_CPP: [(&str, &str); 7] = [
     ("-ts", "--tensor-split"),
     ("-ctk", "--cache-type-k"),
     ("-ctv", "--cache-type-v"),
+    ("-np", "--parallel"),
 ];
 
 /// Replaces llama.cpp's short names with the long names. Arguments after `--` are not options.

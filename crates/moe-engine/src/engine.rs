@@ -4,7 +4,7 @@ use moe_placement::perf::PerfMode;
 use moe_trace::ops::OpTable;
 use moe_trace::{Phase, RunWriter, manifest};
 
-use crate::{BoxError, Observer, Result};
+use crate::{BatchSession, BoxError, Observer, Result};
 
 /// Which operations a session records.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -76,6 +76,9 @@ pub struct Setup<'s> {
     pub n_positions: usize,
     /// Maximum number of tokens of a pass (llama.cpp's `n_ubatch`).
     pub n_batch: usize,
+    /// Number of sequences that can be evaluated at the same time, at least 1; each has its own positions in the KV cache. More than
+    /// one needs [`Session::batches`].
+    pub n_sequences: usize,
 }
 
 /// A loaded model.
@@ -133,6 +136,11 @@ pub trait Decode {
 pub trait Session: Decode {
     /// Drops the observer: it is not called in the following passes.
     fn stop_observing(&mut self);
+
+    /// The interface for passes over tokens of several sequences; `None` if the engine evaluates one sequence at a time.
+    fn batches(&mut self) -> Option<&mut dyn BatchSession> {
+        None
+    }
 
     /// The GPUs that the session uses, for the manifest, in the order of the device list.
     fn gpus(&self) -> Vec<manifest::Gpu> {

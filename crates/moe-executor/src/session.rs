@@ -373,6 +373,10 @@ impl moe_engine::Session for Session<'_, '_> {
         self.ops.observer = None;
     }
 
+    fn batches(&mut self) -> Option<&mut dyn moe_engine::BatchSession> {
+        Some(self)
+    }
+
     fn gpus(&self) -> Vec<manifest::Gpu> {
         self.devices().describe()
     }

@@ -74,8 +74,8 @@ pub struct DeviceArgs {
     /// [default: -1]
     #[arg(long, visible_alias = "ngl", value_name = "N", value_parser = layers)]
     pub n_gpu_layers: Option<usize>,
-    /// Device that computes selected experts whose weights are in CPU memory [default: gpu; cpu with --cpu-moe, --n-cpu-moe or
-    /// --override-tensor]
+    /// Device that computes selected experts whose weights are in CPU memory [default: cpu without a GPU, or with --cpu-moe, --n-cpu-moe
+    /// or --override-tensor; else gpu]
     ///
     /// cpu, post-fetch, hot-cache and dynamic keep the weights of all experts in CPU memory, unless --n-cpu-moe or --override-tensor
     /// places some of them on a GPU. Without a GPU, the experts of a cache are copied within CPU memory.

@@ -1,7 +1,6 @@
 //! The engines: this program's executor, and llama.cpp.
 
 pub mod cache_run;
-mod cached_session;
 pub mod device;
 mod device_list;
 pub mod dynamic;
@@ -10,10 +9,9 @@ pub mod kv_cache;
 #[cfg(feature = "llama-cpp")]
 mod llama_cpp;
 pub mod native;
+pub mod native_session;
 mod post_fetch;
 mod scratchpad;
-#[cfg(feature = "serve")]
-mod served_session;
 
 use moe_engine::{Engine, Error};
 use moe_gguf::Gguf;

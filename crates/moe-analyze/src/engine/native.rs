@@ -14,13 +14,11 @@ use moe_placement::perf::{Counters, PerfMode};
 use moe_trace::{Phase, manifest};
 
 use super::boxed;
-use super::cache_run::{CacheRun, PreparedCacheRun};
-use super::cached_session::CachedSession;
+use super::cache_run::PreparedCacheRun;
 use super::device::DeviceArgs;
 use super::hot_cache::Machine;
 use super::kv_cache::{self, CacheArgs};
-#[cfg(feature = "serve")]
-use super::served_session::ServedSession;
+use super::native_session::NativeSession;
 use crate::context::Context;
 
 /// Size of the buffer for the measurement of memory bandwidth: larger than CPU caches.
@@ -107,11 +105,7 @@ impl Engine for Native<'_> {
         &'s self,
         setup: Setup<'s>,
     ) -> moe_engine::Result<Box<dyn moe_engine::Session + 's>> {
-        let (session, cache) = self.start(setup, 1)?;
-        Ok(match cache {
-            Some(cache) => Box::new(CachedSession::new(session, cache)),
-            None => Box::new(session),
-        })
+        Ok(Box::new(self.native_session(setup)?))
     }
 }
 
@@ -122,30 +116,15 @@ impl Native<'_> {
         self.model.tokenizer()
     }
 
-    /// Starts a session with `n_seq` slots that counts activations.
+    /// Starts a session, and builds its cache.
     ///
     /// # Errors
-    /// The device cannot be used, or the cache cannot have its settings.
-    #[cfg(feature = "serve")]
-    pub fn served_session<'s>(
+    /// The device cannot be used, the cache cannot have its settings, or the run directory cannot be created.
+    pub fn native_session<'s>(
         &'s self,
         setup: Setup<'s>,
-        n_seq: usize,
-    ) -> anyhow::Result<ServedSession<'s, 's>> {
-        let (mut session, cache) = self.start(setup, n_seq)?;
-        if cache.is_none() {
-            session.enable_hot_cache(&[], self.device.hot_cache.check_perf()?)?;
-        }
-        Ok(ServedSession::new(session, cache))
-    }
-
-    /// Starts a session with `n_seq` slots, and builds its cache.
-    fn start<'s>(
-        &'s self,
-        setup: Setup<'s>,
-        n_seq: usize,
-    ) -> moe_engine::Result<(Session<'s, 's>, Option<CacheRun>)> {
-        let kv_params = self.kv_params(&setup, n_seq);
+    ) -> moe_engine::Result<NativeSession<'s, 's>> {
+        let kv_params = self.kv_params(&setup);
         let devices = self.device.open(&self.model, &self.ctx).map_err(boxed)?;
         let (prepared, devices) = self
             .prepare_cache(devices, &setup, kv_params)
@@ -167,12 +146,12 @@ impl Native<'_> {
         }
         let enable = |prepared: PreparedCacheRun| prepared.enable(&mut session).map_err(boxed);
         let cache = prepared.map(enable).transpose()?;
-        Ok((session, cache))
+        Ok(NativeSession::new(session, cache))
     }
 
-    fn kv_params(&self, setup: &Setup, n_seq: usize) -> CacheParams {
+    fn kv_params(&self, setup: &Setup) -> CacheParams {
         let params = self.cache.params(setup.n_ctx, setup.n_positions);
-        params.with_sequences(n_seq)
+        params.with_sequences(setup.n_sequences)
     }
 
     /// Plans the cache of a session on `devices`, and runs the warm-up prompt there. Returns the devices, with the weights that the

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use clap::ValueEnum;
-use moe_engine::{Engine, Logits, Mode, Observer, Session, Setup};
+use moe_engine::{BatchEntry, BatchSession, Engine, Logits, Mode, Observer, Session, Setup};
 use moe_executor::cpu::bandwidth::read_bandwidth;
 use moe_executor::cpu::threads::{Threads, n_cores};
 use moe_gguf::Gguf;
@@ -41,7 +41,8 @@ use crate::progress::Progress;
 /// Prints one row per test. Records no trace. Each test runs twice to warm up and then -r times, on pseudo-random tokens, like
 /// llama-bench. -p, -n and -t take comma-separated numbers and ranges: FIRST-LAST, FIRST-LAST+STEP or FIRST-LAST*FACTOR. With several
 /// values of --perf (only with --policy hot-cache), repetitions alternate between them; the rows contain the median ratio of their times
-/// to those of the first value.
+/// to those of the first value. With --parallel N, a test evaluates N sequences at the same time, each with the tokens of -p or -n, as
+/// `serve` does; tokens/s are those of all sequences together.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  moe-analyze bench -m model.gguf -p 512 -n 128 -t 4-16*2")]
 pub struct Args {
@@ -84,6 +85,16 @@ pub struct Args {
     /// Prompt tokens per forward pass (llama.cpp's ubatch), 1 to 1048576
     #[arg(short = 'b', long, value_name = "N", default_value_t = 512, value_parser = integer_in(1usize..=1 << 20))]
     batch_size: usize,
+    /// Numbers of sequences that are evaluated at the same time, 1 to 256
+    #[arg(
+        long,
+        visible_alias = "np",
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "1",
+        value_parser = |text: &str| Numbers::within(text, 1..=256)
+    )]
+    parallel: Vec<Numbers>,
     /// Format of the rows on stdout
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     output: Format,
@@ -103,27 +114,38 @@ pub struct Args {
 struct Test {
     n_prompt: usize,
     n_gen: usize,
+    /// Number of sequences that are evaluated at the same time, each with these numbers of tokens.
+    n_parallel: usize,
 }
 
 impl Test {
-    fn n_tokens(&self) -> usize {
+    /// Number of tokens of a sequence.
+    fn n_positions(&self) -> usize {
         self.n_prompt + self.n_gen
+    }
+
+    /// Number of tokens of all sequences.
+    fn n_tokens(&self) -> usize {
+        self.n_positions() * self.n_parallel
     }
 }
 
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
-    let prompts = Numbers::of(&args.n_prompt).map(|n| Test {
-        n_prompt: n,
-        n_gen: 0,
+    let prompts = Numbers::of(&args.n_prompt).map(|n| (n, 0));
+    let decodes = Numbers::of(&args.n_gen).map(|n| (0, n));
+    let lengths: Vec<_> = prompts.chain(decodes).filter(|&n| n != (0, 0)).collect();
+    let tests = Numbers::of(&args.parallel).flat_map(|n_parallel| {
+        let test = move |&(n_prompt, n_gen)| Test {
+            n_prompt,
+            n_gen,
+            n_parallel,
+        };
+        lengths.iter().map(test)
     });
-    let decodes = Numbers::of(&args.n_gen).map(|n| Test {
-        n_prompt: 0,
-        n_gen: n,
-    });
-    let tests: Vec<Test> = prompts
-        .chain(decodes)
-        .filter(|t| t.n_tokens() > 0)
-        .collect();
+    let tests: Vec<Test> = tests.collect();
+    if args.engine != engine::Kind::Native && tests.iter().any(|test| test.n_parallel > 1) {
+        bail!("--parallel above 1 needs the executor of this program; omit it or --engine");
+    }
     if tests.is_empty() {
         bail!("there is no test to run; pass a number above 0 to -p or -n");
     }
@@ -143,10 +165,10 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         for (percent, device) in caches.devices() {
             let engine = engine::load(args.engine, &gguf, n, &device, args.cache, ctx)?;
             let n_ctx = engine.info().n_ctx_train;
-            if let Some(test) = tests.iter().find(|t| t.n_tokens() > n_ctx) {
+            if let Some(test) = tests.iter().find(|t| t.n_positions() > n_ctx) {
                 bail!(
                     "a test has {} tokens, but the model's training context has {n_ctx}; reduce -p or -n",
-                    test.n_tokens()
+                    test.n_positions()
                 );
             }
             let bench = Bench {
@@ -162,8 +184,12 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             };
             for &test in &tests {
                 ctx.note(format_args!(
-                    "test with {}{}: {} prompt and {} generated tokens",
+                    "test with {}{}{}: {} prompt and {} generated tokens",
                     counted(n, "thread"),
+                    match test.n_parallel {
+                        1 => String::new(),
+                        n => format!(", {n} sequences"),
+                    },
                     percent.map_or(String::new(), |percent| format!(
                         ", {percent} % of the experts in the cache"
                     )),
@@ -208,7 +234,6 @@ impl Bench<'_> {
         self.time(session.as_mut(), test)?;
         progress.inc(1);
         session.stop_observing();
-        session.begin_sequence(0);
         self.time(session.as_mut(), test)?;
         progress.inc(1);
         let bytes = self.weight_bytes(
@@ -223,7 +248,6 @@ impl Bench<'_> {
             if n > 1 {
                 session.set_perf_mode(self.perf_modes[mode]);
             }
-            session.begin_sequence(i as u32);
             times[mode].push(self.time(session.as_mut(), test)?.as_nanos() as f64);
             progress.inc(1);
         }
@@ -285,15 +309,20 @@ impl Bench<'_> {
             mode: Mode::All,
             observer: Some(observer),
             n_ctx: self.engine.info().n_ctx_train,
-            n_positions: test.n_tokens(),
+            n_positions: test.n_positions(),
             n_batch: self.args.batch_size,
+            n_sequences: test.n_parallel,
         })?;
         Ok(session)
     }
 
-    /// Runs a test once.
+    /// Runs a test once, from the start of its sequences.
     fn time(&self, session: &mut dyn Session, test: Test) -> anyhow::Result<Duration> {
         let tokens = tokens(self.engine.info().n_vocab, test.n_tokens());
+        if let Some(session) = session.batches().filter(|_| test.n_parallel > 1) {
+            return self.time_batches(session, test, &tokens);
+        }
+        session.begin_sequence(0);
         let start = Instant::now();
         if test.n_prompt > 0 {
             let batches = tokens.chunks(self.args.batch_size);
@@ -314,13 +343,58 @@ impl Bench<'_> {
         Ok(start.elapsed())
     }
 
+    /// Runs a test with several sequences once. Prompts follow each other in batches, and each pass of generation has a token of
+    /// every sequence.
+    fn time_batches(
+        &self,
+        session: &mut dyn BatchSession,
+        test: Test,
+        tokens: &[u32],
+    ) -> anyhow::Result<Duration> {
+        for slot in 0..test.n_parallel {
+            session.begin_slot(slot, slot as u32)?;
+        }
+        let n = test.n_positions();
+        let entry = |slot: usize, position: usize| BatchEntry {
+            slot,
+            token: tokens[slot * n + position],
+            position,
+            phase: if test.n_prompt > 0 {
+                Phase::Prompt
+            } else {
+                Phase::Generate
+            },
+            logits: position + 1 == n || test.n_gen > 0,
+        };
+        let slots = 0..test.n_parallel;
+        let entries: Vec<BatchEntry> = if test.n_prompt > 0 {
+            let of_slot = |slot| (0..n).map(move |position| (slot, position));
+            let prompts = slots.flat_map(of_slot);
+            prompts.map(|(slot, at)| entry(slot, at)).collect()
+        } else {
+            let of_pass = |position| slots.clone().map(move |slot| (slot, position));
+            let passes = (0..n).flat_map(of_pass);
+            passes.map(|(slot, at)| entry(slot, at)).collect()
+        };
+        let start = Instant::now();
+        for batch in entries.chunks(self.pass_size(test)) {
+            session.decode_batch(batch)?;
+        }
+        Ok(start.elapsed())
+    }
+
+    /// Returns the maximum number of tokens of a pass.
+    fn pass_size(&self, test: Test) -> usize {
+        if test.n_prompt > 0 {
+            self.args.batch_size
+        } else {
+            test.n_parallel
+        }
+    }
+
     /// Returns the bytes of weights that a test reads, with the given numbers of selected experts.
     fn weight_bytes(&self, test: Test, selected: &BTreeMap<LayerId, u64>) -> u64 {
-        let passes = if test.n_prompt > 0 {
-            test.n_prompt.div_ceil(self.args.batch_size)
-        } else {
-            test.n_gen
-        };
+        let passes = test.n_tokens().div_ceil(self.pass_size(test));
         self.weights.read(passes as u64, selected)
     }
 }

@@ -99,6 +99,9 @@ pub fn print(out: &mut dyn Write, format: Format, rows: &[Measured]) -> io::Resu
         .column("hit_rate", "hit rate (fraction)", move |row| {
             row.hit_rate.map(|rate| round(rate, 4))
         });
+    if rows.iter().any(|row| row.test.n_parallel > 1) {
+        table = table.column("n_parallel", "sequences", |row| row.test.n_parallel);
+    }
     if rows.iter().any(|row| row.percent.is_some()) {
         table = table.column("hot_cache_percent", "cache (% of experts)", |row| {
             row.percent

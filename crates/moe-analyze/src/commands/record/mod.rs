@@ -243,6 +243,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         observer: usage.as_ref().map(Usage::observer),
         n_ctx,
         n_positions: longest.unwrap_or(n_ctx),
+        n_sequences: 1,
         n_batch: args.batch_size as usize,
     })?;
     let mut sampler = Sampler::new(sampler_params(&args));

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, bail};
-use moe_engine::{Engine as _, Mode, Setup};
+use moe_engine::{Engine as _, Mode, Session, Setup};
 use moe_executor::cpu::threads::n_cores;
 use moe_gguf::Gguf;
 use moe_gguf::text::counted;
@@ -150,8 +150,10 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         n_ctx,
         n_positions: n_ctx,
         n_batch: args.batch_size as usize,
+        n_sequences: usize::from(args.parallel),
     };
-    let mut session = engine.served_session(setup, usize::from(args.parallel))?;
+    let mut session = engine.native_session(setup)?;
+    session.count_activations(args.device.hot_cache.check_perf()?)?;
     let recording = recording(&args, gguf)?;
     let params = SchedulerParams {
         n_batch: args.batch_size as usize,
@@ -160,7 +162,11 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     };
     let scheduler = Scheduler::new(&session, params, recording);
     let handle = scheduler.handle();
-    let hot_tier = if session.has_gpu() { "gpu" } else { "ram" };
+    let hot_tier = if !Session::gpus(&session).is_empty() {
+        "gpu"
+    } else {
+        "ram"
+    };
     let served = ServedModel {
         info: http::ModelInfo {
             name: name(&args, gguf),
