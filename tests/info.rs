@@ -81,8 +81,8 @@ fn accepts_one_hyperparameter_value_per_layer() {
     let model = dir.path().join("puzzle.gguf");
     puzzle(&model, numbers(&[0, 2, 0, 2]));
     let facts = sound(&model);
-    assert_eq!(fact(&facts, "experts_for_a_token"), &serde_json::json!([0, 2, 0, 2]));
-    assert_eq!(fact(&facts, "experts_in_a_layer"), 8);
+    assert_eq!(fact(&facts, "experts_per_token"), &serde_json::json!([0, 2, 0, 2]));
+    assert_eq!(fact(&facts, "experts_per_layer"), 8);
     assert_eq!(fact(&facts, "notes"), &serde_json::json!([]));
     assert!(run!["info", model].contains("[0, 2, 0, 2]"));
     // Every command with --model accepts them: 4 layers, of which two have experts.
@@ -100,7 +100,7 @@ fn accepts_one_hyperparameter_value_per_layer() {
 
     puzzle(&model, numbers(&[2; 4]));
     let facts = sound(&model);
-    assert_eq!(fact(&facts, "experts_for_a_token"), 2);
+    assert_eq!(fact(&facts, "experts_per_token"), 2);
     assert!(facts.get("nextn_layers").is_none());
 }
 
@@ -168,8 +168,8 @@ fn describes_and_checks_models() {
     let facts = sound(&repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf"));
     assert_eq!(fact(&facts, "architecture"), "qwen3moe");
     assert_eq!(fact(&facts, "layers"), 6);
-    assert_eq!(fact(&facts, "experts_in_a_layer"), 32);
-    assert_eq!(fact(&facts, "experts_for_a_token"), 4);
+    assert_eq!(fact(&facts, "experts_per_layer"), 32);
+    assert_eq!(fact(&facts, "experts_per_token"), 4);
 
     let dir = tempfile::tempdir().unwrap();
     let mtp = dir.path().join("mtp.gguf");

@@ -60,8 +60,15 @@ impl PlanFile {
     /// # Errors
     /// The file cannot be read, or contains something that no plan contains.
     pub fn read(path: &Path) -> anyhow::Result<PlanFile> {
-        let text = bounded::read_json(path)?;
-        let plan: PlanFile = json_input::parse(&text).with_context(|| {
+        PlanFile::parse(path, &bounded::read_json(path)?)
+    }
+
+    /// Parses the text of the file `path`.
+    ///
+    /// # Errors
+    /// The text contains something that no plan contains.
+    pub fn parse(path: &Path, text: &str) -> anyhow::Result<PlanFile> {
+        let plan: PlanFile = json_input::parse(text).with_context(|| {
             format!(
                 "{} is not a plan; pass the output of `plan -o json`",
                 path.display()

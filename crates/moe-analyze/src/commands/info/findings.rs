@@ -6,15 +6,6 @@ use serde_json::{Map, Value};
 
 use crate::output::{Cell, Format, Table, human_bytes};
 
-/// Labels whose machine-readable key is not derived from the label. Keys stay when a label is reworded.
-const KEYS: [(&str, &str); 5] = [
-    ("after last record bytes", "behind_the_last_record_bytes"),
-    ("experts per layer", "experts_in_a_layer"),
-    ("experts per token", "experts_for_a_token"),
-    ("layer order", "layers_lie"),
-    ("routing rows", "rows"),
-];
-
 /// Facts, notes and faults of an input.
 #[derive(Debug, Default)]
 pub struct Findings {
@@ -25,7 +16,7 @@ pub struct Findings {
 
 #[derive(Debug)]
 struct Fact {
-    /// Label to print, such as `tensor types`. The machine-readable key is `tensor_types`, unless [`KEYS`] contains the label.
+    /// Label to print, such as `tensor types`, whose machine-readable key is `tensor_types`.
     name: String,
     shown: Cell<'static>,
     value: Value,
@@ -138,10 +129,7 @@ impl Row {
 
 impl Fact {
     fn key(&self) -> String {
-        match KEYS.iter().find(|(label, _)| *label == self.name) {
-            Some((_, key)) => (*key).to_owned(),
-            None => self.name.replace([' ', '-'], "_").to_lowercase(),
-        }
+        self.name.replace([' ', '-'], "_").to_lowercase()
     }
 
     fn text_row(&self) -> Row {

@@ -35,7 +35,7 @@ pub(super) fn describe(
         findings.fact("architecture", arch.clone());
     }
     if summary.is_ordered() {
-        findings.fact("routing rows", summary.rows);
+        findings.fact("rows", summary.rows);
     } else {
         findings.fact("counts", summary.counts);
     }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use moe_foreign::Contents;
-use moe_placement::learn;
+use moe_placement::learn::{self, LayerObservation};
 use moe_trace::bounded;
 
 use crate::context::Context;
@@ -50,10 +50,6 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         (Ok(Kind::Trace), Some(trace)) if trace.importer.contents() != Contents::Records => {
             foreign::describe(&trace, &mut findings, ctx)?;
         }
-        (Ok(Kind::Json), None) if PlanFile::is_plan(&bounded::read_json(path)?) => {
-            describe_plan(path, &mut findings)?;
-        }
-        (Ok(Kind::Json), None) if !is_learn_file(path)? => bail!(traces::unknown_json(path)),
         (kind, _) => describe(path, kind?, &mut findings, ctx)?,
     }
     output::to_stdout(args.output, |stdout| findings.write(stdout, args.output))?;
@@ -70,22 +66,30 @@ fn describe(path: &Path, kind: Kind, findings: &mut Findings, ctx: &Context) -> 
         Kind::Gguf => model::describe(path, findings),
         Kind::Parquet => tables::describe_file(path, findings),
         Kind::Tables => tables::describe_directory(path, findings),
-        Kind::Json => describe_learn_file(path, findings),
+        Kind::Json => describe_json(path, findings),
     }
 }
 
-/// Returns whether a JSON file has the schema of a learn file.
-fn is_learn_file(path: &Path) -> anyhow::Result<bool> {
-    let observations = learn::parse_observations(&bounded::read_json(path)?);
-    Ok(!matches!(
-        observations,
-        Err(learn::Error::Json(_) | learn::Error::Schema { .. })
-    ))
+/// Describes a plan or a learn file.
+fn describe_json(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
+    let text = bounded::read_json(path)?;
+    if PlanFile::is_plan(&text) {
+        describe_plan(&PlanFile::parse(path, &text)?, findings);
+        return Ok(());
+    }
+    match learn::parse_observations(&text) {
+        Err(learn::Error::Json(_) | learn::Error::Schema { .. }) => {
+            bail!(traces::unknown_json(path))
+        }
+        layers => describe_learn_file(
+            &layers.with_context(|| path.display().to_string())?,
+            findings,
+        ),
+    }
+    Ok(())
 }
 
-fn describe_learn_file(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
-    let text = bounded::read_json(path)?;
-    let layers = learn::parse_observations(&text).with_context(|| path.display().to_string())?;
+fn describe_learn_file(layers: &[LayerObservation], findings: &mut Findings) {
     findings.fact("kind", "learn file of the hot expert cache");
     findings.fact("layers", layers.len() as u64);
     findings.fact(
@@ -103,16 +107,14 @@ fn describe_learn_file(path: &Path, findings: &mut Findings) -> anyhow::Result<(
             .saturating_add(expert.cold)
     });
     findings.fact("activations", activations.fold(0u64, u64::saturating_add));
-    if !learn::is_usable(&layers) {
+    if !learn::is_usable(layers) {
         findings.fault(
             "the learn file contains no counts, so the hot expert cache cannot be planned; record a longer run",
         );
     }
-    Ok(())
 }
 
-fn describe_plan(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
-    let plan = PlanFile::read(path)?;
+fn describe_plan(plan: &PlanFile, findings: &mut Findings) {
     findings.fact("kind", "plan of a hot expert cache");
     findings.fact("lanes", plan.lanes.len() as u64);
     let layers: BTreeSet<_> = plan.selected.iter().map(|place| place.layer).collect();
@@ -133,5 +135,4 @@ fn describe_plan(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
     if plan.selected.is_empty() {
         findings.fault("the plan contains no experts; plan with a larger budget");
     }
-    Ok(())
 }
