@@ -243,9 +243,9 @@ fn prints_one_row_per_predictor() {
     assert!(none["stall_ms_token"].as_f64() > given["stall_ms_token"].as_f64());
     let failure = fail!["simulate", trace, "--predictor", "previous"];
     assert!(failure.contains("--pcie-gb-s"), "{failure}");
-    let failure = fail![args, link, more, "--depth", "4"];
+    let failure = fail![args, link, more, "--prefetch-depth", "4"];
     assert!(failure.contains("out of range (1..=3)"), "{failure}");
-    for option in [["--depth", "2"], ["--n-predict", "2"], ["--window-us", "2"]] {
+    for option in [["--prefetch-depth", "2"], ["--prefetch-experts", "2"], ["--window-us", "2"]] {
         let failure = fail!["simulate", trace, "--budget-mib", "8", option];
         assert!(failure.contains("--predictor <NAME[,…]>|--predictions <TRACE>"), "{failure}");
     }

@@ -43,7 +43,10 @@ use report::{Bandwidths, ReplayReport};
 /// see docs/glossary.md). One warm-up run precedes the measured runs.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Example:\n  moe-analyze replay runs/first --model model.gguf --device cuda --policy gpu"
+    after_help = "Example:\n  moe-analyze replay runs/first --model model.gguf --device cuda --policy gpu",
+    // A replay does not evaluate prompts, so these options are rejected.
+    mut_arg("auto_learn", |arg| arg.hide(true)),
+    mut_arg("warmup_prompt", |arg| arg.hide(true))
 )]
 pub struct Args {
     /// Run directory, trace.bin, directory of tables, or a trace of another tool with tokens in order

@@ -41,10 +41,21 @@ pub struct PrefetchArgs {
     )]
     predictions: Option<PathBuf>,
     /// Number of layers between a prediction and the predicted layer, from 1 to the number of MoE layers minus 1
-    #[arg(long, value_name = "N", default_value_t = 1, requires = "predicts")]
+    #[arg(
+        long = "prefetch-depth",
+        alias = "depth",
+        value_name = "N",
+        default_value_t = 1,
+        requires = "predicts"
+    )]
     depth: usize,
     /// Number of experts to predict per layer, 0 or more [default: number of experts that the predicting layer selected]
-    #[arg(long, value_name = "N", requires = "predicts")]
+    #[arg(
+        long = "prefetch-experts",
+        alias = "n-predict",
+        value_name = "N",
+        requires = "predicts"
+    )]
     n_predict: Option<usize>,
     /// Compute time of each layer in µs, 0 or more, during which copies are hidden [default: from the trace's timestamps]
     #[arg(long, value_name = "µS", requires = "predicts", value_parser = not_negative)]
@@ -77,7 +88,7 @@ impl PrefetchArgs {
     /// Returns the parameters of prefetching. Compute times that are not given come from the trace.
     ///
     /// # Errors
-    /// `--depth` is out of range, or the trace contains no times.
+    /// `--prefetch-depth` is out of range, or the trace contains no times.
     pub fn prefetch(
         &self,
         machine: &Machine,
@@ -87,7 +98,7 @@ impl PrefetchArgs {
         let n_layer = batches.experts().n_layer();
         if self.depth == 0 || self.depth >= n_layer {
             bail!(
-                "--depth {} is out of range (1..={}) for {}",
+                "--prefetch-depth {} is out of range (1..={}) for {}",
                 self.depth,
                 n_layer.saturating_sub(1),
                 counted(n_layer as u64, "layer")
