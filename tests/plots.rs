@@ -57,7 +57,7 @@ fn stability_plot() {
 fn hotness_plot_of_a_large_model() {
     let dir = tempfile::tempdir().unwrap();
     let rows = (0..60u64).flat_map(|layer| {
-        let choices = (0..40u64).map(move |n| (layer, n * n * 7 % (256 - layer)));
+        let choices = (0..8u64).map(move |n| (layer, n * n * 7 % (256 - layer)));
         choices.map(|(layer, expert)| format!("{layer},{expert}\n"))
     });
     let csv = format!("layer,expert\n{}", rows.collect::<String>());
