@@ -16,7 +16,8 @@ const HEADING: &str = "Memory of the context (with --model)";
 /// Options of the context, whose memory is subtracted from automatic budgets.
 #[derive(Debug, clap::Args)]
 pub struct MemoryArgs {
-    /// Context size in tokens of all sequences together, 1 to 16777216 [default: the model's training context]
+    /// Context size in tokens of all sequences together, 1 to 16777216; `serve --ctx-size` is the size for one request [default: the
+    /// model's training context]
     #[arg(long = "ctx", visible_alias = "ctx-size", value_name = "N", value_parser = integer_in(1u32..=1 << 24), help_heading = HEADING)]
     ctx_size: Option<u32>,
     /// Number of sequences that share the context, 1 to 256
