@@ -1,5 +1,6 @@
 //! Layers that are launched before the CPU knows their routing decisions, with a replacement for the driver of a GPU.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::counts::{assert_equals_simulation, lanes};
@@ -78,4 +79,10 @@ fn lookups_of_a_pass_that_runs_again_are_counted_once() {
     assert_eq!(counts.look_ups, expected.look_ups);
     let n_experts = |run: &Path| lanes(run).iter().sum::<u64>();
     assert_eq!(n_experts(&run), n_experts(&complete));
+    let updates = |run: &Path| {
+        let report = fs::read_to_string(run.join("perf.json")).unwrap();
+        let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+        report["updates"].as_u64().unwrap()
+    };
+    assert_eq!(updates(&run), updates(&complete));
 }

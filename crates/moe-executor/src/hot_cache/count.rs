@@ -71,11 +71,7 @@ impl HotCache {
     /// Starts a forward pass of `n_tokens`.
     pub(crate) fn begin_pass(&mut self, n_tokens: usize) {
         self.scratch.counts.clear();
-        {
-            let mut counters = self.counters.lock();
-            self.mode = counters.mode();
-            counters.start_pass();
-        }
+        self.mode = self.counters.lock().mode();
         self.timed_passes = match self.mode {
             PerfMode::Full => self.sampling.begin(n_tokens),
             PerfMode::Off | PerfMode::Update => 0,
@@ -124,17 +120,15 @@ impl HotCache {
         self.count(layer, ids, false);
     }
 
-    /// Counts the calls of a completed pass, and adds their times.
+    /// Counts a completed pass and its calls, and adds their times.
     ///
     /// # Errors
     /// The pass has not ended.
     pub(crate) fn end_pass(&mut self, devices: &Devices) -> Result<()> {
         let counts = &self.scratch.counts;
-        if counts.calls.is_empty() && counts.times.is_empty() {
-            return Ok(());
-        }
         let all_in_lane = &mut self.scratch.computed_by;
         let mut counters = self.counters.lock();
+        counters.start_pass();
         for call in &counts.calls {
             let (ids, lanes) = match &call.entries {
                 Entries::Known(entries) => {

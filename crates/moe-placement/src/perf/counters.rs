@@ -107,6 +107,23 @@ impl LayerCounters {
         Some(())
     }
 
+    /// The calls and slots that an earlier copy of these counters does not contain, without times.
+    fn since(&self, earlier: &LayerCounters) -> LayerCounters {
+        let difference = |counts: &[u64], earlier: &[u64]| {
+            let pairs = counts.iter().zip(earlier);
+            pairs.map(|(count, earlier)| count - earlier).collect()
+        };
+        let hot_slots = std::array::from_fn(|lane| self.hot_slots[lane] - earlier.hot_slots[lane]);
+        LayerCounters {
+            calls: self.calls - earlier.calls,
+            slots: self.slots - earlier.slots,
+            hot_slots,
+            hot: difference(&self.hot, &earlier.hot),
+            cold: difference(&self.cold, &earlier.cold),
+            ..LayerCounters::new(0)
+        }
+    }
+
     /// Slots that all hot lanes computed.
     pub(super) fn hot_slots_total(&self) -> u64 {
         self.hot_slots.iter().sum()
@@ -134,6 +151,8 @@ pub struct Counters {
     pub(super) n_expert_used: u32,
     pub(super) updates: u64,
     pub(super) overflow_resets: u64,
+    /// Number of times that all counters restarted at 0, for whatever reason.
+    restarts: u64,
     pub(super) layers: BTreeMap<LayerId, LayerCounters>,
 }
 
@@ -149,6 +168,7 @@ impl Counters {
             n_expert_used,
             updates: 0,
             overflow_resets: 0,
+            restarts: 0,
             layers: BTreeMap::new(),
         }
     }
@@ -281,10 +301,29 @@ impl Counters {
         Some(sum)
     }
 
+    /// The passes, calls and slots that `earlier`, a copy of these counters, does not contain; without times. If the counters have
+    /// restarted since the copy was made, all of them.
+    pub fn since(&self, earlier: &Counters) -> Counters {
+        if self.restarts != earlier.restarts {
+            return self.clone();
+        }
+        let zero = LayerCounters::new(self.n_expert);
+        let layers = self.layers.iter().map(|(id, layer)| {
+            let earlier = earlier.layers.get(id).unwrap_or(&zero);
+            (*id, layer.since(earlier))
+        });
+        Counters {
+            updates: self.updates - earlier.updates,
+            layers: layers.collect(),
+            ..*self
+        }
+    }
+
     /// Restarts all counters at 0. [`overflow_resets`](Counters::overflow_resets) keeps its value.
     pub fn reset(&mut self) {
         self.layers.clear();
         self.updates = 0;
+        self.restarts = self.restarts.wrapping_add(1);
     }
 
     /// Number of counted forward passes.
@@ -394,6 +433,37 @@ mod tests {
         counters.reset();
         assert_eq!(counters.overflow_resets(), 1, "a reset keeps the number");
         assert_eq!(counters.hit_rate(), None);
+    }
+
+    #[test]
+    fn returns_the_selections_since_a_copy() {
+        let call = |layer, ids| LayerCall {
+            layer: LayerId(layer),
+            ids,
+            lanes: &[LaneIndex::Hot1],
+            times: None,
+        };
+        let mut counters = Counters::new(PerfMode::Full, 4, 2);
+        counters.start_pass();
+        counters.add_call(&call(0, &[3, 1]));
+        let earlier = counters.clone();
+        counters.start_pass();
+        counters.add_call(&call(0, &[3, 2]));
+        counters.add_call(&call(5, &[0, 1]));
+        let mut expected = Counters::new(PerfMode::Update, 4, 2);
+        expected.start_pass();
+        expected.add_call(&call(0, &[3, 2]));
+        expected.add_call(&call(5, &[0, 1]));
+        let since = counters.since(&earlier);
+        let selections = |counters: &Counters| counters.to_learn_file().observations().unwrap();
+        assert_eq!(selections(&since), selections(&expected));
+        assert_eq!((since.updates, since.hot_slots()), (1, 2));
+        assert!(selections(&counters.since(&counters)).is_empty());
+        // A copy from before a restart has nothing in common with the counters.
+        counters.reset();
+        counters.start_pass();
+        counters.add_call(&call(0, &[3, 2]));
+        assert_eq!(counters.since(&earlier), counters);
     }
 
     #[test]

@@ -35,8 +35,8 @@ pub struct HotRun {
     mode: PerfMode,
     pub(super) n_expert: u64,
     n_expert_used: u32,
-    /// Counters of the completed requests.
-    total: Counters,
+    /// Counters of the completed requests; in a server, of everything until the last update.
+    pub(super) total: Counters,
     requests: Vec<HotRequest>,
     ctx: Context,
 }

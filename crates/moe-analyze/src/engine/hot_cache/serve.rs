@@ -12,19 +12,15 @@ use super::HotRun;
 use crate::engine::cache_run::CacheOwner;
 
 impl HotRun {
-    /// Updates the cache by the counters, which start again, while several sequences are evaluated. Without updates, the counters
-    /// continue. Returns the number of exchanges.
+    /// Updates the cache by the selections since the last update, while several sequences are evaluated. Returns the number of
+    /// exchanges.
     pub fn between_requests(&mut self, owner: &mut impl CacheOwner) -> usize {
         let Some(cache) = owner.hot_cache().filter(|_| self.updates()) else {
             return 0;
         };
-        let counters = {
-            let mut counters = cache.counters().lock();
-            let copy = counters.clone();
-            counters.reset();
-            copy
-        };
-        let exchanges = self.exchanges(cache, &counters);
+        let counters = cache.counters().lock().clone();
+        let exchanges = self.exchanges(cache, &counters.since(&self.total));
+        self.total = counters;
         if exchanges.is_empty() {
             return 0;
         }
