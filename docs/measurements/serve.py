@@ -3,11 +3,12 @@
 
 Starts `moe-analyze serve` on a loopback port with the options after `--`, sends requests, and prints one JSON line per result.
 
-  serve.py --moe-analyze BIN --model FILE [--clients 1,4,16] [--requests N] [--n-prompt N] [--n-predict N] speed [-- OPTION...]
+  serve.py --moe-analyze BIN --model FILE [--clients 1,4,16] [--rounds N] [--requests N] [--n-prompt N] [--n-predict N] speed [-- OPTION...]
   serve.py --moe-analyze BIN --model FILE [--seconds N] load [-- OPTION...]
 
   speed   every client sends requests one after another; tokens/s over all clients, and percentiles of the time to the first token and of
-          the time between parts of a stream
+          the time between parts of a stream. Alternates with `bench --parallel` with the same options and as many sequences, in rounds.
+          `ratio_to_bench` compares the generation of all clients with it, without prompts and without the queue.
   load    mixed requests for --seconds (default 3600): streams, complete answers, clients that disconnect, malformed bodies. Prints the
           resident memory of the server once a minute, and at the end its medians in both halves of the time.
 """
@@ -32,7 +33,8 @@ def parse_args():
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--port", type=int, default=18080)
     parser.add_argument("--clients", default="1,4,16", help="numbers of clients; the largest is the number of slots")
-    parser.add_argument("--requests", type=int, default=4, help="requests of each client")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of `bench` and of all clients")
+    parser.add_argument("--requests", type=int, default=4, help="requests of each client in a round")
     parser.add_argument("--n-prompt", type=int, default=32, help="tokens of each prompt")
     parser.add_argument("--n-predict", type=int, default=128, help="tokens of each answer")
     parser.add_argument("--seconds", type=float, default=3600)
@@ -122,31 +124,46 @@ def percentiles(values):
     return {f"p{p}": round(1e3 * values[min(len(values) - 1, len(values) * p // 100)], 2) for p in (50, 90, 99)}
 
 
+def bench(n):
+    """Tokens/s of `bench` with `n` sequences, all together."""
+    command = [args.moe_analyze, "--quiet", "bench", "--model", args.model, "--parallel", n, "-p", 0, "-n", args.n_predict, "-r", 2]
+    command += ["-o", "json", *args.options]
+    rows = json.loads(subprocess.run([str(part) for part in command], capture_output=True, text=True, check=True).stdout)
+    return rows[0]["avg_ts"]
+
+
 def speed(server):
     stream(0, 8)
-    for n in clients:
-        answers, lock = [], threading.Lock()
+    for _ in range(args.rounds):
+        for n in clients:
+            speed_of(n, bench(n))
 
-        def client(index, n=n, answers=answers, lock=lock):
-            for i in range(args.requests):
-                answer = stream(1 + index + n * i, args.n_predict)
-                with lock:
-                    answers.append(answer)
 
-        start = time.monotonic()
-        threads = [threading.Thread(target=client, args=(index,)) for index in range(n)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        seconds = time.monotonic() - start
-        n_tokens = sum(n_tokens for _, n_tokens in answers)
-        gaps = [b - a for times, _ in answers for a, b in zip(times, times[1:])]
-        # While all clients decode: without prompts and without the queue.
-        per_client = [(n_tokens - 1) / (times[-1] - times[0]) for times, n_tokens in answers]
-        report("speed", clients=n, requests=len(answers), tokens=n_tokens, seconds=round(seconds, 3),
-               tokens_per_s=round(n_tokens / seconds, 2), decode_tokens_per_s_of_a_client=round(statistics.median(per_client), 2),
-               first_token_ms=percentiles([times[0] for times, _ in answers]), between_parts_ms=percentiles(gaps))
+def speed_of(n, bench_tokens_per_s):
+    answers, lock = [], threading.Lock()
+
+    def client(index):
+        for i in range(args.requests):
+            answer = stream(1 + index + n * i, args.n_predict)
+            with lock:
+                answers.append(answer)
+
+    start = time.monotonic()
+    threads = [threading.Thread(target=client, args=(index,)) for index in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds = time.monotonic() - start
+    n_tokens = sum(n_tokens for _, n_tokens in answers)
+    gaps = [b - a for times, _ in answers for a, b in zip(times, times[1:])]
+    # While all clients decode: without prompts and without the queue.
+    per_client = [(n_tokens - 1) / (times[-1] - times[0]) for times, n_tokens in answers]
+    of_client = statistics.median(per_client)
+    report("speed", clients=n, requests=len(answers), tokens=n_tokens, seconds=round(seconds, 3),
+           tokens_per_s=round(n_tokens / seconds, 2), decode_tokens_per_s_of_a_client=round(of_client, 2),
+           bench_tokens_per_s=bench_tokens_per_s, ratio_to_bench=round(n * of_client / bench_tokens_per_s, 3),
+           first_token_ms=percentiles([times[0] for times, _ in answers]), between_parts_ms=percentiles(gaps))
 
 
 def load(server):
