@@ -4,15 +4,16 @@
     pip install -r .ci/requirements.txt     # NVRTC and zstandard
     scripts/compile-kernels.py [--check] [NAME ...]
 
-NAME is a file in crates/moe-executor/src/cuda/kernels without .cu (default: all files). A PTX file has a section for each
-architecture. --check writes nothing; the exit code is 1 if a PTX file does not match its source. `zstd -dc FILE` prints a
-PTX file.
+NAME is a file in crates/moe-executor/src/cuda/kernels without .cu (default: all files). A PTX file contains the modules of a family, such
+as those whose names start with `products_`, each with a section for each architecture. --check writes nothing; the exit code is 1 if a
+module does not match its source. `zstd -dc FILE` prints a PTX file.
 """
 
 import argparse
 import ctypes
 import hashlib
 import importlib.util
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -31,6 +32,7 @@ OPTIONS = ["--std=c++17"]
 # A driver rejects PTX of a newer ISA version than its own. NVRTC 12.4 writes PTX ISA 8.4.
 NVRTC = (12, 4)
 COMPRESSION_LEVEL = 19
+MODULE = "// module "
 
 
 def nvrtc():
@@ -61,10 +63,10 @@ def sources(path, seen=None):
 
 
 def compile_file(library, path):
-    """Returns the PTX for all architectures: a line with the hash of the sources; per architecture, a line `// sm_N` and its PTX."""
+    """Returns a module: a line with its name and the hash of the sources; per architecture, a line `// sm_N` and its PTX."""
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in sources(path))).hexdigest()
     sections = [f"// sm_{architecture}\n{compile_kernel(library, path, architecture)}" for architecture in ARCHITECTURES]
-    return "\n".join([f"// sources: sha256 {digest}", *sections])
+    return "\n".join([f"{MODULE}{path.stem}, sources: sha256 {digest}", *sections])
 
 
 def compile_kernel(library, path, architecture):
@@ -98,17 +100,21 @@ def compile_kernel(library, path, architecture):
     return ptx
 
 
-def read_ptx(path):
-    """Returns the decompressed PTX file, or None if it does not exist or is damaged."""
+def read_family(path):
+    """Returns the modules of a compressed PTX file by name. A file that does not exist or is damaged has none."""
     try:
-        return zstandard.ZstdDecompressor().decompress(path.read_bytes()).decode()
+        text = zstandard.ZstdDecompressor().decompress(path.read_bytes()).decode()
     except (FileNotFoundError, UnicodeDecodeError, zstandard.ZstdError):
-        return None
+        return {}
+    modules = [MODULE + module for module in text.split(MODULE)[1:]]
+    return {module[len(MODULE):].split(",")[0]: module for module in modules}
 
 
-def write_ptx(path, ptx):
-    compressor = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL, write_checksum=True)
-    path.write_bytes(compressor.compress(ptx.encode()))
+def write_family(path, modules):
+    """Writes a PTX file. Modules of a family are similar, so the compressor looks back over all of them."""
+    text = "".join(modules[name] for name in sorted(modules)).encode()
+    parameters = zstandard.ZstdCompressionParameters.from_level(COMPRESSION_LEVEL, window_log=24, enable_ldm=True, write_checksum=True)
+    path.write_bytes(zstandard.ZstdCompressor(compression_params=parameters).compress(text))
 
 
 def main():
@@ -120,17 +126,21 @@ def main():
 
     library, stale = nvrtc(), []
     for name in names:
-        source, out = KERNELS / f"{name}.cu", PTX / f"{name}.ptx.zst"
-        if not source.exists():
-            sys.exit(f"{source} does not exist")
-        ptx = compile_file(library, source)
+        if not (KERNELS / f"{name}.cu").exists():
+            sys.exit(f"{KERNELS / name}.cu does not exist")
+    for family, group in itertools.groupby(sorted(names), lambda name: name.split("_")[0]):
+        file = PTX / f"{family}.ptx.zst"
+        present = read_family(file)
+        compiled = {name: compile_file(library, KERNELS / f"{name}.cu") for name in group}
+        # Modules whose source was removed do not stay.
+        modules = {name: module for name, module in {**present, **compiled}.items() if (KERNELS / f"{name}.cu").exists()}
         # Compares the text: another version of zstd may produce other bytes.
-        if read_ptx(out) == ptx:
+        if present == modules:
             continue
         if arguments.check:
-            stale.append(out.name)
+            stale += sorted(name for name in {*present, *modules} if present.get(name) != modules.get(name))
         else:
-            write_ptx(out, ptx)
+            write_family(file, modules)
     if stale:
         sys.exit(f"out of date: {', '.join(stale)}; run scripts/compile-kernels.py and commit the result")
 

@@ -25,27 +25,37 @@ const OVERLAP: u32 = 90;
 /// Ten times the compute capabilities for which each source file is compiled, in ascending order.
 const CAPABILITIES: [u32; 3] = [75, 80, OVERLAP];
 
-/// The compressed PTX of one source file, with a section for each of [`CAPABILITIES`]. The sections are similar, so one
-/// compressed file takes half the space of three.
+/// A source file, and the compressed PTX of all source files of its family (`products_…`), each with a section for each of
+/// [`CAPABILITIES`]. The sections are similar, so one compressed file takes less space than one for each source file.
 pub(super) struct Embedded {
     name: &'static str,
-    ptx: &'static [u8],
+    family: &'static [u8],
 }
 
 impl Embedded {
+    const fn new(name: &'static str, family: &'static [u8]) -> Embedded {
+        Embedded { name, family }
+    }
+
     /// The PTX for one of [`CAPABILITIES`].
     fn section(&self, capability: u32) -> io::Result<String> {
-        let text = decompress(self.ptx)?;
-        let missing = || {
+        let text = decompress(self.family)?;
+        let header = format!("{}, ", self.name);
+        let mut modules = text.split("// module ");
+        let module = modules.find(|module| module.starts_with(&header));
+        let start = format!("\n// sm_{capability}\n");
+        let section = module.and_then(|module| module.split_once(&start));
+        let (_, section) = section.ok_or_else(|| {
             io::Error::new(
                 io::ErrorKind::InvalidData,
-                format!("no section for sm_{capability}"),
+                format!("no section for {} and sm_{capability}", self.name),
             )
-        };
-        let (_, rest) = text
-            .split_once(&format!("\n// sm_{capability}\n"))
-            .ok_or_else(missing)?;
-        Ok(rest.split("\n// sm_").next().unwrap_or(rest).to_owned())
+        })?;
+        Ok(section
+            .split("\n// sm_")
+            .next()
+            .unwrap_or(section)
+            .to_owned())
     }
 
     /// The PTX for each of [`CAPABILITIES`], with a name for messages.
@@ -58,60 +68,76 @@ impl Embedded {
     }
 }
 
-macro_rules! embedded {
-    ($name:literal) => {
-        Embedded {
-            name: $name,
-            ptx: include_bytes!(concat!("ptx/", $name, ".ptx.zst")),
-        }
-    };
-}
+static ATTENTION_PTX: &[u8] = include_bytes!("ptx/attention.ptx.zst");
+static EXPERTS_PTX: &[u8] = include_bytes!("ptx/experts.ptx.zst");
+static PRODUCTS_PTX: &[u8] = include_bytes!("ptx/products.ptx.zst");
+static ROUTER_PTX: &[u8] = include_bytes!("ptx/router.ptx.zst");
+static ROWS_PTX: &[u8] = include_bytes!("ptx/rows.ptx.zst");
+static TOKEN_PTX: &[u8] = include_bytes!("ptx/token.ptx.zst");
 
-pub(super) static ATTENTION: Embedded = embedded!("attention");
-pub(super) static ROUTER: Embedded = embedded!("router");
-pub(super) static ROWS: Embedded = embedded!("rows");
-pub(super) static EXPERTS: Embedded = embedded!("experts");
+pub(super) static ATTENTION: Embedded = Embedded::new("attention", ATTENTION_PTX);
+pub(super) static ROUTER: Embedded = Embedded::new("router", ROUTER_PTX);
+pub(super) static ROWS: Embedded = Embedded::new("rows", ROWS_PTX);
+pub(super) static EXPERTS: Embedded = Embedded::new("experts", EXPERTS_PTX);
 
 /// Attention by the type of keys and values; the last module is for any types.
 pub(super) static ATTENTION_OF: [(Option<CacheType>, Embedded); 4] = [
-    (Some(CacheType::F32), embedded!("attention_f32")),
-    (Some(CacheType::F16), embedded!("attention_f16")),
-    (Some(CacheType::Q8_0), embedded!("attention_q8_0")),
-    (None, embedded!("attention_any")),
+    (
+        Some(CacheType::F32),
+        Embedded::new("attention_f32", ATTENTION_PTX),
+    ),
+    (
+        Some(CacheType::F16),
+        Embedded::new("attention_f16", ATTENTION_PTX),
+    ),
+    (
+        Some(CacheType::Q8_0),
+        Embedded::new("attention_q8_0", ATTENTION_PTX),
+    ),
+    (None, Embedded::new("attention_any", ATTENTION_PTX)),
 ];
 
 /// Matrix products: a module for each type of weights.
 pub(super) static PRODUCTS: [(GgmlType, Embedded); 16] = [
-    (GgmlType::F32, embedded!("products_f32")),
-    (GgmlType::F16, embedded!("products_f16")),
-    (GgmlType::BF16, embedded!("products_bf16")),
-    (GgmlType::Q4_0, embedded!("products_q4_0")),
-    (GgmlType::Q4_1, embedded!("products_q4_1")),
-    (GgmlType::Q5_0, embedded!("products_q5_0")),
-    (GgmlType::Q5_1, embedded!("products_q5_1")),
-    (GgmlType::Q8_0, embedded!("products_q8_0")),
-    (GgmlType::Q2_K, embedded!("products_q2_k")),
-    (GgmlType::Q3_K, embedded!("products_q3_k")),
-    (GgmlType::Q4_K, embedded!("products_q4_k")),
-    (GgmlType::Q5_K, embedded!("products_q5_k")),
-    (GgmlType::Q6_K, embedded!("products_q6_k")),
-    (GgmlType::IQ4_NL, embedded!("products_iq4_nl")),
-    (GgmlType::IQ4_XS, embedded!("products_iq4_xs")),
-    (GgmlType::MXFP4, embedded!("products_mxfp4")),
+    (GgmlType::F32, Embedded::new("products_f32", PRODUCTS_PTX)),
+    (GgmlType::F16, Embedded::new("products_f16", PRODUCTS_PTX)),
+    (GgmlType::BF16, Embedded::new("products_bf16", PRODUCTS_PTX)),
+    (GgmlType::Q4_0, Embedded::new("products_q4_0", PRODUCTS_PTX)),
+    (GgmlType::Q4_1, Embedded::new("products_q4_1", PRODUCTS_PTX)),
+    (GgmlType::Q5_0, Embedded::new("products_q5_0", PRODUCTS_PTX)),
+    (GgmlType::Q5_1, Embedded::new("products_q5_1", PRODUCTS_PTX)),
+    (GgmlType::Q8_0, Embedded::new("products_q8_0", PRODUCTS_PTX)),
+    (GgmlType::Q2_K, Embedded::new("products_q2_k", PRODUCTS_PTX)),
+    (GgmlType::Q3_K, Embedded::new("products_q3_k", PRODUCTS_PTX)),
+    (GgmlType::Q4_K, Embedded::new("products_q4_k", PRODUCTS_PTX)),
+    (GgmlType::Q5_K, Embedded::new("products_q5_k", PRODUCTS_PTX)),
+    (GgmlType::Q6_K, Embedded::new("products_q6_k", PRODUCTS_PTX)),
+    (
+        GgmlType::IQ4_NL,
+        Embedded::new("products_iq4_nl", PRODUCTS_PTX),
+    ),
+    (
+        GgmlType::IQ4_XS,
+        Embedded::new("products_iq4_xs", PRODUCTS_PTX),
+    ),
+    (
+        GgmlType::MXFP4,
+        Embedded::new("products_mxfp4", PRODUCTS_PTX),
+    ),
 ];
 
 /// Fused kernels for the experts of one token: a module for each type of weights.
 pub(super) static TOKEN: [(GgmlType, Embedded); 10] = [
-    (GgmlType::Q4_0, embedded!("token_q4_0")),
-    (GgmlType::Q4_1, embedded!("token_q4_1")),
-    (GgmlType::Q5_0, embedded!("token_q5_0")),
-    (GgmlType::Q5_1, embedded!("token_q5_1")),
-    (GgmlType::Q8_0, embedded!("token_q8_0")),
-    (GgmlType::Q4_K, embedded!("token_q4_k")),
-    (GgmlType::Q5_K, embedded!("token_q5_k")),
-    (GgmlType::Q6_K, embedded!("token_q6_k")),
-    (GgmlType::IQ4_NL, embedded!("token_iq4_nl")),
-    (GgmlType::MXFP4, embedded!("token_mxfp4")),
+    (GgmlType::Q4_0, Embedded::new("token_q4_0", TOKEN_PTX)),
+    (GgmlType::Q4_1, Embedded::new("token_q4_1", TOKEN_PTX)),
+    (GgmlType::Q5_0, Embedded::new("token_q5_0", TOKEN_PTX)),
+    (GgmlType::Q5_1, Embedded::new("token_q5_1", TOKEN_PTX)),
+    (GgmlType::Q8_0, Embedded::new("token_q8_0", TOKEN_PTX)),
+    (GgmlType::Q4_K, Embedded::new("token_q4_k", TOKEN_PTX)),
+    (GgmlType::Q5_K, Embedded::new("token_q5_k", TOKEN_PTX)),
+    (GgmlType::Q6_K, Embedded::new("token_q6_k", TOKEN_PTX)),
+    (GgmlType::IQ4_NL, Embedded::new("token_iq4_nl", TOKEN_PTX)),
+    (GgmlType::MXFP4, Embedded::new("token_mxfp4", TOKEN_PTX)),
 ];
 
 /// Shared memory in bytes, static and dynamic, that a block may use without a function attribute.

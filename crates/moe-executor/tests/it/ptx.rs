@@ -1,5 +1,6 @@
 //! The embedded PTX is that of the kernels' sources.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -20,17 +21,32 @@ fn sources(path: PathBuf, seen: &mut Vec<PathBuf>) {
     }
 }
 
-/// The text of a compressed PTX file.
-fn read_ptx(path: &Path) -> String {
-    let compressed = fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    String::from_utf8(zstd::decode_all(&*compressed).unwrap()).unwrap()
+/// The compiled source files: name, hash of the sources, and the PTX for all architectures.
+fn modules() -> Vec<(String, String, String)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda/ptx");
+    let mut modules = Vec::new();
+    for file in fs::read_dir(folder).unwrap() {
+        let path = file.unwrap().path();
+        let file = path.file_name().unwrap().to_str().unwrap().to_owned();
+        let text = zstd::decode_all(fs::File::open(&path).unwrap()).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        for module in text.split("// module ").skip(1) {
+            let (header, ptx) = module.split_once('\n').unwrap();
+            let (name, hash) = header.split_once(", sources: sha256 ").unwrap();
+            let family = name.split('_').next().unwrap();
+            assert_eq!(file, format!("{family}.ptx.zst"), "{name}");
+            modules.push((name.to_owned(), hash.to_owned(), ptx.to_owned()));
+        }
+    }
+    assert!(!modules.is_empty());
+    modules
 }
 
 #[test]
 fn ptx_is_as_new_as_its_source() {
-    let cuda = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda");
-    let mut expected = Vec::new();
-    for kernel in fs::read_dir(cuda.join("kernels")).unwrap() {
+    let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda/kernels");
+    let mut expected = BTreeMap::new();
+    for kernel in fs::read_dir(kernels).unwrap() {
         let kernel = kernel.unwrap().path();
         if kernel.extension().is_none_or(|e| e != "cu") {
             continue;
@@ -42,35 +58,26 @@ fn ptx_is_as_new_as_its_source() {
             .iter()
             .for_each(|file| hash.update(fs::read(file).unwrap()));
         let hash: String = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
-        let name = format!("{}.ptx.zst", kernel.file_stem().unwrap().display());
-        let ptx = read_ptx(&cuda.join("ptx").join(&name));
-        assert_eq!(
-            ptx.lines().next(),
-            Some(&*format!("// sources: sha256 {hash}")),
-            "{name} is older than its source: run scripts/compile-kernels.py"
-        );
-        expected.push(name);
+        let name = kernel.file_stem().unwrap().to_str().unwrap();
+        expected.insert(name.to_owned(), hash);
     }
-    let files = fs::read_dir(cuda.join("ptx")).unwrap();
-    let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
-    let strays: Vec<_> = names.filter(|name| !expected.contains(name)).collect();
-    assert!(strays.is_empty(), "PTX without a source: {strays:?}");
-    assert!(!expected.is_empty());
+    let embedded: BTreeMap<_, _> = modules()
+        .into_iter()
+        .map(|(name, hash, _)| (name, hash))
+        .collect();
+    assert_eq!(embedded, expected, "run scripts/compile-kernels.py");
 }
 
 /// Kernels for these may be started before the one before them has ended: none must forget to wait for it.
 #[test]
 fn kernels_that_may_start_early_wait() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda/ptx");
     let mut n = 0;
-    for file in fs::read_dir(folder).unwrap() {
-        let path = file.unwrap().path();
-        let text = read_ptx(&path);
+    for (module, _, text) in modules() {
         let (_, sm_90) = text.split_once("\n// sm_90\n").unwrap();
         for kernel in sm_90.split(".visible .entry ").skip(1) {
             let name = kernel.split('(').next().unwrap();
             let waits = kernel.contains("griddepcontrol.wait");
-            assert!(waits, "{name} in {} does not wait", path.display());
+            assert!(waits, "{name} in {module} does not wait");
             n += 1;
         }
     }
@@ -80,16 +87,13 @@ fn kernels_that_may_start_early_wait() {
 /// Grids of matrix-times-vector kernels are made for four blocks on a multiprocessor: each kernel must be compiled for that.
 #[test]
 fn as_many_blocks_run_at_a_time_as_grids_are_made_for() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda/ptx");
     let mut n = 0;
-    for file in fs::read_dir(folder).unwrap() {
-        let path = file.unwrap().path();
-        let text = read_ptx(&path);
+    for (module, _, text) in modules() {
         for kernel in text.split(".visible .entry ").skip(1) {
             let name = kernel.split('(').next().unwrap();
             if ["mat_vec_1", "mat_vec_2", "mat_vec_glu"].contains(&name) {
                 let bound = kernel.contains(".minnctapersm 4");
-                assert!(bound, "{name} in {}", path.display());
+                assert!(bound, "{name} in {module}");
                 n += 1;
             }
         }
