@@ -2,6 +2,8 @@
 
 use moe_engine::{BatchEntry, BatchSession, CacheUpdate, Observer, Result};
 use moe_executor::Session;
+use moe_executor::hot_cache::HotCache;
+use moe_executor::placement::DeviceId;
 use moe_placement::learn::LearnFile;
 use moe_placement::perf::{PerfMode, SharedCounters};
 
@@ -22,9 +24,14 @@ impl<'a, 'g> ServedSession<'a, 'g> {
 }
 
 impl ServedSession<'_, '_> {
-    /// Whether the session uses a GPU.
-    pub fn has_gpu(&self) -> bool {
-        !moe_engine::Session::gpus(&self.session).is_empty()
+    /// The memory of each hot lane of the cache: `gpu` or `ram`.
+    pub fn hot_tiers(&self) -> Vec<&'static str> {
+        let tier = |device: &DeviceId| match device {
+            DeviceId::Cpu => "ram",
+            DeviceId::Gpu(_) => "gpu",
+        };
+        let devices = self.session.hot_cache().map(HotCache::devices);
+        devices.unwrap_or_default().iter().map(tier).collect()
     }
 }
 
