@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use moe_placement::perf::LaneIndex;
+
 use crate::generation::FinishReason;
 use crate::recording::TraceCounts;
 
@@ -34,6 +36,9 @@ impl Histogram {
     }
 }
 
+/// Number of expert slots of each lane, in the order of [`LaneIndex::ALL`].
+pub(crate) type LaneSlots = [u64; LaneIndex::ALL.len()];
+
 /// Names of the outcomes of requests in [`MetricsSnapshot::requests`].
 pub const OUTCOMES: [&str; 7] = [
     "end_of_generation",
@@ -45,12 +50,11 @@ pub const OUTCOMES: [&str; 7] = [
     "rejected",
 ];
 
-/// How a request ended.
+/// How an accepted request ended.
 #[derive(Clone, Copy)]
 pub(crate) enum Outcome {
     Finished(FinishReason),
     Failed,
-    Rejected,
 }
 
 impl Outcome {
@@ -63,7 +67,6 @@ impl Outcome {
             Outcome::Finished(FinishReason::TimeLimit) => "time_limit",
             Outcome::Finished(FinishReason::Cancelled) => "cancelled",
             Outcome::Failed => "failed",
-            Outcome::Rejected => "rejected",
         }
     }
 }
@@ -99,7 +102,14 @@ pub struct MetricsSnapshot {
     pub first_token_time: Histogram,
     /// Times between two tokens of a request.
     pub token_time: Histogram,
-    /// Number of experts that updates between requests exchanged in the expert cache.
+    /// Times from the submission of a request to its end, for all outcomes except `rejected`.
+    pub request_time: Histogram,
+    /// Number of expert selections of each lane, in the order of [`LaneIndex::ALL`]. Unlike the counters of the expert cache, they do
+    /// not restart after an update of the cache. Nothing is added while these counters are off.
+    pub selections: [u64; LaneIndex::ALL.len()],
+    /// Number of updates that exchanged experts of the expert cache.
+    pub cache_updates: u64,
+    /// Number of experts that these updates exchanged.
     pub exchanged_experts: u64,
     /// Recorded traces.
     pub traces: TraceCounts,
@@ -115,9 +125,16 @@ impl Metrics {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts the end of a request.
-    pub fn ended(&self, outcome: Outcome) {
-        *self.lock().requests.entry(outcome.name()).or_default() += 1;
+    /// Counts a request that is not accepted.
+    pub fn rejected(&self) {
+        *self.lock().requests.entry("rejected").or_default() += 1;
+    }
+
+    /// Counts the end of a request, `time` after its submission.
+    pub fn ended(&self, outcome: Outcome, time: Duration) {
+        let mut counts = self.lock();
+        *counts.requests.entry(outcome.name()).or_default() += 1;
+        counts.request_time.add(time);
     }
 
     /// Adds the time that a request waited in the queue.
@@ -132,6 +149,22 @@ impl Metrics {
         match time {
             TokenTime::First(since_submission) => counts.first_token_time.add(since_submission),
             TokenTime::Next(since_last) => counts.token_time.add(since_last),
+        }
+    }
+
+    /// Counts an update of the expert cache. It has no effect if no expert was exchanged.
+    pub fn updated_cache(&self, exchanged: usize) {
+        let mut counts = self.lock();
+        counts.cache_updates += u64::from(exchanged > 0);
+        counts.exchanged_experts += exchanged as u64;
+    }
+
+    /// Adds the expert selections of a pass: the difference between the counters of the expert cache after and before it. Counters
+    /// that restarted in the pass contain its last calls only.
+    pub fn selected(&self, before: LaneSlots, after: LaneSlots) {
+        let mut counts = self.lock();
+        for ((sum, before), after) in counts.selections.iter_mut().zip(before).zip(after) {
+            *sum += after.checked_sub(before).unwrap_or(after);
         }
     }
 
@@ -170,6 +203,25 @@ mod tests {
         assert_eq!(histogram.counts[BUCKETS.len()], 1);
         assert_eq!(histogram.count(), 4);
         assert!((histogram.sum - 700.003).abs() < 1e-9);
+    }
+
+    #[test]
+    fn selections_continue_after_a_restart_of_the_counters() {
+        let metrics = Metrics::default();
+        metrics.selected([0; 4], [1, 2, 3, 4]);
+        metrics.selected([1, 2, 3, 4], [5, 2, 3, 6]);
+        metrics.selected([5, 2, 3, 6], [1, 0, 0, 7]);
+        assert_eq!(metrics.lock().selections, [6, 2, 3, 7]);
+    }
+
+    #[test]
+    fn an_update_without_exchanges_is_not_counted() {
+        let metrics = Metrics::default();
+        for exchanged in [0, 3, 0, 2] {
+            metrics.updated_cache(exchanged);
+        }
+        let counts = metrics.lock();
+        assert_eq!((counts.cache_updates, counts.exchanged_experts), (2, 5));
     }
 
     #[test]

@@ -3,6 +3,10 @@
 
 use moe_engine::{BatchEntry, BatchSession, CacheUpdate, Decode, Error, Logits, Observer, Result};
 use moe_executor::Session;
+#[cfg(feature = "serve")]
+use moe_executor::hot_cache::HotCache;
+#[cfg(feature = "serve")]
+use moe_executor::placement::DeviceId;
 use moe_placement::learn::LearnFile;
 use moe_placement::perf::{PerfMode, SharedCounters};
 use moe_trace::{Phase, RunWriter, manifest};
@@ -29,6 +33,17 @@ impl<'a, 'g> NativeSession<'a, 'g> {
             has_tokens: false,
             in_prompt: false,
         }
+    }
+
+    /// The memory of each hot lane of the cache: `gpu` or `ram`.
+    #[cfg(feature = "serve")]
+    pub fn hot_tiers(&self) -> Vec<&'static str> {
+        let tier = |device: &DeviceId| match device {
+            DeviceId::Cpu => "ram",
+            DeviceId::Gpu(_) => "gpu",
+        };
+        let devices = self.session.hot_cache().map(HotCache::devices);
+        devices.unwrap_or_default().iter().map(tier).collect()
     }
 
     /// Counts activations, if the session has no cache.

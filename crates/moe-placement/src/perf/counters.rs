@@ -348,6 +348,21 @@ impl Counters {
         slots.fold(0, u64::saturating_add)
     }
 
+    /// Slots that each lane computed, over all layers, in the order of [`LaneIndex::ALL`]. Saturates.
+    pub fn lane_slots(&self) -> [u64; LaneIndex::ALL.len()] {
+        let mut sums = [0u64; LaneIndex::ALL.len()];
+        for layer in self.layers.values() {
+            let slots = layer
+                .hot_slots
+                .into_iter()
+                .chain([layer.cold_slots_total()]);
+            for (sum, slots) in sums.iter_mut().zip(slots) {
+                *sum = sum.saturating_add(slots);
+            }
+        }
+        sums
+    }
+
     /// Fraction of the slots that hot lanes computed, 0.0 to 1.0; `None` without slots.
     pub fn hit_rate(&self) -> Option<f64> {
         let hot = self.hot_slots();
@@ -464,6 +479,23 @@ mod tests {
         counters.start_pass();
         counters.add_call(&call(0, &[3, 2]));
         assert_eq!(counters.since(&earlier), counters);
+    }
+
+    #[test]
+    fn counts_the_slots_of_each_lane_over_all_layers() {
+        let mut counters = Counters::new(PerfMode::Update, 4, 2);
+        assert_eq!(counters.lane_slots(), [0; 4]);
+        for layer in [1, 2] {
+            counters.add_call(&LayerCall {
+                layer: LayerId(layer),
+                ids: &[0, 1, 2, 3, 0, 9],
+                lanes: &[LaneIndex::Hot1, LaneIndex::Hot0, LaneIndex::Hot1],
+                times: None,
+            });
+        }
+        // The last id is not an expert.
+        assert_eq!(counters.lane_slots(), [2, 4, 0, 4]);
+        assert_eq!((counters.hot_slots(), counters.cold_slots()), (6, 4));
     }
 
     #[test]

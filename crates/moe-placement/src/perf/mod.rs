@@ -128,6 +128,24 @@ impl LaneIndex {
     /// All hot lanes, in the order of a plan.
     pub const HOT: [LaneIndex; MAX_LANES] = [LaneIndex::Hot0, LaneIndex::Hot1, LaneIndex::Hot2];
 
+    /// All lanes: the hot lanes, then the cold lane.
+    pub const ALL: [LaneIndex; MAX_LANES + 1] = [
+        LaneIndex::Hot0,
+        LaneIndex::Hot1,
+        LaneIndex::Hot2,
+        LaneIndex::Cold,
+    ];
+
+    /// Name in reports: `hot0`, `hot1`, `hot2` or `cold`.
+    pub fn name(self) -> &'static str {
+        match self {
+            LaneIndex::Hot0 => "hot0",
+            LaneIndex::Hot1 => "hot1",
+            LaneIndex::Hot2 => "hot2",
+            LaneIndex::Cold => "cold",
+        }
+    }
+
     /// The hot lane with an index in a plan; `None` if the index is not below [`MAX_LANES`].
     pub fn hot(index: usize) -> Option<LaneIndex> {
         LaneIndex::HOT.get(index).copied()

@@ -1,21 +1,21 @@
 //! The interface of the endpoints to the model and its scheduler.
 
-use std::time::Duration;
-
+use moe_engine::CacheUpdate;
 use moe_placement::learn::LearnFile;
-use moe_placement::perf::PerfMode;
+use moe_placement::perf::{LaneIndex, PerfMode};
 use serde_json::Value;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::generation::{Event, GenerationRequest};
-use crate::scheduler::SubmitError;
+use crate::metrics::MetricsSnapshot;
+use crate::scheduler::{Stopped, SubmitError};
 
 /// The events of one request. Dropping the receiver cancels the request. The queue needs no limit of its own: a request has
 /// at most one event for each position of its context.
 pub type EventReceiver = UnboundedReceiver<Event>;
 
 /// A model and the scheduler that evaluates requests. All functions may block, except [`submit`](Backend::submit),
-/// [`model`](Backend::model), [`piece`](Backend::piece) and [`metrics`](Backend::metrics).
+/// [`model`](Backend::model), [`piece`](Backend::piece), [`metrics`](Backend::metrics) and [`tier`](Backend::tier).
 pub trait Backend: Send + Sync + 'static {
     /// Properties of the model.
     fn model(&self) -> &ModelInfo;
@@ -59,15 +59,18 @@ pub trait Backend: Send + Sync + 'static {
     /// end of the current pass.
     ///
     /// # Errors
-    /// There is no hot cache, or the file cannot be saved.
+    /// See [`HotCacheError`].
     fn apply_hot_cache(
         &self,
         learn: &LearnFile,
         save_to_disk: bool,
     ) -> Result<HotCacheUpdate, HotCacheError>;
 
-    /// The current counts of the scheduler.
-    fn metrics(&self) -> Snapshot;
+    /// State and counts of the scheduler.
+    fn metrics(&self) -> MetricsSnapshot;
+
+    /// The memory that contains the weights of a lane, for example `gpu` or `ram`; `None` if the expert cache does not have the lane.
+    fn tier(&self, lane: LaneIndex) -> Option<&str>;
 }
 
 /// Properties of the model that a server serves.
@@ -95,18 +98,8 @@ pub struct Chat {
 /// An update of the hot cache: the answer of `/moe-hot-cache`.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct HotCacheUpdate {
-    /// Fraction of the cached experts that the update may exchange.
-    pub update_rate: f64,
-    /// Number of exchanges.
-    pub exchanged: usize,
-    /// Number of exchanges that would make the cache the best one for the file.
-    pub candidates: usize,
-    /// Number of exchanges that the update rate allows.
-    pub max_exchange: usize,
-    /// Number of cached experts in layers that the file observes.
-    pub hot_experts: usize,
-    /// Number of layers with an exchange.
-    pub layers_changed: usize,
+    /// The exchanges.
+    pub update: CacheUpdate,
     /// Where the file was saved, if requested.
     pub saved: Option<SavedFile>,
 }
@@ -120,47 +113,19 @@ pub struct SavedFile {
     pub backup_path: String,
 }
 
-/// The hot cache was not updated.
+/// The hot cache was not updated, or the file was not saved.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum HotCacheError {
-    /// There is no hot cache, or the file does not fit to the model.
+    /// The server has no hot cache, or no path for the file.
+    #[error("{0}")]
+    Unavailable(String),
+    /// The file does not fit to the model.
     #[error("{0}")]
     Invalid(String),
     /// The cache was updated, but the file was not saved.
     #[error("the hot cache was updated, but the file was not saved: {0}")]
     NotSaved(String),
-}
-
-/// Counts of the scheduler since the start of the server.
-#[derive(Clone, PartialEq, Debug, Default)]
-pub struct Snapshot {
-    /// Number of requests that can be evaluated at the same time.
-    pub n_slots: usize,
-    /// Number of requests that are evaluated now.
-    pub n_running: usize,
-    /// Number of requests in the queue.
-    pub n_queued: usize,
-    /// Maximum number of requests in the queue.
-    pub queue_capacity: usize,
-    /// Number of evaluated prompt tokens.
-    pub prompt_tokens: u64,
-    /// Time of passes that evaluated prompt tokens.
-    pub prompt_time: Duration,
-    /// Number of generated tokens.
-    pub generated_tokens: u64,
-    /// Time of passes that generated tokens.
-    pub generation_time: Duration,
-    /// Expert selections by the lane that computed them and the tier that held their weights.
-    pub selections: Vec<Selections>,
-}
-
-/// Number of expert selections of a lane and tier.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Selections {
-    /// Lane: `hot0`, `hot1`, `hot2` or `cold`.
-    pub lane: String,
-    /// Tier: the memory that held the weights, for example `gpu`, `ram` or `disk`.
-    pub tier: String,
-    /// Number of selections.
-    pub count: u64,
+    /// The scheduler has ended.
+    #[error("{0}")]
+    Stopped(#[from] Stopped),
 }

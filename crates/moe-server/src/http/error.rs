@@ -78,6 +78,11 @@ impl ApiError {
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "timeout_error", message)
     }
 
+    /// 409: the server has no part that the request needs.
+    pub(super) fn unavailable(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::CONFLICT, "conflict_error", message)
+    }
+
     /// 413: the body is too large.
     pub(super) fn body_too_large(max_bytes: usize) -> ApiError {
         let message = format!("the body is larger than the limit of {max_bytes} bytes");

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
@@ -51,8 +52,10 @@ pub(super) enum EndReason {
     EndOfGeneration,
     /// A stop sequence of the request.
     StopSequence(String),
-    /// A limit on tokens, context or time.
+    /// A limit on tokens or the context.
     Limit,
+    /// The time limit of the server.
+    TimeLimit,
 }
 
 /// The end of a text.
@@ -75,20 +78,38 @@ pub(super) enum Update {
 }
 
 impl Job {
-    /// Queues the request. `endpoint` is the name in log lines and metrics.
+    /// A job for each prompt, with the other parameters of `template`.
+    pub(super) fn of_prompts(
+        prompts: Vec<Vec<u32>>,
+        template: &GenerationRequest,
+        stops: &[String],
+    ) -> Vec<Job> {
+        let job = |prompt| Job {
+            request: GenerationRequest {
+                prompt,
+                ..template.clone()
+            },
+            stops: stops.to_vec(),
+        };
+        prompts.into_iter().map(job).collect()
+    }
+
+    /// Queues the request. `endpoint` is the name in log lines and metrics. `has_failed` is shared by the prompts of a request, of which
+    /// all fail if one fails.
     pub(super) fn start(
         mut self,
         server: &Shared,
         endpoint: &'static str,
+        has_failed: &Arc<AtomicBool>,
     ) -> Result<Generation, ApiError> {
         let now = Instant::now();
         let n_prompt = self.request.prompt.len();
-        let mut record = Record::new(server, endpoint, n_prompt);
+        let mut record = Record::new(server, endpoint, n_prompt, has_failed);
         self.request.deadline = now.checked_add(server.options.request_timeout);
         let submitted = server
             .check_running()
             .and_then(|()| Ok(server.backend.submit(self.request)?));
-        let events = submitted.inspect_err(|_| record.outcome = Outcome::Rejected)?;
+        let events = submitted.inspect_err(|_| record.fail(Outcome::Rejected))?;
         Ok(Generation {
             backend: Arc::clone(&server.backend),
             phase: server.phase.clone(),
@@ -122,7 +143,9 @@ impl Generation {
         while !self.is_done {
             let event = tokio::select! {
                 event = self.events.recv() => event,
-                () = stopping(&mut self.phase) => return Some(self.fail(ApiError::shutting_down())),
+                () = stopping(&mut self.phase) => {
+                    return Some(self.fail(Outcome::Shutdown, ApiError::shutting_down()));
+                }
             };
             let update = match event {
                 Some(Event::Token {
@@ -131,8 +154,8 @@ impl Generation {
                     top,
                 }) => self.add_token(token, logprob, top),
                 Some(Event::Finished { reason, usage }) => Some(self.finish(reason, usage)),
-                Some(Event::Failed(message)) => Some(self.fail(ApiError::internal(message))),
-                None => Some(self.fail(ApiError::internal("the request ended without a result"))),
+                Some(Event::Failed(message)) => Some(self.failed(message)),
+                None => Some(self.failed("the request ended without a result")),
             };
             if update.is_some() {
                 return update;
@@ -162,7 +185,8 @@ impl Generation {
         if let Some(stop) = stop {
             self.events.close();
             let usage = self.record.usage();
-            return Some(self.end(chunk, EndReason::StopSequence(stop), usage));
+            let reason = EndReason::StopSequence(stop);
+            return Some(self.end(Outcome::StopSequence, chunk, reason, usage));
         }
         let is_empty = chunk.text.is_empty() && chunk.tokens.is_empty();
         (!is_empty).then_some(Update::Chunk(chunk))
@@ -174,16 +198,16 @@ impl Generation {
             FinishReason::TimeLimit if self.record.n_generated() == 0 => {
                 let message =
                     "the time limit passed before the first token; send the request again later";
-                return self.fail(ApiError::timeout(message));
+                return self.fail(Outcome::Failed, ApiError::timeout(message));
             }
-            FinishReason::Length | FinishReason::ContextFull | FinishReason::TimeLimit => {
-                EndReason::Limit
-            }
-            FinishReason::Cancelled => return self.fail(ApiError::shutting_down()),
+            FinishReason::TimeLimit => EndReason::TimeLimit,
+            FinishReason::Length | FinishReason::ContextFull => EndReason::Limit,
+            // The receiver exists, so that the scheduler has no reason to cancel.
+            FinishReason::Cancelled => return self.failed("the request was cancelled"),
         };
         let text = self.text.finish();
         let chunk = self.chunk(text, true);
-        self.end(chunk, reason, usage)
+        self.end(Outcome::Finished, chunk, reason, usage)
     }
 
     /// Text and the tokens that start in it, or all remaining tokens.
@@ -197,16 +221,20 @@ impl Generation {
         }
     }
 
-    fn end(&mut self, chunk: Chunk, reason: EndReason, usage: Usage) -> Update {
+    fn end(&mut self, outcome: Outcome, chunk: Chunk, reason: EndReason, usage: Usage) -> Update {
         self.is_done = true;
-        self.record.outcome = Outcome::Finished(usage);
+        self.record.outcome = outcome;
         Update::End(chunk, Ending { reason, usage })
     }
 
-    fn fail(&mut self, error: ApiError) -> Update {
+    fn failed(&mut self, message: impl Into<String>) -> Update {
+        self.fail(Outcome::Failed, ApiError::internal(message))
+    }
+
+    fn fail(&mut self, outcome: Outcome, error: ApiError) -> Update {
         self.is_done = true;
         self.events.close();
-        self.record.outcome = Outcome::Failed;
+        self.record.fail(outcome);
         Update::Failed(error)
     }
 }
@@ -214,7 +242,7 @@ impl Generation {
 /// Waits until running requests have to end.
 async fn stopping(phase: &mut watch::Receiver<Phase>) {
     if phase
-        .wait_for(|phase| *phase == Phase::Stopping)
+        .wait_for(|phase| matches!(phase, Phase::Stopping | Phase::Stopped))
         .await
         .is_err()
     {

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::Shared;
 use super::body::JsonBody;
 use super::error::ApiError;
+use super::integer::Integer;
 use super::job::{Chunk, EndReason, Ending, Job, ms};
 use super::openai::Pieces;
 use super::respond::{Format, respond};
@@ -27,8 +28,8 @@ const SAMPLING: SamplerParams = SamplerParams {
 #[derive(Deserialize)]
 struct Body {
     prompt: Prompt,
-    n_predict: Option<i64>,
-    n_probs: Option<usize>,
+    n_predict: Option<Integer>,
+    n_probs: Option<Integer>,
     return_tokens: Option<bool>,
 }
 
@@ -37,37 +38,28 @@ pub(super) async fn create(
     State(server): State<Shared>,
     body: JsonBody,
 ) -> Result<Response, ApiError> {
-    let sampling: Sampling = body.parse()?;
-    let body: Body = body.parse()?;
-    let n_probs = check_n_probs("n_probs", body.n_probs.unwrap_or(0))?;
-    let params = sampling.params(SAMPLING)?;
+    let sampling: Sampling = body.read()?;
+    let body: Body = body.read()?;
+    let n_probs = check_n_probs("n_probs", body.n_probs)?.unwrap_or(0);
+    let template = GenerationRequest {
+        prompt: Vec::new(),
+        sampling: sampling.params(SAMPLING)?,
+        // Negative numbers: no limit.
+        n_predict: body.n_predict.filter(|n| n.0 >= 0).map(Integer::as_limit),
+        n_probs: (n_probs > 0).then_some(n_probs),
+        ignore_eos: sampling.ignore_eos(),
+        deadline: None,
+    };
     let stops = sampling.stops()?;
-    let prompts = body.prompt.tokenize(&server).await?;
-    let Ok([prompt]) = <[Vec<u32>; 1]>::try_from(prompts) else {
-        return Err(ApiError::param(
-            "prompt",
-            "prompt: only one prompt is supported",
-        ));
-    };
-    let job = Job {
-        request: GenerationRequest {
-            prompt,
-            sampling: params,
-            // Negative numbers: no limit.
-            n_predict: body.n_predict.and_then(|n| usize::try_from(n).ok()),
-            n_probs: (n_probs > 0).then_some(n_probs),
-            ignore_eos: sampling.ignore_eos(),
-            deadline: None,
-        },
-        stops,
-    };
+    let prompts = body.prompt.tokenize(&server, 1).await?;
+    let jobs = Job::of_prompts(prompts, &template, &stops);
     let format = Completion {
         model: server.backend.model().name.clone(),
         pieces: Pieces::of(&server),
         has_probs: n_probs > 0,
         has_tokens: sampling.is_stream() || body.return_tokens == Some(true),
     };
-    respond(&server, vec![job], sampling.is_stream(), format).await
+    respond(&server, jobs, sampling.is_stream(), format).await
 }
 
 struct Completion {
@@ -92,7 +84,7 @@ impl Completion {
         let (stop_type, stopping_word) = match &ending.reason {
             EndReason::EndOfGeneration => ("eos", ""),
             EndReason::StopSequence(stop) => ("word", &**stop),
-            EndReason::Limit => ("limit", ""),
+            EndReason::Limit | EndReason::TimeLimit => ("limit", ""),
         };
         let mut last = self.part(chunk);
         for (key, value) in [
@@ -100,6 +92,7 @@ impl Completion {
             ("model", json!(self.model)),
             ("stop_type", json!(stop_type)),
             ("stopping_word", json!(stopping_word)),
+            ("timed_out", json!(ending.reason == EndReason::TimeLimit)),
             ("tokens_predicted", json!(ending.usage.n_generated)),
             ("tokens_evaluated", json!(ending.usage.n_prompt)),
             ("truncated", json!(false)),

@@ -16,12 +16,14 @@ mod body;
 mod cache;
 mod connection;
 mod error;
+mod integer;
 mod job;
 mod llama;
 mod log;
 mod metrics;
 mod openai;
 mod options;
+mod prometheus;
 mod respond;
 mod sampling;
 mod serve;
@@ -41,8 +43,7 @@ use tokio::sync::watch;
 
 pub use auth::ApiKey;
 pub use backend::{
-    Backend, Chat, EventReceiver, HotCacheError, HotCacheUpdate, ModelInfo, SavedFile, Selections,
-    Snapshot,
+    Backend, Chat, EventReceiver, HotCacheError, HotCacheUpdate, ModelInfo, SavedFile,
 };
 pub use log::Log;
 pub use options::Options;
@@ -77,10 +78,8 @@ impl Server {
     /// # Errors
     /// The server shuts down and accepts no more requests.
     fn check_running(&self) -> Result<(), ApiError> {
-        match *self.phase.borrow() {
-            Phase::Running => Ok(()),
-            Phase::Draining | Phase::Stopping => Err(ApiError::shutting_down()),
-        }
+        let is_running = *self.phase.borrow() == Phase::Running;
+        is_running.then_some(()).ok_or_else(ApiError::shutting_down)
     }
 }
 
@@ -110,7 +109,7 @@ fn routes(backend: Arc<dyn Backend>, options: Options, phase: watch::Receiver<Ph
             get(cache::apply_query).post(cache::apply_body),
         )
         .route("/health", get(health))
-        .route("/metrics", get(metrics::report))
+        .route("/metrics", get(prometheus::report))
         .fallback(async |uri: Uri| ApiError::not_found(format!("there is no path {}", uri.path())))
         .method_not_allowed_fallback(async || ApiError::method_not_allowed())
         .layer(from_fn_with_state(Arc::clone(&server), auth::check))

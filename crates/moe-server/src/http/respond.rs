@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
@@ -47,7 +48,9 @@ pub(super) async fn respond<F: Format>(
     is_stream: bool,
     format: F,
 ) -> Result<Response, ApiError> {
-    let generations = jobs.into_iter().map(|job| job.start(server, F::ENDPOINT));
+    let has_failed = Arc::default();
+    let start = |job: Job| job.start(server, F::ENDPOINT, &has_failed);
+    let generations = jobs.into_iter().map(start);
     let generations = generations.collect::<Result<Vec<_>, _>>()?;
     if is_stream {
         return Ok(events(generations, format));

@@ -8,6 +8,7 @@ use serde::Deserialize;
 
 use super::Server;
 use super::error::ApiError;
+use super::integer::{Int, Integer};
 
 /// Maximum number of the most probable tokens that a request may ask for.
 pub(super) const MAX_PROBS: usize = 20;
@@ -19,10 +20,10 @@ const MAX_STOPS: usize = 16;
 #[derive(Deserialize)]
 pub(super) struct Sampling {
     temperature: Option<f32>,
-    top_k: Option<i64>,
+    top_k: Option<Integer>,
     top_p: Option<f32>,
     min_p: Option<f32>,
-    seed: Option<i64>,
+    seed: Option<Integer>,
     stop: Option<Stops>,
     ignore_eos: Option<bool>,
     stream: Option<bool>,
@@ -38,7 +39,6 @@ enum Stops {
 impl Sampling {
     /// The sampling parameters. `default` contains the values of missing keys, except the seed.
     pub(super) fn params(&self, default: SamplerParams) -> Result<SamplerParams, ApiError> {
-        let top_k = self.top_k.map(|top_k| usize::try_from(top_k.max(0)));
         let in_range = |name, value: Option<f32>, default, range: RangeInclusive<f32>| {
             let value = value.unwrap_or(default);
             let (min, max) = (*range.start(), *range.end());
@@ -57,12 +57,13 @@ impl Sampling {
                 default.temperature,
                 0.0..=100.0,
             )?,
-            top_k: top_k.map_or(default.top_k, |top_k| top_k.unwrap_or(0)),
+            top_k: self.top_k.map_or(default.top_k, Integer::as_limit),
             top_p: in_range("top_p", self.top_p, default.top_p, 0.0..=1.0)?,
             min_p: in_range("min_p", self.min_p, default.min_p, 0.0..=1.0)?,
             seed: match self.seed {
-                None | Some(-1) => random(),
-                Some(seed) => seed.cast_unsigned(),
+                None | Some(Integer(-1)) => random(),
+                // The low 64 bits.
+                Some(Integer(seed)) => seed as u64,
             },
         })
     }
@@ -98,12 +99,12 @@ pub(super) fn random() -> u64 {
 }
 
 /// Checks the number of most probable tokens that a request asks for.
-pub(super) fn check_n_probs(param: &str, n_probs: usize) -> Result<usize, ApiError> {
-    if n_probs > MAX_PROBS {
-        let message = format!("{param}: {n_probs} is out of range (0..={MAX_PROBS})");
-        return Err(ApiError::param(param, message));
-    }
-    Ok(n_probs)
+pub(super) fn check_n_probs(
+    param: &str,
+    n_probs: Option<Integer>,
+) -> Result<Option<usize>, ApiError> {
+    let n_probs = n_probs.map(|n| n.in_range(param, 0..=MAX_PROBS));
+    n_probs.transpose()
 }
 
 /// One or several prompts.
@@ -116,28 +117,51 @@ pub(super) enum Prompt {
     /// A text.
     Text(String),
     /// The tokens of a prompt.
-    Tokens(Vec<u32>),
+    Tokens(Vec<Int<u32>>),
     /// Several texts.
     Texts(Vec<String>),
     /// The tokens of several prompts.
-    TokenLists(Vec<Vec<u32>>),
+    TokenLists(Vec<Vec<Int<u32>>>),
 }
 
 impl Prompt {
-    /// The tokens of each prompt.
-    pub(super) async fn tokenize(self, server: &Server) -> Result<Vec<Vec<u32>>, ApiError> {
-        let texts = match self {
-            Prompt::Text(text) => vec![text],
-            Prompt::Texts(texts) => texts,
-            Prompt::Tokens(tokens) => return Ok(vec![tokens]),
-            Prompt::TokenLists(lists) => return Ok(lists),
+    /// The tokens of each prompt: 1 to `max` prompts, none of which is empty.
+    pub(super) async fn tokenize(
+        self,
+        server: &Server,
+        max: usize,
+    ) -> Result<Vec<Vec<u32>>, ApiError> {
+        let ids = |tokens: Vec<Int<u32>>| tokens.into_iter().map(|id| id.0).collect::<Vec<_>>();
+        let prompts = match self {
+            Prompt::Text(text) => texts(server, vec![text], max).await?,
+            Prompt::Texts(prompts) => texts(server, prompts, max).await?,
+            Prompt::Tokens(tokens) => vec![ids(tokens)],
+            Prompt::TokenLists(lists) => lists.into_iter().map(ids).collect(),
         };
-        let tokens = server.blocking(move |backend| {
-            let tokens = texts.iter().map(|text| backend.tokenize(text, true, true));
-            tokens.collect::<Result<Vec<_>, _>>()
-        });
-        tokens
-            .await?
-            .map_err(|message| ApiError::param("prompt", format!("prompt: {message}")))
+        check_prompts(prompts.len(), max, prompts.iter().any(Vec::is_empty))?;
+        Ok(prompts)
     }
+}
+
+async fn texts(server: &Server, texts: Vec<String>, max: usize) -> Result<Vec<Vec<u32>>, ApiError> {
+    check_prompts(texts.len(), max, texts.iter().any(String::is_empty))?;
+    let tokens = server.blocking(move |backend| {
+        let tokens = texts.iter().map(|text| backend.tokenize(text, true, true));
+        tokens.collect::<Result<Vec<_>, _>>()
+    });
+    tokens
+        .await?
+        .map_err(|message| ApiError::param("prompt", format!("prompt: {message}")))
+}
+
+/// # Errors
+/// The number of prompts is not 1 to `max`, or a prompt is empty.
+fn check_prompts(n: usize, max: usize, is_any_empty: bool) -> Result<(), ApiError> {
+    let message = match n {
+        0 => "prompt: the list is empty".to_owned(),
+        _ if n > max => format!("prompt: {n} prompts are out of range (1..={max})"),
+        _ if is_any_empty => "prompt: a prompt is empty; it needs at least one token".to_owned(),
+        _ => return Ok(()),
+    };
+    Err(ApiError::param("prompt", message))
 }

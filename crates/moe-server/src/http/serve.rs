@@ -30,6 +30,8 @@ pub(super) enum Phase {
     Draining,
     /// Running requests end with an error.
     Stopping,
+    /// All connections are closed.
+    Stopped,
 }
 
 /// The server cannot start.
@@ -46,7 +48,8 @@ pub enum ServeError {
 }
 
 /// Serves the endpoints until `shutdown` is complete. Then no connection is accepted, new requests on open connections are
-/// refused, and running requests are finished. Requests that run longer than [`Options::shutdown_timeout`] end with an error.
+/// refused, and running requests are finished. Requests that run longer than [`Options::shutdown_timeout`] end with an error. The
+/// connections of clients that do not read it are closed. When the function returns, no request runs any more, or it is cancelled.
 ///
 /// # Errors
 /// The listener is not on a loopback address and [`Options::api_key`] is not set.
@@ -62,7 +65,8 @@ pub async fn serve(
     }
     let (phase, receiver) = watch::channel(Phase::Running);
     let connections = Connections {
-        router: routes(backend, options.clone(), receiver),
+        router: routes(backend, options.clone(), receiver.clone()),
+        phase: receiver,
         graceful: GracefulShutdown::new(),
         limit: Arc::new(Semaphore::new(options.max_connections)),
         options,
@@ -74,11 +78,19 @@ pub async fn serve(
     drop(listener);
     phase.send_replace(Phase::Draining);
     connections.finish(&phase).await;
+    phase.send_replace(Phase::Stopped);
     Ok(())
+}
+
+/// Waits until all connections have to be closed.
+async fn stopped(phase: &mut watch::Receiver<Phase>) {
+    // An error means that the server has ended.
+    let _ = phase.wait_for(|phase| *phase == Phase::Stopped).await;
 }
 
 struct Connections {
     router: Router,
+    phase: watch::Receiver<Phase>,
     graceful: GracefulShutdown,
     limit: Arc<Semaphore>,
     options: Options,
@@ -109,9 +121,13 @@ impl Connections {
             .header_read_timeout(self.options.read_timeout)
             .serve_connection(io, service);
         let connection = self.graceful.watch(connection);
+        let mut phase = self.phase.clone();
         tokio::spawn(async move {
-            // An error concerns this client only, for example that it has disconnected.
-            let _ = connection.await;
+            tokio::select! {
+                // An error concerns this client only, for example that it has disconnected.
+                _ = connection => {}
+                () = stopped(&mut phase) => {}
+            }
             drop(permit);
         });
     }

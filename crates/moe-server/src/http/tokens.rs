@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::Shared;
 use super::body::JsonBody;
 use super::error::{ApiError, json_response};
+use super::integer::Integer;
 
 #[derive(Deserialize)]
 struct Text {
@@ -22,7 +23,7 @@ pub(super) async fn tokenize(
     State(server): State<Shared>,
     body: JsonBody,
 ) -> Result<Response, ApiError> {
-    let text: Text = body.parse()?;
+    let text: Text = body.read()?;
     let add_special = text.add_special.unwrap_or(false);
     let parse_special = text.parse_special.unwrap_or(true);
     let content = text.content;
@@ -52,7 +53,7 @@ fn with_piece(server: &Shared, id: u32) -> Value {
 
 #[derive(Deserialize)]
 struct Tokens {
-    tokens: Vec<u32>,
+    tokens: Vec<Integer>,
 }
 
 /// `POST /detokenize`.
@@ -60,17 +61,20 @@ pub(super) async fn detokenize(
     State(server): State<Shared>,
     body: JsonBody,
 ) -> Result<Response, ApiError> {
-    let Tokens { tokens } = body.parse()?;
+    let Tokens { tokens } = body.read()?;
     let n_vocab = server.backend.model().n_vocab;
-    let is_unknown = |token: &&u32| usize::try_from(**token).is_ok_and(|token| token >= n_vocab);
-    if let Some(token) = tokens.iter().find(is_unknown) {
-        let message = format!("tokens: {token} is out of range (0..{n_vocab})");
-        return Err(ApiError::param("tokens", message));
+    let mut bytes = Vec::new();
+    for (index, token) in tokens.into_iter().enumerate() {
+        let token = token.0;
+        let id = u32::try_from(token).ok();
+        let id = id.filter(|id| usize::try_from(*id).is_ok_and(|id| id < n_vocab));
+        let Some(id) = id else {
+            let param = format!("tokens[{index}]");
+            let message = format!("{param}: {token} is out of range (0..{n_vocab})");
+            return Err(ApiError::param(param, message));
+        };
+        bytes.extend(server.backend.piece(id));
     }
-    let pieces = tokens
-        .into_iter()
-        .flat_map(|token| server.backend.piece(token));
-    let bytes: Vec<u8> = pieces.collect();
     Ok(json_response(
         &json!({"content": String::from_utf8_lossy(&bytes)}),
     ))

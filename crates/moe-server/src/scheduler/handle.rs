@@ -3,13 +3,14 @@
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
-use moe_engine::BatchSession;
+use moe_engine::{BatchSession, CacheUpdate};
+use moe_placement::learn::LearnFile;
 use moe_placement::perf::SharedCounters;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::queue::{Queue, Queued, Rejected};
 use crate::generation::{Event, GenerationRequest};
-use crate::metrics::{Metrics, MetricsSnapshot, Outcome};
+use crate::metrics::{Metrics, MetricsSnapshot};
 use crate::recording::SharedTraceCounts;
 
 /// A request is not accepted.
@@ -88,7 +89,7 @@ impl Handle {
                 Err(Rejected::Stopping) => Err(SubmitError::ShuttingDown),
             }
         });
-        submitted.inspect_err(|_| self.0.metrics.ended(Outcome::Rejected))
+        submitted.inspect_err(|_| self.0.metrics.rejected())
     }
 
     fn check(&self, request: &GenerationRequest) -> Result<(), SubmitError> {
@@ -140,6 +141,26 @@ impl Handle {
         });
         self.0.queue.push_command(command).map_err(|_| Stopped)?;
         receiver.recv().map_err(|_| Stopped)
+    }
+
+    /// Updates the hot cache with [`BatchSession::update_cache`], and counts the update. Blocks like [`Handle::with_session`].
+    ///
+    /// # Errors
+    /// See [`Handle::with_session`].
+    pub fn update_cache(
+        &self,
+        learn: LearnFile,
+    ) -> Result<Option<moe_engine::Result<CacheUpdate>>, Stopped> {
+        let updated = self.with_session(move |session| session.update_cache(&learn))?;
+        if let Some(Ok(update)) = &updated {
+            self.0.metrics.updated_cache(update.exchanged);
+        }
+        Ok(updated)
+    }
+
+    /// Whether the scheduler accepts requests: it has not ended, and no shutdown was started.
+    pub fn is_accepting(&self) -> bool {
+        self.0.queue.is_accepting()
     }
 
     /// Starts the shutdown: later requests are rejected. [`Scheduler::run`](super::Scheduler::run) returns after all running and

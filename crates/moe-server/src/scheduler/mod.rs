@@ -31,7 +31,7 @@ use moe_engine::{BatchEntry, BatchSession};
 use moe_trace::Phase;
 
 use crate::generation::{Event, FinishReason, Usage};
-use crate::metrics::{Metrics, Outcome};
+use crate::metrics::{LaneSlots, Metrics, Outcome};
 use crate::recording::Recording;
 use handle::Shared;
 use queue::{Queue, Queued};
@@ -133,7 +133,7 @@ impl Scheduler {
             }
             if n_ended > 0 {
                 let exchanged = session.between_requests();
-                self.shared.metrics.lock().exchanged_experts += exchanged as u64;
+                self.shared.metrics.updated_cache(exchanged);
             }
         }
         session.set_observer(None);
@@ -149,10 +149,13 @@ impl Scheduler {
         } else {
             FinishReason::TimeLimit
         };
-        self.shared.metrics.ended(Outcome::Finished(reason));
+        let queue_time = queued.submitted.elapsed();
+        self.shared
+            .metrics
+            .ended(Outcome::Finished(reason), queue_time);
         let usage = Usage {
             n_prompt: queued.request.prompt.len(),
-            queue_time: queued.submitted.elapsed(),
+            queue_time,
             ..Usage::default()
         };
         let _ = queued.events.send(Event::Finished { reason, usage });
@@ -219,10 +222,15 @@ impl Scheduler {
             recording.begin_pass();
         }
         let (n_ctx, n_vocab) = (self.shared.n_ctx, self.shared.n_vocab);
+        let slots_before = self.lane_slots();
         let start = Instant::now();
         let wanted = self.entries.iter().filter(|entry| entry.logits);
         let n_logits = wanted.clone().count() * n_vocab;
-        let sampled: Vec<Sampled> = match session.decode_batch(&self.entries) {
+        let result = session.decode_batch(&self.entries);
+        self.shared
+            .metrics
+            .selected(slots_before, self.lane_slots());
+        let sampled: Vec<Sampled> = match result {
             Ok(logits) if logits.len() != n_logits => {
                 let message = format!(
                     "the session returned {} logits instead of {n_logits}",
@@ -275,6 +283,12 @@ impl Scheduler {
         ended.len()
     }
 
+    /// The counters of the expert cache.
+    fn lane_slots(&self) -> LaneSlots {
+        let counters = self.shared.counters.as_ref();
+        counters.map_or_else(LaneSlots::default, |counters| counters.lock().lane_slots())
+    }
+
     /// Fails the requests of the pass. Returns their number.
     fn fail_pass(&mut self, session: &mut dyn BatchSession, message: &str) -> usize {
         self.shared.metrics.lock().failed_passes += 1;
@@ -296,7 +310,9 @@ impl Scheduler {
         if let Some(recording) = &mut self.recording {
             recording.end(running.sequence_id);
         }
-        self.shared.metrics.ended(Outcome::Finished(reason));
+        self.shared
+            .metrics
+            .ended(Outcome::Finished(reason), running.time());
         self.shared.queue.release();
         running.finish(reason);
     }
@@ -306,7 +322,7 @@ impl Scheduler {
         if let Some(recording) = &mut self.recording {
             recording.discard(running.sequence_id);
         }
-        self.shared.metrics.ended(Outcome::Failed);
+        self.shared.metrics.ended(Outcome::Failed, running.time());
         self.shared.queue.release();
         running.fail(message);
     }
@@ -324,7 +340,9 @@ impl Drop for Scheduler {
     fn drop(&mut self) {
         const MESSAGE: &str = "the scheduler ended before the request was complete";
         for queued in self.shared.queue.end() {
-            self.shared.metrics.ended(Outcome::Failed);
+            self.shared
+                .metrics
+                .ended(Outcome::Failed, queued.submitted.elapsed());
             let _ = queued.events.send(Event::Failed(MESSAGE.to_owned()));
         }
         for slot in 0..self.slots.len() {

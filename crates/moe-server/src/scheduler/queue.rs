@@ -58,12 +58,25 @@ pub(super) struct Queue {
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Queued>,
+    /// Requests that waited until their client was gone or their deadline had passed.
+    over: Vec<Queued>,
     commands: Vec<Command>,
     n_running: usize,
     /// No request is accepted any more.
     is_closed: bool,
     /// The scheduler has ended: commands are not accepted either.
     has_ended: bool,
+}
+
+impl State {
+    /// Moves requests from `waiting` to `over`.
+    fn remove_over(&mut self) {
+        let now = Instant::now();
+        let waiting = std::mem::take(&mut self.waiting).into_iter();
+        let (over, waiting) = waiting.partition(|queued| queued.is_over(now));
+        self.waiting = waiting;
+        self.over.extend(over);
+    }
 }
 
 impl Queue {
@@ -100,7 +113,12 @@ impl Queue {
             return Err(Rejected::Stopping);
         }
         let limit = self.n_slots.saturating_add(self.capacity);
-        if state.waiting.len() + state.n_running >= limit {
+        let is_full = |state: &State| state.waiting.len() + state.n_running >= limit;
+        if is_full(&state) {
+            // Between two passes, the scheduler has not noticed which clients are gone.
+            state.remove_over();
+        }
+        if is_full(&state) {
             return Err(Rejected::Full);
         }
         state.waiting.push_back(queued);
@@ -119,6 +137,11 @@ impl Queue {
         Ok(())
     }
 
+    /// Whether requests are accepted.
+    pub fn is_accepting(&self) -> bool {
+        !self.lock().is_closed
+    }
+
     /// Rejects all later requests.
     pub fn close(&self) {
         self.lock().is_closed = true;
@@ -130,21 +153,15 @@ impl Queue {
     pub fn take(&self) -> Option<Work> {
         let mut state = self.lock();
         loop {
-            let mut work = Work {
+            state.remove_over();
+            let n_free = self.n_slots - state.n_running;
+            let n_started = n_free.min(state.waiting.len());
+            state.n_running += n_started;
+            let work = Work {
                 commands: std::mem::take(&mut state.commands),
-                ..Work::default()
+                started: state.waiting.drain(..n_started).collect(),
+                over: std::mem::take(&mut state.over),
             };
-            let now = Instant::now();
-            for queued in std::mem::take(&mut state.waiting) {
-                if queued.is_over(now) {
-                    work.over.push(queued);
-                } else if state.n_running < self.n_slots {
-                    state.n_running += 1;
-                    work.started.push(queued);
-                } else {
-                    state.waiting.push_back(queued);
-                }
-            }
             if state.n_running > 0 || !work.over.is_empty() || !work.commands.is_empty() {
                 return Some(work);
             }
@@ -163,13 +180,14 @@ impl Queue {
         state.n_running = state.n_running.saturating_sub(1);
     }
 
-    /// Ends the queue: nothing is accepted any more. Returns the requests that still wait.
+    /// Ends the queue: nothing is accepted any more. Returns the requests that have not started.
     pub fn end(&self) -> Vec<Queued> {
         let mut state = self.lock();
         state.is_closed = true;
         state.has_ended = true;
         state.n_running = 0;
         state.commands.clear();
-        std::mem::take(&mut state.waiting).into()
+        let over = std::mem::take(&mut state.over);
+        over.into_iter().chain(state.waiting.drain(..)).collect()
     }
 }

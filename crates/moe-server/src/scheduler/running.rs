@@ -1,6 +1,6 @@
 //! A request in a slot of the session.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use moe_engine::{BatchEntry, Sampler};
 use moe_trace::Phase;
@@ -58,6 +58,11 @@ impl Running {
             request,
             events,
         }
+    }
+
+    /// Time since the submission.
+    pub fn time(&self) -> Duration {
+        self.submitted.elapsed()
     }
 
     /// Why the request ends before the next pass: the client is gone, or the deadline has passed.
@@ -180,7 +185,7 @@ impl Running {
             prompt_time: prompt_end - self.started,
             generation_time: self
                 .last_token
-                .map_or_else(Default::default, |last| last - prompt_end),
+                .map_or(Duration::ZERO, |last| last - prompt_end),
         };
         // The client may be gone.
         let _ = self.events.send(Event::Finished { reason, usage });

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use moe_engine::{Error, Observer, Result, SamplerParams};
+use moe_engine::{CacheUpdate, Error, Observer, Result, SamplerParams};
+use moe_placement::LayerId;
+use moe_placement::learn::LearnFile;
+use moe_placement::perf::{Counters, LaneIndex, LayerCall, PerfMode, SharedCounters};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::*;
@@ -39,6 +42,8 @@ struct FakeSession<'a> {
     logits: Vec<f32>,
     before_pass: BeforePass<'a>,
     updates: usize,
+    /// Counts one expert selection of each token: in the first hot lane for even tokens, else in the cold lane.
+    counters: SharedCounters,
     /// The next token after this number of tokens is the end-of-generation token.
     end_at: Option<usize>,
 }
@@ -51,6 +56,7 @@ impl<'a> FakeSession<'a> {
             logits: Vec::new(),
             before_pass: Box::new(|_| Ok(())),
             updates: 0,
+            counters: SharedCounters::new(Counters::new(PerfMode::Update, 1, 1)),
             end_at: None,
         }
     }
@@ -93,6 +99,13 @@ impl BatchSession for FakeSession<'_> {
         (self.before_pass)(number)?;
         self.logits.clear();
         for entry in entries {
+            let lane = [LaneIndex::Hot0, LaneIndex::Cold][entry.token as usize % 2];
+            self.counters.lock().add_call(&LayerCall {
+                layer: LayerId(0),
+                ids: &[0],
+                lanes: &[lane],
+                times: None,
+            });
             let tokens = &mut self.slots[entry.slot];
             assert_eq!(entry.position, tokens.len());
             tokens.push(entry.token);
@@ -111,7 +124,19 @@ impl BatchSession for FakeSession<'_> {
 
     fn between_requests(&mut self) -> usize {
         self.updates += 1;
+        self.counters.lock().reset();
         2
+    }
+
+    fn update_cache(&mut self, _: &LearnFile) -> Option<Result<CacheUpdate>> {
+        Some(Ok(CacheUpdate {
+            exchanged: 5,
+            ..CacheUpdate::default()
+        }))
+    }
+
+    fn counters(&self) -> Option<SharedCounters> {
+        Some(self.counters.clone())
     }
 }
 
@@ -176,8 +201,15 @@ fn requests_in_a_batch_have_the_tokens_that_they_have_alone() {
     assert_eq!(metrics.requests, [("length", 7)].into());
     assert_eq!(metrics.first_token_time.count(), 7);
     assert_eq!(metrics.token_time.count(), 7 * 8);
+    assert_eq!(metrics.request_time.count(), 7);
     assert_eq!(metrics.passes, session.batches.len() as u64);
+    assert_eq!(metrics.cache_updates, session.updates as u64);
     assert_eq!(metrics.exchanged_experts, 2 * session.updates as u64);
+    // The updates restarted the counters of the session, but not those of the scheduler.
+    let tokens = || session.batches.iter().flatten().map(|entry| entry.token);
+    let [n_even, n_odd] = [0, 1].map(|rest| tokens().filter(|token| token % 2 == rest).count());
+    assert!(session.updates > 1 && n_even > 0);
+    assert_eq!(metrics.selections, [n_even as u64, 0, 0, n_odd as u64]);
     assert!(session.batches.iter().all(|batch| batch.len() <= 4));
 }
 
@@ -254,6 +286,26 @@ fn rejects_requests_that_cannot_be_queued() {
         assert!(events(receiver).1.is_err());
     }
     assert_eq!(handle.with_session(|_| ()), Err(Stopped));
+}
+
+/// The scheduler only runs between passes, which may take seconds.
+#[test]
+fn a_client_that_is_gone_frees_its_place_in_the_queue() {
+    let mut session = FakeSession::new(1);
+    let scheduler = Scheduler::new(&session, params(8, 8, 1), None);
+    let handle = scheduler.handle();
+    let submit = |token| handle.submit(request(&[token], 1));
+    let [first, second] = [1, 2].map(|token| submit(token).unwrap());
+    assert_eq!(submit(3).err(), Some(SubmitError::QueueFull));
+    drop(first);
+    let third = submit(3).unwrap();
+    assert_eq!(submit(4).err(), Some(SubmitError::QueueFull));
+    let metrics = run(scheduler, &mut session);
+    for (receiver, prompt) in [(second, 2), (third, 3)] {
+        assert_eq!(events(receiver).0, continuation(&[prompt], 1));
+    }
+    let outcomes = [("cancelled", 1), ("length", 2), ("rejected", 2)];
+    assert_eq!(metrics.requests, outcomes.into());
 }
 
 #[test]
@@ -364,6 +416,11 @@ fn shutdown_completes_accepted_requests() {
     });
     let handle = handles.recv().unwrap();
     assert_eq!(handle.with_session(|session| session.n_slots()), Ok(2));
+    let learn = r#"{"schema": "llama.cpp.moe_layer_opt_perf.v1", "layers": []}"#;
+    let updated = handle.update_cache(LearnFile::parse(learn).unwrap());
+    assert_eq!(updated.unwrap().unwrap().unwrap().exchanged, 5);
+    let metrics = handle.metrics();
+    assert_eq!((metrics.cache_updates, metrics.exchanged_experts), (1, 5));
     let mut receivers: Vec<_> = (0..20)
         .map(|i| handle.submit(request(&[i, i + 1], 12)).unwrap())
         .collect();
@@ -399,7 +456,9 @@ fn requests_fail_if_the_scheduler_panics() {
     let receivers = [1, 2].map(|token| handle.submit(request(&[token], 5)).unwrap());
     session.before_pass = Box::new(|_| panic!("test"));
     let run = std::panic::AssertUnwindSafe(|| scheduler.run(&mut session));
+    assert!(handle.is_accepting());
     assert!(std::panic::catch_unwind(run).is_err());
+    assert!(!handle.is_accepting());
     for receiver in receivers {
         assert!(events(receiver).1.is_err());
     }

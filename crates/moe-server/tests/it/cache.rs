@@ -42,6 +42,7 @@ fn sets_the_mode_and_resets_the_counters() {
         (json!("on"), "full"),
         (json!("1"), "full"),
         (json!(1), "full"),
+        (json!(1.0), "full"),
         (json!(true), "full"),
         (json!(false), "off"),
         (json!(0), "off"),
@@ -95,6 +96,20 @@ fn updates_the_hot_cache() {
     assert_eq!((state.updates[0].1, state.updates[1].1), (false, true));
 }
 
+/// JSON Schema has no other integers, but a learn file spells them without a fraction.
+#[test]
+fn accepts_integers_with_a_fraction_of_zero() {
+    let backend = hello();
+    let layer = r#"{"layer": 1.0, "experts": [[12, 1e2]], "cold_slots_per_call": 1.0}"#;
+    let body = format!("{{\"schema\": \"{SCHEMA}\", \"layers\": [{layer}]}}");
+    let body = serde_json::from_str(&body).unwrap();
+    let answer = post(&service(&backend), "/moe-hot-cache", &body);
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    let layer = r#"{"layer":1,"experts":[[12,100]],"cold_slots_per_call":1.0}"#;
+    let expected = format!("{{\"schema\":\"{SCHEMA}\",\"layers\":[{layer}]}}");
+    assert_eq!(backend.state().updates[0].0.to_json(), expected);
+}
+
 #[test]
 fn updates_the_hot_cache_from_a_query() {
     let backend = hello();
@@ -127,6 +142,10 @@ fn rejects_wrong_learn_files() {
         json!({"schema": SCHEMA, "layers": [{"layer": -1}]}),
         json!({"schema": SCHEMA, "layers": [{"layer": 0, "experts": [[1]]}]}),
         json!({"schema": SCHEMA, "layers": [], "save_to_disk": "yes"}),
+        json!({"schema": SCHEMA, "layers": [{"layer": 0, "calls": "1"}]}),
+        json!({"schema": SCHEMA, "layers": [{"layer": 0, "cold_slots_per_call": {}}]}),
+        json!({"schema": SCHEMA, "layers": [{"layer": 65536}]}),
+        json!({"schema": SCHEMA, "layers": [{"layer": 0, "experts": [[1_u64 << 32, 0]]}]}),
     ] {
         rejected(&router, "/moe-hot-cache", &body);
     }
@@ -141,6 +160,6 @@ fn reports_a_missing_hot_cache() {
     let answer = post(&service(&Arc::new(backend)), "/moe-hot-cache", &learn);
     assert_eq!(
         (answer.status, answer.error().0),
-        (400, "there is no hot cache".into())
+        (409, "there is no hot cache".into())
     );
 }

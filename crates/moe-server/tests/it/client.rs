@@ -103,6 +103,21 @@ pub fn rejected(router: &Router, path: &str, body: &Value) -> (String, Value) {
     answer.error()
 }
 
+/// Sends a request, and drops it as soon as the backend has queued it.
+pub fn disconnect(router: &Router, path: &str, body: &Value, backend: &Fake) {
+    let n_before = backend.state().requests.len();
+    let request = Request::post(path).body(Body::from(body.to_string()));
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    let response = runtime.spawn(router.clone().oneshot(request.unwrap()));
+    backend.wait_until(|state| state.requests.len() > n_before);
+    response.abort();
+    assert!(runtime.block_on(response).unwrap_err().is_cancelled());
+}
+
 #[track_caller]
 pub fn get(router: &Router, path: &str) -> Answer {
     send(router, Request::get(path).body(Body::empty()).unwrap())

@@ -144,47 +144,93 @@ async fn rejects_requests_beyond_the_queue() {
 #[tokio::test]
 async fn closes_connections_of_clients_that_do_not_send() {
     let options = Options {
-        read_timeout: Duration::from_millis(50),
+        read_timeout: Duration::from_millis(1),
         ..options()
     };
     let server = Server::start(hello(1), options).await;
-    // No request, an incomplete header, an incomplete body.
-    let full = request("{\"prompt\": \"a\"}");
-    for sent in ["", &full[..20], &full[..full.len() - 3]] {
+    // No request, an incomplete header.
+    for sent in ["", "POST /completion HT"] {
         let mut stream = server.connect().await;
-        stream.write_all(sent.as_bytes()).await.unwrap();
-        let text = rest(&mut stream).await;
-        let expected = if sent.ends_with("\"") {
-            "HTTP/1.1 408 "
-        } else {
-            ""
-        };
-        assert!(text.starts_with(expected), "{sent}: {text}");
+        // The server may have closed the connection already.
+        let _ = stream.write_all(sent.as_bytes()).await;
+        assert_eq!(rest(&mut stream).await, "");
     }
     assert!(server.backend.state().requests.is_empty());
 }
 
+/// A backend whose texts are endless and large, so that the buffers of a connection that is not read become full.
+fn endless(n_slots: usize) -> Fake {
+    let mut backend = Fake::new(&[&[b'x'; 1 << 20]], n_slots);
+    backend.model.n_ctx = usize::MAX;
+    backend.pause = Duration::from_millis(1);
+    backend
+}
+
+const ENDLESS: &str =
+    "{\"prompt\": \"a\", \"stream\": true, \"ignore_eos\": true, \"max_tokens\": 1e18}";
+
 #[tokio::test]
 async fn cancels_requests_of_clients_that_do_not_read() {
-    let script = [&[b'x'; 1 << 20][..]];
     let options = Options {
-        write_timeout: Duration::from_millis(50),
+        write_timeout: Duration::from_millis(1),
         ..options()
     };
-    let mut backend = Fake::new(&script, 2);
-    backend.pause = Duration::from_millis(2);
-    let server = Server::start(backend, options).await;
-    // More text than the buffers of the connection hold, and a request of another client.
-    let body = "{\"prompt\": \"a\", \"stream\": true, \"ignore_eos\": true, \"max_tokens\": 4000}";
-    let slow = server.request(body).await;
-    let mut other = server
-        .request("{\"prompt\": \"a\", \"max_tokens\": 1}")
-        .await;
-    read_until(&mut other, "total_tokens").await;
+    let server = Server::start(endless(1), options).await;
+    let slow = server.request(ENDLESS).await;
     server
         .wait_until(|state| state.n_cancelled == 1 && state.n_running == 0)
         .await;
     drop(slow);
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_does_not_delay_other_clients() {
+    let server = Server::start(endless(2), options()).await;
+    let slow = server.request(ENDLESS).await;
+    server.wait_until(|state| state.n_running == 1).await;
+    let mut other = server
+        .request("{\"prompt\": \"a\", \"max_tokens\": 1}")
+        .await;
+    read_until(&mut other, "total_tokens").await;
+    drop(slow);
+    server.wait_until(|state| state.n_cancelled == 1).await;
+}
+
+/// The connection has no room for the error at the end, so that it is closed.
+#[tokio::test]
+async fn shutdown_cancels_requests_of_clients_that_do_not_read() {
+    let options = Options {
+        shutdown_timeout: Duration::from_millis(1),
+        ..options()
+    };
+    let server = Server::start(endless(1), options).await;
+    let slow = server.request(ENDLESS).await;
+    server.wait_until(|state| state.n_running == 1).await;
+    server.shutdown.send(()).unwrap();
+    server.task.await.unwrap().unwrap();
+    let backend = server.backend.clone();
+    let wait = move || backend.wait_until(|state| state.n_cancelled == 1 && state.n_running == 0);
+    tokio::task::spawn_blocking(wait).await.unwrap();
+    drop(slow);
+}
+
+/// The client sends the complete body before it reads, as Python's `http.client` does.
+#[tokio::test]
+async fn a_client_with_a_large_body_gets_the_error() {
+    let options = Options {
+        max_body_bytes: 100,
+        ..options()
+    };
+    let server = Server::start(hello(1), options).await;
+    let mut stream = server.connect().await;
+    let text = request(&"a".repeat(64 << 20));
+    stream.write_all(text.as_bytes()).await.unwrap();
+    let text = read_until(&mut stream, "100 bytes").await;
+    assert!(text.starts_with("HTTP/1.1 413 "), "{text}");
+    // The connection can be used again.
+    let next = request("{\"prompt\": \"a\"}");
+    stream.write_all(next.as_bytes()).await.unwrap();
+    read_until(&mut stream, "total_tokens").await;
 }
 
 #[tokio::test]
@@ -227,7 +273,7 @@ async fn shutdown_finishes_running_requests() {
 #[tokio::test]
 async fn shutdown_ends_long_requests_with_an_error() {
     let options = Options {
-        shutdown_timeout: Duration::from_millis(50),
+        shutdown_timeout: Duration::from_millis(1),
         ..options()
     };
     let server = Server::start(hello(1), options).await;

@@ -4,14 +4,16 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use moe_engine::CacheUpdate;
 use moe_placement::LayerId;
 use moe_placement::learn::LearnFile;
 use moe_placement::perf::{Counters, LaneIndex, LayerCall, PerfMode};
 use moe_server::generation::{Event, FinishReason, GenerationRequest, TokenProbability, Usage};
 use moe_server::http::{
-    Backend, Chat, EventReceiver, HotCacheError, HotCacheUpdate, ModelInfo, SavedFile, Selections,
-    Snapshot,
+    Backend, Chat, EventReceiver, HotCacheError, HotCacheUpdate, ModelInfo, SavedFile,
 };
+use moe_server::metrics::{BUCKETS, Histogram, MetricsSnapshot};
+use moe_server::recording::TraceCounts;
 use moe_server::scheduler::SubmitError;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
@@ -52,6 +54,8 @@ pub struct Fake {
     pub pause: Duration,
     /// Message with which requests fail instead of finishing.
     pub failure: Option<&'static str>,
+    /// Number of tokens after which requests end at the time limit.
+    pub time_limit: Option<usize>,
     /// Whether there is a hot cache.
     pub has_hot_cache: bool,
 }
@@ -74,6 +78,7 @@ impl Fake {
             counters: Mutex::new(counters(PerfMode::Update)),
             pause: Duration::ZERO,
             failure: None,
+            time_limit: None,
             has_hot_cache: true,
         }
     }
@@ -198,6 +203,7 @@ impl Backend for Fake {
             n_left: n_ctx - n_prompt,
             pause: self.pause,
             failure: self.failure,
+            time_limit: self.time_limit,
             sender,
             request,
         };
@@ -219,36 +225,38 @@ impl Backend for Fake {
         save_to_disk: bool,
     ) -> Result<HotCacheUpdate, HotCacheError> {
         if !self.has_hot_cache {
-            return Err(HotCacheError::Invalid("there is no hot cache".into()));
+            return Err(HotCacheError::Unavailable("there is no hot cache".into()));
         }
         self.state().updates.push((learn.clone(), save_to_disk));
         let saved = save_to_disk.then(|| SavedFile {
             path: "learn.json".into(),
             backup_path: "learn.1.json".into(),
         });
-        Ok(HotCacheUpdate {
+        let update = CacheUpdate {
             update_rate: 1.0,
             exchanged: 1,
             candidates: 1,
             max_exchange: 1,
             hot_experts: 2,
             layers_changed: 1,
-            saved,
-        })
+        };
+        Ok(HotCacheUpdate { update, saved })
     }
 
-    fn metrics(&self) -> Snapshot {
+    fn metrics(&self) -> MetricsSnapshot {
         let state = self.state();
-        let selections = |lane: &str, tier: &str, count| Selections {
-            lane: lane.into(),
-            tier: tier.into(),
-            count,
-        };
-        Snapshot {
+        // One value in each of two buckets.
+        let mut times = Histogram::default();
+        times.counts[2] = 1;
+        times.counts[BUCKETS.len()] = 1;
+        times.sum = 700.01;
+        MetricsSnapshot {
             n_slots: self.n_slots,
             n_running: state.n_running,
             n_queued: state.n_open - state.n_running,
             queue_capacity: self.queue_capacity,
+            passes: 9,
+            failed_passes: 2,
             prompt_tokens: state
                 .requests
                 .iter()
@@ -257,7 +265,27 @@ impl Backend for Fake {
             prompt_time: Duration::from_secs(2),
             generated_tokens: state.n_generated,
             generation_time: Duration::from_secs(4),
-            selections: vec![selections("hot0", "gpu", 3), selections("cold", "ram", 1)],
+            requests: [("length", 5), ("failed", 1)].into(),
+            queue_time: times,
+            first_token_time: times,
+            token_time: times,
+            request_time: times,
+            selections: [3, 0, 0, 1],
+            cache_updates: 4,
+            exchanged_experts: 7,
+            traces: TraceCounts {
+                written: 3,
+                dropped: 1,
+                ..TraceCounts::default()
+            },
+        }
+    }
+
+    fn tier(&self, lane: LaneIndex) -> Option<&str> {
+        match lane {
+            LaneIndex::Hot0 | LaneIndex::Hot1 => Some("gpu"),
+            LaneIndex::Hot2 => None,
+            LaneIndex::Cold => Some("ram"),
         }
     }
 }
@@ -271,6 +299,7 @@ struct Run {
     n_left: usize,
     pause: Duration,
     failure: Option<&'static str>,
+    time_limit: Option<usize>,
     sender: UnboundedSender<Event>,
     request: GenerationRequest,
 }
@@ -334,6 +363,9 @@ impl Run {
         for n in 0.. {
             if n == limit {
                 return (FinishReason::Length, n);
+            }
+            if Some(n) == self.time_limit {
+                return (FinishReason::TimeLimit, n);
             }
             if n == self.n_left {
                 return (FinishReason::ContextFull, n);

@@ -1,11 +1,13 @@
 //! Keys, limits, other paths and methods, log lines.
 
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Method, Request};
+use futures_util::stream::{self, StreamExt};
 use moe_server::http::{ApiKey, Log, Options, router};
 use serde_json::json;
 
@@ -131,30 +133,88 @@ fn limits_the_size_of_a_body() {
     assert_eq!((answer.status, answer.error().0), (413, expected.into()));
 }
 
+/// The limit passes before the first token: an error.
 #[test]
-fn limits_the_time_of_a_request() {
+fn a_request_without_a_token_fails_at_the_time_limit() {
     let backend = hello();
     backend.allow(Some(0));
     let options = Options {
-        request_timeout: Duration::from_millis(20),
+        request_timeout: Duration::from_millis(1),
         ..options()
     };
-    let router = router(backend.clone(), options);
-    let body = json!({"prompt": "a"});
-    // Before the first token: an error. Later, the text so far.
-    assert_eq!(post(&router, "/v1/completions", &body).status, 408);
+    let router = router(backend, options);
+    for path in ["/v1/completions", "/completion"] {
+        let answer = post(&router, path, &json!({"prompt": "a"}));
+        assert_eq!(answer.status, 408);
+        let body = json!({"prompt": "a", "stream": true});
+        let events = post(&router, path, &body).events();
+        assert_eq!(events[0]["error"]["type"], "timeout_error");
+        assert_eq!(events.len(), 1);
+    }
+}
+
+/// The limit passes later: the response contains the text so far. OpenAI's API has no finish reason for it.
+#[test]
+fn responses_report_the_time_limit() {
+    let mut backend = Fake::new(&[b"Hello", b" world"], 1);
+    backend.time_limit = Some(1);
+    let router = service(&Arc::new(backend));
+    let answer = post(&router, "/completion", &json!({"prompt": "a"})).json();
+    assert_eq!(
+        (&answer["content"], &answer["stop_type"]),
+        (&json!("Hello"), &json!("limit"))
+    );
+    assert_eq!(answer["timed_out"], true);
+    let body = json!({"prompt": "a", "n_predict": 1});
+    let answer = post(&router, "/completion", &body).json();
+    assert_eq!(
+        (&answer["stop_type"], &answer["timed_out"]),
+        (&json!("limit"), &json!(false))
+    );
     let events = post(
         &router,
-        "/v1/completions",
+        "/completion",
         &json!({"prompt": "a", "stream": true}),
-    )
-    .events();
-    assert_eq!(events[0]["error"]["type"], "timeout_error");
-    backend.allow(Some(1));
-    let choice = post(&router, "/v1/completions", &body).json()["choices"][0].clone();
+    );
+    assert_eq!(events.events()[1]["timed_out"], true);
+    let choice = post(&router, "/v1/completions", &json!({"prompt": "a"})).json();
+    assert_eq!(choice["choices"][0]["text"], "Hello");
+    assert_eq!(choice["choices"][0]["finish_reason"], "length");
+}
+
+#[test]
+fn the_scheduler_gets_the_time_limit() {
+    let backend = hello();
+    let options = Options {
+        request_timeout: Duration::from_secs(1000),
+        ..options()
+    };
+    let before = Instant::now();
+    post(
+        &router(backend.clone(), options),
+        "/completion",
+        &json!({"prompt": "a"}),
+    );
+    let deadline = backend.state().requests[0].deadline.unwrap();
+    let limit = Duration::from_secs(1000);
+    assert!(before + limit <= deadline && deadline <= Instant::now() + limit);
+}
+
+/// A client that stops in the middle of a body.
+#[test]
+fn limits_the_time_of_a_body() {
+    let options = Options {
+        read_timeout: Duration::from_millis(1),
+        ..options()
+    };
+    let start = stream::once(async { Ok::<_, Infallible>("{\"prompt\": ") });
+    let body = Body::from_stream(start.chain(stream::pending()));
+    let request = Request::post("/completion").body(body).unwrap();
+    let answer = send(&router(hello(), options), request);
+    assert_eq!(answer.status, 408);
     assert_eq!(
-        (&choice["text"], &choice["finish_reason"]),
-        (&json!("Hello"), &json!("length"))
+        answer.error().0,
+        "the body was not received within the time limit"
     );
 }
 

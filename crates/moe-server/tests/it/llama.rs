@@ -53,6 +53,9 @@ fn uses_defaults_of_llama_server() {
         PATH,
         &json!({"prompt": [7], "n_predict": 2, "seed": 3, "ignore_eos": true}),
     );
+    for seed in [json!(-2), json!(u64::MAX), json!(-1)] {
+        post(&router, PATH, &json!({"prompt": [7], "seed": seed}));
+    }
     let requests = backend.state().requests.clone();
     let sampling = requests[0].sampling;
     assert_eq!((sampling.temperature, sampling.top_k), (0.8, 40));
@@ -67,6 +70,10 @@ fn uses_defaults_of_llama_server() {
         (Some(2), 3)
     );
     assert!(requests[2].ignore_eos);
+    // The low 64 bits of the seed count.
+    let seeds = [3, 4, 5].map(|index| requests[index].sampling.seed);
+    assert_eq!(seeds[..2], [u64::MAX - 1, u64::MAX]);
+    assert_ne!(seeds[2], u64::MAX);
 }
 
 #[test]
@@ -130,11 +137,26 @@ fn reports_probabilities() {
 }
 
 #[test]
+fn accepts_a_list_of_one_prompt() {
+    for prompt in [json!("ab"), json!(["ab"]), json!([[256, 97, 98]])] {
+        let backend = hello();
+        let answer = post(&service(&backend), PATH, &json!({"prompt": prompt})).json();
+        assert_eq!(answer["content"], "Hello world!");
+        assert_eq!(backend.state().requests[0].prompt, [BOS, 97, 98]);
+    }
+}
+
+#[test]
 fn rejects_wrong_bodies() {
     let router = service(&hello());
     for (body, param) in [
         (json!({}), Value::Null),
         (json!({"prompt": ["a", "b"]}), json!("prompt")),
+        (json!({"prompt": [[1], [2]]}), json!("prompt")),
+        (json!({"prompt": ""}), json!("prompt")),
+        (json!({"prompt": []}), json!("prompt")),
+        (json!({"prompt": [""]}), json!("prompt")),
+        (json!({"prompt": [[]]}), json!("prompt")),
         (
             json!({"prompt": "a", "n_predict": "many"}),
             json!("n_predict"),
@@ -183,6 +205,8 @@ fn tokenizes() {
         rejected(&router, "/tokenize", &json!({"content": 1})).1,
         "content"
     );
+    // A list is not an object with these values.
+    rejected(&router, "/tokenize", &json!(["a", null, null, null]));
 }
 
 #[test]
@@ -192,6 +216,7 @@ fn detokenizes() {
     for (tokens, content) in [
         (json!([]), "".to_owned()),
         (json!([258, 97, 195, 169]), "éaé".to_owned()),
+        (json!([97.0, 98]), "ab".to_owned()),
         (json!([195]), "\u{fffd}".to_owned()),
     ] {
         let answer = post(&router, "/detokenize", &json!({"tokens": tokens}));
@@ -199,7 +224,8 @@ fn detokenizes() {
     }
     let answer = post(&router, "/detokenize", &json!({"tokens": [259]}));
     assert_eq!(answer.status, 400);
-    assert_eq!(answer.error().0, "tokens: 259 is out of range (0..259)");
+    let message = "tokens[0]: 259 is out of range (0..259)";
+    assert_eq!(answer.error(), (message.into(), json!("tokens[0]")));
     assert_eq!(
         rejected(&router, "/detokenize", &json!({"tokens": [-1]})).1,
         "tokens[0]"

@@ -10,6 +10,7 @@ mod docs;
 mod fake;
 mod limits;
 mod llama;
+mod load;
 mod metrics;
 mod openapi;
 mod scheduler;

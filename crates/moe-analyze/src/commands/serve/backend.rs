@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use moe_engine::chat::RenderOptions;
 use moe_placement::learn::LearnFile;
-use moe_placement::perf::PerfMode;
+use moe_placement::perf::{Counters, LaneIndex, PerfMode};
 use moe_server::generation::GenerationRequest;
 use moe_server::http::{
-    Backend, Chat, EventReceiver, HotCacheError, HotCacheUpdate, ModelInfo, SavedFile, Selections,
-    Snapshot,
+    Backend, Chat, EventReceiver, HotCacheError, HotCacheUpdate, ModelInfo, SavedFile,
 };
+use moe_server::metrics::MetricsSnapshot;
 use moe_server::scheduler::{Handle, SubmitError};
 
 use crate::chat::ModelChat;
@@ -28,8 +28,8 @@ pub struct ServedModel {
     pub handle: Handle,
     /// The file of `--hot-cache`, which `save_to_disk` replaces.
     pub learn_file: Option<PathBuf>,
-    /// The memory of the hot lanes: `gpu` or `ram`.
-    pub hot_tier: &'static str,
+    /// The memory of each hot lane: `gpu` or `ram`.
+    pub hot_tiers: Vec<&'static str>,
 }
 
 impl Backend for ServedModel {
@@ -72,10 +72,11 @@ impl Backend for ServedModel {
     }
 
     fn perf_report(&self) -> String {
-        let counters = self.handle.counters();
-        counters.map_or_else(String::new, |counters| {
-            counters.lock().to_learn_file().to_json()
-        })
+        let report = match self.handle.counters() {
+            Some(counters) => counters.lock().to_learn_file(),
+            None => Counters::new(PerfMode::Off, 0, 0).to_learn_file(),
+        };
+        report.to_json()
     }
 
     fn set_perf_mode(&self, mode: PerfMode) {
@@ -90,68 +91,37 @@ impl Backend for ServedModel {
         learn: &LearnFile,
         save_to_disk: bool,
     ) -> Result<HotCacheUpdate, HotCacheError> {
-        let file = learn.clone();
-        let updated = self
-            .handle
-            .with_session(move |session| session.update_cache(&file))
-            .map_err(|stopped| HotCacheError::Invalid(stopped.to_string()))?;
-        let update = updated
-            .ok_or_else(|| {
-                HotCacheError::Invalid(
-                    "there is no hot cache; start the server with --policy hot-cache".to_owned(),
-                )
-            })?
-            .map_err(|error| HotCacheError::Invalid(error.to_string()))?;
-        let saved = match (&self.learn_file, save_to_disk) {
+        let unavailable = |message: &str| HotCacheError::Unavailable(message.to_owned());
+        let path = match (&self.learn_file, save_to_disk) {
             (_, false) => None,
-            (Some(path), true) => Some(
-                save(path, learn)
-                    .map_err(|error| HotCacheError::NotSaved(output::one_line(&error)))?,
-            ),
+            (Some(path), true) => Some(path),
             (None, true) => {
-                return Err(HotCacheError::NotSaved(
-                    "the server has no learn file".to_owned(),
-                ));
+                let message = "the server has no learn file; start it with --hot-cache FILE";
+                return Err(unavailable(message));
             }
         };
-        Ok(HotCacheUpdate {
-            update_rate: update.update_rate,
-            exchanged: update.exchanged,
-            candidates: update.candidates,
-            max_exchange: update.max_exchange,
-            hot_experts: update.hot_experts,
-            layers_changed: update.layers_changed,
-            saved,
-        })
+        let no_cache = "there is no hot cache; start the server with --policy hot-cache";
+        let update = self
+            .handle
+            .update_cache(learn.clone())?
+            .ok_or_else(|| unavailable(no_cache))?
+            .map_err(|error| HotCacheError::Invalid(error.to_string()))?;
+        let saved = path.map(|path| save(path, learn));
+        let saved = saved
+            .transpose()
+            .map_err(|error| HotCacheError::NotSaved(output::one_line(&error)))?;
+        Ok(HotCacheUpdate { update, saved })
     }
 
-    fn metrics(&self) -> Snapshot {
-        let counts = self.handle.metrics();
-        let selections = self.handle.counters().map(|counters| {
-            let counters = counters.lock();
-            [
-                ("hot", self.hot_tier, counters.hot_slots()),
-                ("cold", "ram", counters.cold_slots()),
-            ]
-        });
-        Snapshot {
-            n_slots: counts.n_slots,
-            n_running: counts.n_running,
-            n_queued: counts.n_queued,
-            queue_capacity: counts.queue_capacity,
-            prompt_tokens: counts.prompt_tokens,
-            prompt_time: counts.prompt_time,
-            generated_tokens: counts.generated_tokens,
-            generation_time: counts.generation_time,
-            selections: selections
-                .into_iter()
-                .flatten()
-                .map(|(lane, tier, count)| Selections {
-                    lane: lane.to_owned(),
-                    tier: tier.to_owned(),
-                    count,
-                })
-                .collect(),
+    fn metrics(&self) -> MetricsSnapshot {
+        self.handle.metrics()
+    }
+
+    fn tier(&self, lane: LaneIndex) -> Option<&str> {
+        match lane.hot_index() {
+            Some(index) => self.hot_tiers.get(index).copied(),
+            // The weights of the mapped file.
+            None => Some("ram"),
         }
     }
 }

@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, bail};
-use moe_engine::{Engine as _, Mode, Session, Setup};
+use moe_engine::{Engine as _, Mode, Setup};
 use moe_executor::cpu::threads::n_cores;
 use moe_gguf::Gguf;
 use moe_gguf::text::counted;
 use moe_server::http::{self, ApiKey, Log, Options};
 use moe_server::recording::{Recording, RecordingParams};
-use moe_server::scheduler::{Scheduler, SchedulerParams};
+use moe_server::scheduler::{Handle, Scheduler, SchedulerParams};
 use moe_trace::ModelInfo;
 use tokio::net::TcpListener;
 
@@ -162,11 +162,6 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     };
     let scheduler = Scheduler::new(&session, params, recording);
     let handle = scheduler.handle();
-    let hot_tier = if !Session::gpus(&session).is_empty() {
-        "gpu"
-    } else {
-        "ram"
-    };
     let served = ServedModel {
         info: http::ModelInfo {
             name: name(&args, gguf),
@@ -181,7 +176,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         chat,
         handle: handle.clone(),
         learn_file: args.device.hot_cache_file().map(Path::to_owned),
-        hot_tier,
+        hot_tiers: session.hot_tiers(),
     };
     let quiet = ctx.quiet;
     let options = Options {
@@ -214,7 +209,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
                     listener,
                     Arc::new(served),
                     options,
-                    interruption(interrupted),
+                    interruption(interrupted, &handle),
                 )
                 .await
             });
@@ -231,9 +226,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
 }
 
-/// Ends when the user interrupts the program.
-async fn interruption(interrupted: &'static AtomicBool) {
-    while !interrupted.load(Ordering::Relaxed) {
+/// Ends when the user interrupts the program, or the scheduler ends because of a panic.
+async fn interruption(interrupted: &'static AtomicBool, handle: &Handle) {
+    while !interrupted.load(Ordering::Relaxed) && handle.is_accepting() {
         tokio::time::sleep(INTERRUPT_INTERVAL).await;
     }
 }

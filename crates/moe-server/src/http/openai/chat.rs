@@ -9,6 +9,7 @@ use super::{Common, Header, Pieces, SAMPLING, check_max_tokens, finish_reason, u
 use crate::generation::GenerationRequest;
 use crate::http::body::JsonBody;
 use crate::http::error::ApiError;
+use crate::http::integer::Integer;
 use crate::http::job::{Chunk, Ending, Job};
 use crate::http::respond::{Format, respond};
 use crate::http::sampling::{Sampling, check_n_probs};
@@ -20,10 +21,10 @@ struct Body {
     tools: Option<Vec<Map<String, Value>>>,
     tool_choice: Option<Value>,
     response_format: Option<ResponseFormat>,
-    max_tokens: Option<usize>,
-    max_completion_tokens: Option<usize>,
+    max_tokens: Option<Integer>,
+    max_completion_tokens: Option<Integer>,
     logprobs: Option<bool>,
-    top_logprobs: Option<usize>,
+    top_logprobs: Option<Integer>,
 }
 
 #[derive(Deserialize)]
@@ -63,9 +64,9 @@ pub(in crate::http) async fn create(
     State(server): State<Shared>,
     body: JsonBody,
 ) -> Result<Response, ApiError> {
-    let common: Common = body.parse()?;
-    let sampling: Sampling = body.parse()?;
-    let body: Body = body.parse()?;
+    let common: Common = body.read()?;
+    let sampling: Sampling = body.read()?;
+    let body: Body = body.read()?;
     common.check()?;
     let n_predict = n_predict(&body)?;
     let n_probs = n_probs(&body)?;
@@ -109,7 +110,7 @@ fn n_predict(body: &Body) -> Result<Option<usize>, ApiError> {
 }
 
 fn n_probs(body: &Body) -> Result<Option<usize>, ApiError> {
-    let n_top = check_n_probs("top_logprobs", body.top_logprobs.unwrap_or(0))?;
+    let n_top = check_n_probs("top_logprobs", body.top_logprobs)?.unwrap_or(0);
     let has_logprobs = body.logprobs.unwrap_or(false);
     if n_top > 0 && !has_logprobs {
         let message = "top_logprobs: set logprobs to true to request log probabilities";

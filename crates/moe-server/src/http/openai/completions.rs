@@ -10,6 +10,7 @@ use crate::generation::GenerationRequest;
 use crate::http::Shared;
 use crate::http::body::JsonBody;
 use crate::http::error::ApiError;
+use crate::http::integer::Integer;
 use crate::http::job::{Chunk, Ending, Job};
 use crate::http::respond::{Format, respond};
 use crate::http::sampling::{Prompt, Sampling, check_n_probs};
@@ -23,11 +24,11 @@ const MAX_TOKENS: usize = 16;
 #[derive(Deserialize)]
 struct Body {
     prompt: Prompt,
-    max_tokens: Option<usize>,
-    logprobs: Option<usize>,
+    max_tokens: Option<Integer>,
+    logprobs: Option<Integer>,
     echo: Option<bool>,
     suffix: Option<String>,
-    best_of: Option<u64>,
+    best_of: Option<Integer>,
 }
 
 /// `POST /v1/completions`.
@@ -35,41 +36,29 @@ pub(in crate::http) async fn create(
     State(server): State<Shared>,
     body: JsonBody,
 ) -> Result<Response, ApiError> {
-    let common: Common = body.parse()?;
-    let sampling: Sampling = body.parse()?;
-    let body: Body = body.parse()?;
+    let common: Common = body.read()?;
+    let sampling: Sampling = body.read()?;
+    let body: Body = body.read()?;
     common.check()?;
     check(&body)?;
-    let n_probs = body.logprobs.map(|n| check_n_probs("logprobs", n));
     let template = GenerationRequest {
         prompt: Vec::new(),
         sampling: sampling.params(SAMPLING)?,
         n_predict: check_max_tokens("max_tokens", body.max_tokens)?.or(Some(MAX_TOKENS)),
-        n_probs: n_probs.transpose()?,
+        n_probs: check_n_probs("logprobs", body.logprobs)?,
         ignore_eos: sampling.ignore_eos(),
         deadline: None,
     };
     let stops = sampling.stops()?;
-    let prompts = body.prompt.tokenize(&server).await?;
-    if !(1..=MAX_PROMPTS).contains(&prompts.len()) {
-        let n = prompts.len();
-        let message = format!("prompt: {n} prompts are out of range (1..={MAX_PROMPTS})");
-        return Err(ApiError::param("prompt", message));
-    }
-    let jobs = prompts.into_iter().map(|prompt| Job {
-        request: GenerationRequest {
-            prompt,
-            ..template.clone()
-        },
-        stops: stops.clone(),
-    });
+    let prompts = body.prompt.tokenize(&server, MAX_PROMPTS).await?;
+    let jobs = Job::of_prompts(prompts, &template, &stops);
     let format = Completion {
         header: Header::new("cmpl", "text_completion", &server.backend.model().name),
         pieces: Pieces::of(&server),
         has_logprobs: template.n_probs.is_some(),
         includes_usage: common.includes_usage(),
     };
-    respond(&server, jobs.collect(), sampling.is_stream(), format).await
+    respond(&server, jobs, sampling.is_stream(), format).await
 }
 
 /// # Errors
@@ -83,7 +72,7 @@ fn check(body: &Body) -> Result<(), ApiError> {
                 .as_ref()
                 .is_some_and(|suffix| !suffix.is_empty()),
         ),
-        ("best_of", body.best_of.is_some_and(|n| n != 1)),
+        ("best_of", body.best_of.is_some_and(|n| n != Integer(1))),
     ] {
         if is_used {
             return Err(unsupported(name));

@@ -13,6 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::error::ApiError;
+use super::integer::Integer;
 use super::job::{EndReason, Ending};
 use super::sampling::random;
 
@@ -28,7 +29,7 @@ const SAMPLING: SamplerParams = SamplerParams {
 /// Keys of OpenAI's API that both endpoints read.
 #[derive(Deserialize)]
 struct Common {
-    n: Option<u64>,
+    n: Option<Integer>,
     presence_penalty: Option<f64>,
     frequency_penalty: Option<f64>,
     logit_bias: Option<serde_json::Map<String, Value>>,
@@ -44,7 +45,7 @@ impl Common {
     /// # Errors
     /// The request asks for something that would change the text, but that the server does not support.
     fn check(&self) -> Result<(), ApiError> {
-        if self.n.is_some_and(|n| n != 1) {
+        if self.n.is_some_and(|n| n != Integer(1)) {
             return Err(ApiError::param("n", "n: only 1 is supported"));
         }
         let is_set = |penalty: Option<f64>| penalty.is_some_and(|penalty| penalty != 0.0);
@@ -79,14 +80,12 @@ fn unsupported(param: &str) -> ApiError {
 }
 
 /// Checks a limit on generated tokens.
-fn check_max_tokens(param: &str, max_tokens: Option<usize>) -> Result<Option<usize>, ApiError> {
-    if max_tokens == Some(0) {
-        return Err(ApiError::param(
-            param,
-            format!("{param}: 0 is out of range (1..)"),
-        ));
+fn check_max_tokens(param: &str, max_tokens: Option<Integer>) -> Result<Option<usize>, ApiError> {
+    if let Some(Integer(n)) = max_tokens.filter(|n| n.0 < 1) {
+        let message = format!("{param}: {n} is out of range (1..)");
+        return Err(ApiError::param(param, message));
     }
-    Ok(max_tokens)
+    Ok(max_tokens.map(Integer::as_limit))
 }
 
 /// The keys that all objects of a response share.
@@ -150,6 +149,6 @@ impl Header {
 fn finish_reason(ending: &Ending) -> &'static str {
     match ending.reason {
         EndReason::EndOfGeneration | EndReason::StopSequence(_) => "stop",
-        EndReason::Limit => "length",
+        EndReason::Limit | EndReason::TimeLimit => "length",
     }
 }
