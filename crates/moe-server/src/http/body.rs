@@ -39,6 +39,11 @@ impl JsonBody {
         Ok(JsonBody(body))
     }
 
+    /// The value of a key; `None` if it is missing or null.
+    pub(super) fn get(&self, key: &str) -> Option<&Value> {
+        self.0.get(key).filter(|value| !value.is_null())
+    }
+
     /// The keys of the body that `T` has. Other keys are ignored, so that a body can be read as several types.
     ///
     /// # Errors

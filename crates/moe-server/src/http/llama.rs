@@ -13,7 +13,7 @@ use super::integer::Integer;
 use super::job::{Chunk, EndReason, Ending, Job, ms};
 use super::openai::Pieces;
 use super::respond::{Format, respond};
-use super::sampling::{Prompt, Sampling, check_n_probs};
+use super::sampling::{Prompt, Sampling, check_n_probs, check_unsupported};
 use crate::generation::{GenerationRequest, Usage};
 
 /// Sampling parameters that a request does not contain.
@@ -38,6 +38,7 @@ pub(super) async fn create(
     State(server): State<Shared>,
     body: JsonBody,
 ) -> Result<Response, ApiError> {
+    check_unsupported(&body)?;
     let sampling: Sampling = body.read()?;
     let body: Body = body.read()?;
     let n_probs = check_n_probs("n_probs", body.n_probs)?.unwrap_or(0);

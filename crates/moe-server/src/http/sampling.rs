@@ -5,8 +5,10 @@ use std::ops::RangeInclusive;
 
 use moe_engine::SamplerParams;
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::Server;
+use super::body::JsonBody;
 use super::error::ApiError;
 use super::integer::{Int, Integer};
 
@@ -91,6 +93,68 @@ impl Sampling {
     pub(super) fn is_stream(&self) -> bool {
         self.stream.unwrap_or(false)
     }
+}
+
+/// Values with which an unsupported key has no effect.
+enum Neutral {
+    Numbers(&'static [f64]),
+    /// False, or an empty text, list or object.
+    Empty,
+    /// An object with the type `text`.
+    TextFormat,
+}
+
+impl Neutral {
+    fn contains(&self, value: &Value) -> bool {
+        match self {
+            Neutral::Numbers(numbers) => {
+                let value = value.as_f64();
+                value.is_some_and(|value| numbers.contains(&value))
+            }
+            Neutral::Empty => match value {
+                Value::Bool(value) => !value,
+                Value::String(text) => text.is_empty(),
+                Value::Array(values) => values.is_empty(),
+                Value::Object(values) => values.is_empty(),
+                Value::Null | Value::Number(_) => false,
+            },
+            Neutral::TextFormat => value["type"] == "text",
+        }
+    }
+}
+
+/// Keys of OpenAI's API and of llama-server that would change the text, but are not supported.
+const UNSUPPORTED: [(&str, Neutral); 18] = [
+    ("n", Neutral::Numbers(&[1.0])),
+    ("best_of", Neutral::Numbers(&[1.0])),
+    ("echo", Neutral::Empty),
+    ("suffix", Neutral::Empty),
+    ("logit_bias", Neutral::Empty),
+    ("presence_penalty", Neutral::Numbers(&[0.0])),
+    ("frequency_penalty", Neutral::Numbers(&[0.0])),
+    ("repeat_penalty", Neutral::Numbers(&[1.0])),
+    ("dry_multiplier", Neutral::Numbers(&[0.0])),
+    ("xtc_probability", Neutral::Numbers(&[0.0])),
+    ("typical_p", Neutral::Numbers(&[1.0])),
+    ("top_n_sigma", Neutral::Numbers(&[-1.0, 0.0])),
+    ("dynatemp_range", Neutral::Numbers(&[0.0])),
+    ("mirostat", Neutral::Numbers(&[0.0])),
+    ("grammar", Neutral::Empty),
+    ("json_schema", Neutral::Empty),
+    ("response_format", Neutral::TextFormat),
+    ("lora", Neutral::Empty),
+];
+
+/// # Errors
+/// The request asks for something that would change the text, but that the server does not support.
+pub(super) fn check_unsupported(body: &JsonBody) -> Result<(), ApiError> {
+    for (key, neutral) in &UNSUPPORTED {
+        if body.get(key).is_some_and(|value| !neutral.contains(value)) {
+            let message = format!("{key} is not supported; remove it from the request");
+            return Err(ApiError::param(*key, message));
+        }
+    }
+    Ok(())
 }
 
 /// A random number, for seeds and ids.

@@ -1,5 +1,6 @@
 //! What the endpoints need: the tokenizer and the chat template of the model, and the scheduler.
 
+use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -126,20 +127,24 @@ impl Backend for ServedModel {
     }
 }
 
-/// Writes a learn file. An existing file gets the name `STEM.N.EXTENSION`, N from 1, as in the fork.
+/// Writes a learn file. An existing file gets the name `STEM.N.EXTENSION`, N from 1, as in the fork. It is the file of `--hot-cache`,
+/// which no output may replace; under its new name, it stays as it is.
 fn save(path: &Path, learn: &LearnFile) -> anyhow::Result<SavedFile> {
-    let backup = if path.exists() {
-        let backup = free_backup(path);
+    let backup = path.exists().then(|| free_backup(path));
+    if let Some(backup) = &backup {
         // A hard link fails if the name was taken meanwhile, so that no file is replaced.
-        std::fs::hard_link(path, &backup)
+        fs::hard_link(path, backup)
+            .and_then(|()| fs::remove_file(path))
             .with_context(|| format!("cannot keep the old file as {}", backup.display()))?;
-        Some(backup)
-    } else {
-        None
-    };
-    files::write(path, true, |out| {
+    }
+    let written = files::write(path, false, |out| {
         Ok(out.write_all(learn.to_json().as_bytes())?)
-    })?;
+    });
+    if let (Err(_), Some(backup)) = (&written, &backup) {
+        // The error of the write is reported; the old file exists under one of its names.
+        let _ = fs::rename(backup, path);
+    }
+    written?;
     Ok(SavedFile {
         path: path.display().to_string(),
         backup_path: backup.map_or_else(String::new, |backup| backup.display().to_string()),

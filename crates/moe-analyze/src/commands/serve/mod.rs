@@ -4,7 +4,7 @@ mod backend;
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -17,7 +17,7 @@ use moe_gguf::text::counted;
 use moe_server::http::{self, ApiKey, Log, Options};
 use moe_server::recording::{Recording, RecordingParams};
 use moe_server::scheduler::{Handle, Scheduler, SchedulerParams};
-use moe_trace::ModelInfo;
+use moe_trace::{ModelInfo, bounded};
 use tokio::net::TcpListener;
 
 use self::backend::ServedModel;
@@ -32,6 +32,7 @@ use crate::interrupt;
 use crate::model;
 use crate::option_values::integer_in;
 use crate::output::{self, message};
+use crate::plan_file::PlanFile;
 
 /// Default context of a request, in tokens, unless the model was trained with less.
 const DEFAULT_CONTEXT: usize = 4096;
@@ -45,8 +46,22 @@ const INTERRUPT_INTERVAL: Duration = Duration::from_millis(50);
 /// ends the server after the running requests; a second one ends it at once. docs/http-api.md describes the endpoints.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Example:\n  moe-analyze serve -m model.gguf --parallel 4\n  \
-        moe-analyze serve -m model.gguf --policy hot-cache --hot-cache learn.json --hot-cache-mib auto --update-rate 0.1"
+    after_help = "Examples:\n  moe-analyze serve -m model.gguf --parallel 4\n  \
+        moe-analyze serve -m model.gguf --policy hot-cache --hot-cache learn.json --hot-cache-mib auto",
+    mut_arg("perf", |arg| {
+        arg.help("Counters of /moe-layer-perf: off (none), update (activations and lanes of each expert) or full (also times)")
+    }),
+    mut_arg("warmup_prompt", |arg| {
+        arg.help(
+            "File with a prompt that is run before the first request; its activations update the cache if --update-rate is above 0",
+        )
+    }),
+    mut_arg("auto_learn", |arg| {
+        arg.help(
+            "If the file of --hot-cache does not exist, run the prompt of --warmup-prompt, write the file with the counts of its \
+             experts, and plan from them",
+        )
+    })
 )]
 pub struct Args {
     /// Model, a GGUF file [default: the embedded model]
@@ -81,7 +96,7 @@ pub struct Args {
         help_heading = "Server"
     )]
     api_key: Option<String>,
-    /// Name of the model in requests and responses [default: the name of the model's file]
+    /// Name of the model in responses and in /v1/models/NAME [default: name of the model's file without its extension]
     #[arg(long, value_name = "NAME", help_heading = "Server")]
     alias: Option<String>,
     /// Number of requests that are evaluated at the same time, 1 to 256
@@ -175,7 +190,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         engine,
         chat,
         handle: handle.clone(),
-        learn_file: args.device.hot_cache_file().map(Path::to_owned),
+        learn_file: learn_file(&args)?,
         hot_tiers: session.hot_tiers(),
     };
     let quiet = ctx.quiet;
@@ -258,6 +273,15 @@ fn chat(args: &Args, gguf: &Gguf) -> anyhow::Result<Result<ModelChat, String>> {
         Err(error) if file.is_none() => Ok(Err(output::one_line(&error))),
         Err(error) => Err(error),
     }
+}
+
+/// The file of `--hot-cache`, unless it is a plan, which a learn file must not replace.
+fn learn_file(args: &Args) -> anyhow::Result<Option<PathBuf>> {
+    let Some(path) = args.device.hot_cache_file() else {
+        return Ok(None);
+    };
+    let is_plan = path.exists() && PlanFile::is_plan(&bounded::read_json(path)?);
+    Ok((!is_plan).then(|| path.to_owned()))
 }
 
 fn recording(args: &Args, gguf: &Gguf) -> anyhow::Result<Option<Recording>> {

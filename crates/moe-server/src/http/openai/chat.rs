@@ -5,14 +5,16 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{Common, Header, Pieces, SAMPLING, check_max_tokens, finish_reason, unsupported};
+use super::{
+    Header, Pieces, SAMPLING, StreamOptions, check_max_tokens, finish_reason, includes_usage,
+};
 use crate::generation::GenerationRequest;
 use crate::http::body::JsonBody;
 use crate::http::error::ApiError;
 use crate::http::integer::Integer;
 use crate::http::job::{Chunk, Ending, Job};
 use crate::http::respond::{Format, respond};
-use crate::http::sampling::{Sampling, check_n_probs};
+use crate::http::sampling::{Sampling, check_n_probs, check_unsupported};
 use crate::http::{Chat, Shared};
 
 #[derive(Deserialize)]
@@ -20,16 +22,11 @@ struct Body {
     messages: Vec<Message>,
     tools: Option<Vec<Map<String, Value>>>,
     tool_choice: Option<Value>,
-    response_format: Option<ResponseFormat>,
+    stream_options: Option<StreamOptions>,
     max_tokens: Option<Integer>,
     max_completion_tokens: Option<Integer>,
     logprobs: Option<bool>,
     top_logprobs: Option<Integer>,
-}
-
-#[derive(Deserialize)]
-struct ResponseFormat {
-    r#type: String,
 }
 
 /// A message: `role`, `content`, and other keys for the template.
@@ -64,10 +61,10 @@ pub(in crate::http) async fn create(
     State(server): State<Shared>,
     body: JsonBody,
 ) -> Result<Response, ApiError> {
-    let common: Common = body.read()?;
+    check_unsupported(&body)?;
     let sampling: Sampling = body.read()?;
     let body: Body = body.read()?;
-    common.check()?;
+    let includes_usage = includes_usage(body.stream_options.as_ref());
     let n_predict = n_predict(&body)?;
     let n_probs = n_probs(&body)?;
     let params = sampling.params(SAMPLING)?;
@@ -97,7 +94,7 @@ pub(in crate::http) async fn create(
         header: Header::new("chatcmpl", object, &server.backend.model().name),
         pieces: Pieces::of(&server),
         has_logprobs: n_probs.is_some(),
-        includes_usage: common.includes_usage(),
+        includes_usage,
     };
     respond(&server, vec![job], sampling.is_stream(), format).await
 }
@@ -123,12 +120,6 @@ fn n_probs(body: &Body) -> Result<Option<usize>, ApiError> {
 fn chat(body: Body) -> Result<Chat, ApiError> {
     if body.messages.is_empty() {
         return Err(ApiError::param("messages", "messages: the list is empty"));
-    }
-    if body
-        .response_format
-        .is_some_and(|format| format.r#type != "text")
-    {
-        return Err(unsupported("response_format"));
     }
     let tools = body.tools.unwrap_or_default();
     let tools = match body.tool_choice.as_ref().map(Value::as_str) {

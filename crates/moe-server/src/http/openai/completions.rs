@@ -5,7 +5,9 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Common, Header, Pieces, SAMPLING, check_max_tokens, finish_reason, unsupported};
+use super::{
+    Header, Pieces, SAMPLING, StreamOptions, check_max_tokens, finish_reason, includes_usage,
+};
 use crate::generation::GenerationRequest;
 use crate::http::Shared;
 use crate::http::body::JsonBody;
@@ -13,7 +15,7 @@ use crate::http::error::ApiError;
 use crate::http::integer::Integer;
 use crate::http::job::{Chunk, Ending, Job};
 use crate::http::respond::{Format, respond};
-use crate::http::sampling::{Prompt, Sampling, check_n_probs};
+use crate::http::sampling::{Prompt, Sampling, check_n_probs, check_unsupported};
 
 /// Maximum number of prompts of a request.
 const MAX_PROMPTS: usize = 32;
@@ -26,9 +28,7 @@ struct Body {
     prompt: Prompt,
     max_tokens: Option<Integer>,
     logprobs: Option<Integer>,
-    echo: Option<bool>,
-    suffix: Option<String>,
-    best_of: Option<Integer>,
+    stream_options: Option<StreamOptions>,
 }
 
 /// `POST /v1/completions`.
@@ -36,11 +36,9 @@ pub(in crate::http) async fn create(
     State(server): State<Shared>,
     body: JsonBody,
 ) -> Result<Response, ApiError> {
-    let common: Common = body.read()?;
+    check_unsupported(&body)?;
     let sampling: Sampling = body.read()?;
     let body: Body = body.read()?;
-    common.check()?;
-    check(&body)?;
     let template = GenerationRequest {
         prompt: Vec::new(),
         sampling: sampling.params(SAMPLING)?,
@@ -56,29 +54,9 @@ pub(in crate::http) async fn create(
         header: Header::new("cmpl", "text_completion", &server.backend.model().name),
         pieces: Pieces::of(&server),
         has_logprobs: template.n_probs.is_some(),
-        includes_usage: common.includes_usage(),
+        includes_usage: includes_usage(body.stream_options.as_ref()),
     };
     respond(&server, jobs, sampling.is_stream(), format).await
-}
-
-/// # Errors
-/// The request asks for something that the server does not support.
-fn check(body: &Body) -> Result<(), ApiError> {
-    for (name, is_used) in [
-        ("echo", body.echo == Some(true)),
-        (
-            "suffix",
-            body.suffix
-                .as_ref()
-                .is_some_and(|suffix| !suffix.is_empty()),
-        ),
-        ("best_of", body.best_of.is_some_and(|n| n != Integer(1))),
-    ] {
-        if is_used {
-            return Err(unsupported(name));
-        }
-    }
-    Ok(())
 }
 
 struct Completion {

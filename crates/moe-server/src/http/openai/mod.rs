@@ -26,57 +26,15 @@ const SAMPLING: SamplerParams = SamplerParams {
     seed: 0,
 };
 
-/// Keys of OpenAI's API that both endpoints read.
-#[derive(Deserialize)]
-struct Common {
-    n: Option<Integer>,
-    presence_penalty: Option<f64>,
-    frequency_penalty: Option<f64>,
-    logit_bias: Option<serde_json::Map<String, Value>>,
-    stream_options: Option<StreamOptions>,
-}
-
+/// Settings of a stream.
 #[derive(Deserialize)]
 struct StreamOptions {
     include_usage: Option<bool>,
 }
 
-impl Common {
-    /// # Errors
-    /// The request asks for something that would change the text, but that the server does not support.
-    fn check(&self) -> Result<(), ApiError> {
-        if self.n.is_some_and(|n| n != Integer(1)) {
-            return Err(ApiError::param("n", "n: only 1 is supported"));
-        }
-        let is_set = |penalty: Option<f64>| penalty.is_some_and(|penalty| penalty != 0.0);
-        for (name, is_used) in [
-            ("presence_penalty", is_set(self.presence_penalty)),
-            ("frequency_penalty", is_set(self.frequency_penalty)),
-            (
-                "logit_bias",
-                self.logit_bias
-                    .as_ref()
-                    .is_some_and(|bias| !bias.is_empty()),
-            ),
-        ] {
-            if is_used {
-                return Err(unsupported(name));
-            }
-        }
-        Ok(())
-    }
-
-    fn includes_usage(&self) -> bool {
-        let options = self.stream_options.as_ref();
-        options.and_then(|options| options.include_usage) == Some(true)
-    }
-}
-
-fn unsupported(param: &str) -> ApiError {
-    ApiError::param(
-        param,
-        format!("{param} is not supported; remove it from the request"),
-    )
+/// Whether the stream that a request asks for has an event with token counts.
+fn includes_usage(options: Option<&StreamOptions>) -> bool {
+    options.and_then(|options| options.include_usage) == Some(true)
 }
 
 /// Checks a limit on generated tokens.
