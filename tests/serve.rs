@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::{fs, thread};
 
+use moe_testkit::Need;
 use serde_json::{Value, json};
 
 use crate::support::{fail, repository, run};
@@ -141,6 +142,14 @@ fn counters_of_a_hot_cache_feed_a_plan() {
     assert_eq!(updated["success"], true, "{updated}");
     assert_eq!(updated["update_rate"], 1.0);
     assert!(updated["hot_experts"].as_u64() > Some(0), "{updated}");
+    // Unlike the counters of the cache, the metrics do not restart after an update.
+    let (_, metrics) = server.send("GET", "/metrics", "");
+    for lane in ["hot0", "cold"] {
+        let name = format!("moe_expert_selections_total{{lane=\"{lane}\",tier=\"");
+        let mut lines = metrics.lines().filter_map(|line| line.strip_prefix(&name));
+        let (_, count) = lines.next().unwrap().split_once(' ').unwrap();
+        assert!(count.parse::<u64>().unwrap() > 0, "{lane}: {metrics}");
+    }
     assert_eq!(server.stop(), Some(0));
 
     let server = Server::start(&[
@@ -173,6 +182,59 @@ fn traces_of_requests_are_inputs_of_other_commands() {
         assert!(run!["info", request].contains("routing"));
         assert!(run!["hotness", request].contains("layer"));
     }
+}
+
+/// A chat template for a fixture, which has none.
+const TEMPLATE: &str =
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}";
+
+/// Runs a script of `tests/http` with the URL of a server, and expects success.
+#[track_caller]
+fn check(python: &Path, script: &str, server: &Server, options: &[&str]) {
+    let output = Command::new(python)
+        .arg(repository("tests/http").join(script))
+        .arg(format!("http://{}", server.address))
+        .args(options)
+        .output()
+        .unwrap();
+    let [stdout, stderr] =
+        [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    assert!(output.status.success(), "{script}:\n{stdout}\n{stderr}");
+}
+
+/// A server for clients, with a chat template.
+fn start_for_clients(dir: &Path) -> Server {
+    let template = dir.join("template.jinja");
+    fs::write(&template, TEMPLATE).unwrap();
+    Server::start(&["--ctx-size", "4096", "--chat-template", template.to_str().unwrap()])
+}
+
+/// The openai package and curl.
+#[test]
+fn serves_clients() {
+    let Some(python) = moe_testkit::python("openai") else {
+        return;
+    };
+    if let Err(error) = Command::new("curl").arg("--version").output() {
+        moe_testkit::skip(Need::Python, format_args!("curl cannot be run: {error}"));
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let server = start_for_clients(dir.path());
+    check(&python, "check_clients.py", &server, &[]);
+    assert_eq!(server.stop(), Some(0));
+}
+
+/// Generated requests, valid and invalid ones.
+#[test]
+fn responses_conform_to_the_openapi_description() {
+    let Some(python) = moe_testkit::python("schemathesis") else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let server = start_for_clients(dir.path());
+    check(&python, "check_schema.py", &server, &["--max-examples", "10"]);
+    assert_eq!(server.stop(), Some(0));
 }
 
 #[test]

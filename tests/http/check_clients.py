@@ -32,6 +32,13 @@ def check_models(client):
     return model
 
 
+def token_bytes(name):
+    """Bytes of a token from its name in the log probabilities: text, or bytes that are not valid UTF-8."""
+    if not name.startswith("bytes:"):
+        return name.encode()
+    return bytes.fromhex(name.removeprefix("bytes:").replace("\\x", ""))
+
+
 def check_completions(client, model):
     def create(**arguments):
         return client.completions.create(model=model, prompt=PROMPT, **arguments)
@@ -40,7 +47,8 @@ def check_completions(client, model):
     choice, usage = first.choices[0], first.usage
     check(usage.total_tokens == usage.prompt_tokens + usage.completion_tokens, "usage is the sum of its parts")
     check(0 < usage.completion_tokens <= 8, "max_tokens limits the text")
-    check("".join(choice.logprobs.tokens) == choice.text, "the tokens are the text")
+    pieces = b"".join(token_bytes(token) for token in choice.logprobs.tokens)
+    check(pieces.decode(errors="replace") == choice.text, "the tokens are the text")
     check(all(len(top) <= 2 for top in choice.logprobs.top_logprobs), "logprobs limits the most probable tokens")
     check(create(max_tokens=8, seed=7).choices[0].text == choice.text, "a seed yields the same text again")
 
