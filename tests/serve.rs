@@ -142,6 +142,14 @@ fn counters_of_a_hot_cache_feed_a_plan() {
     assert_eq!(updated["success"], true, "{updated}");
     assert_eq!(updated["update_rate"], 1.0);
     assert!(updated["hot_experts"].as_u64() > Some(0), "{updated}");
+    // Unlike the counters of the cache, the metrics do not restart after an update.
+    let (_, metrics) = server.send("GET", "/metrics", "");
+    for lane in ["hot0", "cold"] {
+        let name = format!("moe_expert_selections_total{{lane=\"{lane}\",tier=\"");
+        let mut lines = metrics.lines().filter_map(|line| line.strip_prefix(&name));
+        let (_, count) = lines.next().unwrap().split_once(' ').unwrap();
+        assert!(count.parse::<u64>().unwrap() > 0, "{lane}: {metrics}");
+    }
     assert_eq!(server.stop(), Some(0));
 
     let server = Server::start(&[
