@@ -133,7 +133,9 @@ fn counters_of_a_hot_cache_feed_a_plan() {
     server.post("/completion", &completion(16));
     let (status, before) = server.send("GET", "/moe-layer-perf", "");
     assert_eq!(status, 200);
-    // An update has used the counters, which start again.
+    // The update at the end of the request does not change the counters.
+    let before: Value = serde_json::from_str(&before).unwrap();
+    assert_eq!(before["updates"], 16, "{before}");
     server.post("/moe-layer-perf", &json!({"mode": "update"}));
     let updated = server.post(
         "/moe-hot-cache",
@@ -142,7 +144,7 @@ fn counters_of_a_hot_cache_feed_a_plan() {
     assert_eq!(updated["success"], true, "{updated}");
     assert_eq!(updated["update_rate"], 1.0);
     assert!(updated["hot_experts"].as_u64() > Some(0), "{updated}");
-    // Unlike the counters of the cache, the metrics do not restart after an update.
+    // The metrics do not restart if the counters do.
     let (_, metrics) = server.send("GET", "/metrics", "");
     for lane in ["hot0", "cold"] {
         let name = format!("moe_expert_selections_total{{lane=\"{lane}\",tier=\"");
@@ -150,6 +152,35 @@ fn counters_of_a_hot_cache_feed_a_plan() {
         let (_, count) = lines.next().unwrap().split_once(' ').unwrap();
         assert!(count.parse::<u64>().unwrap() > 0, "{lane}: {metrics}");
     }
+
+    // The file is an input of the server. Saving keeps its old contents.
+    let counts = json!([{"layer": 0, "experts": [[3, 20], [5, 4]]}]);
+    let new = json!({"schema": "llama.cpp.moe_layer_opt_perf.v1", "layers": counts});
+    let mut save = new.clone();
+    save["save_to_disk"] = true.into();
+    let first = fs::read_to_string(&learn).unwrap();
+    let mut old = first.clone();
+    for n in [1, 2] {
+        let saved = server.post("/moe-hot-cache", &save);
+        assert_eq!(saved["saved_to_disk"], true, "{saved}");
+        assert_eq!(saved["path"], learn_text);
+        let backup = dir.path().join(format!("learn.{n}.json"));
+        assert_eq!(saved["backup_path"], backup.to_str().unwrap());
+        assert_eq!(fs::read_to_string(&backup).unwrap(), old);
+        old = fs::read_to_string(&learn).unwrap();
+        assert_eq!(serde_json::from_str::<Value>(&old).unwrap(), new);
+    }
+    assert_eq!(server.stop(), Some(0));
+    fs::write(&learn, first).unwrap();
+
+    // A learn file does not replace a plan.
+    let plan = dir.path().join("plan.json");
+    let planned = run!["plan", learn, "--model", model, "--budget-mib", "2", "-o", "json"];
+    fs::write(&plan, &planned).unwrap();
+    let server = Server::start(&["--policy", "hot-cache", "--hot-cache", plan.to_str().unwrap()]);
+    let (status, answer) = server.send("POST", "/moe-hot-cache", &save.to_string());
+    assert_eq!(status, 409, "{answer}");
+    assert_eq!(fs::read_to_string(&plan).unwrap(), planned);
     assert_eq!(server.stop(), Some(0));
 
     let server = Server::start(&[

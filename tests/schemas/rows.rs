@@ -151,6 +151,7 @@ fn rows_of_benchmarks() {
     let tests = ["-p", "4", "-n", "2", "-r", "2", "-t", "1"];
     let bench = args!["bench", "--model", repository(MODEL), tests];
     check("bench", args![bench]);
+    check("bench", args![bench, "--parallel", "2"]);
     let dir = tempfile::tempdir().unwrap();
     let cache = ["--policy", "hot-cache", "--hot-cache-percent", "50", "--perf", "off,full"];
     check("bench", args![bench, cache, "--hot-cache", recorded(dir.path())]);

@@ -443,7 +443,7 @@ mod tests {
 
     #[test]
     fn rejects_truncated_ptx_and_missing_sections() {
-        assert!(decompress(&ROWS.ptx[..ROWS.ptx.len() / 2]).is_err());
+        assert!(decompress(&ROWS_PTX[..ROWS_PTX.len() / 2]).is_err());
         assert_eq!(
             ROWS.section(60).unwrap_err().kind(),
             io::ErrorKind::InvalidData

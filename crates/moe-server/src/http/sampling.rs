@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 
 use moe_engine::SamplerParams;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::Server;
 use super::body::JsonBody;
@@ -98,8 +98,11 @@ impl Sampling {
 /// Values with which an unsupported key has no effect.
 enum Neutral {
     Numbers(&'static [f64]),
-    /// False, or an empty text, list or object.
-    Empty,
+    False,
+    EmptyText,
+    EmptyList,
+    EmptyObject,
+    EmptyListOrObject,
     /// An object with the type `text`.
     TextFormat,
 }
@@ -111,13 +114,13 @@ impl Neutral {
                 let value = value.as_f64();
                 value.is_some_and(|value| numbers.contains(&value))
             }
-            Neutral::Empty => match value {
-                Value::Bool(value) => !value,
-                Value::String(text) => text.is_empty(),
-                Value::Array(values) => values.is_empty(),
-                Value::Object(values) => values.is_empty(),
-                Value::Null | Value::Number(_) => false,
-            },
+            Neutral::False => *value == Value::Bool(false),
+            Neutral::EmptyText => value.as_str().is_some_and(str::is_empty),
+            Neutral::EmptyList => value.as_array().is_some_and(Vec::is_empty),
+            Neutral::EmptyObject => value.as_object().is_some_and(Map::is_empty),
+            Neutral::EmptyListOrObject => {
+                Neutral::EmptyList.contains(value) || Neutral::EmptyObject.contains(value)
+            }
             Neutral::TextFormat => value["type"] == "text",
         }
     }
@@ -127,9 +130,9 @@ impl Neutral {
 const UNSUPPORTED: [(&str, Neutral); 18] = [
     ("n", Neutral::Numbers(&[1.0])),
     ("best_of", Neutral::Numbers(&[1.0])),
-    ("echo", Neutral::Empty),
-    ("suffix", Neutral::Empty),
-    ("logit_bias", Neutral::Empty),
+    ("echo", Neutral::False),
+    ("suffix", Neutral::EmptyText),
+    ("logit_bias", Neutral::EmptyListOrObject),
     ("presence_penalty", Neutral::Numbers(&[0.0])),
     ("frequency_penalty", Neutral::Numbers(&[0.0])),
     ("repeat_penalty", Neutral::Numbers(&[1.0])),
@@ -139,10 +142,10 @@ const UNSUPPORTED: [(&str, Neutral); 18] = [
     ("top_n_sigma", Neutral::Numbers(&[-1.0, 0.0])),
     ("dynatemp_range", Neutral::Numbers(&[0.0])),
     ("mirostat", Neutral::Numbers(&[0.0])),
-    ("grammar", Neutral::Empty),
-    ("json_schema", Neutral::Empty),
+    ("grammar", Neutral::EmptyText),
+    ("json_schema", Neutral::EmptyObject),
     ("response_format", Neutral::TextFormat),
-    ("lora", Neutral::Empty),
+    ("lora", Neutral::EmptyList),
 ];
 
 /// # Errors

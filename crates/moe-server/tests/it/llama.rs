@@ -147,6 +147,41 @@ fn accepts_a_list_of_one_prompt() {
 }
 
 #[test]
+fn rejects_keys_that_would_change_the_text() {
+    let router = service(&hello());
+    for (key, neutral, used) in [
+        ("repeat_penalty", json!(1), json!(1.1)),
+        ("presence_penalty", json!(0.0), json!(0.5)),
+        ("dry_multiplier", json!(0), json!(0.8)),
+        ("xtc_probability", json!(0), json!(0.5)),
+        ("typical_p", json!(1.0), json!(0.9)),
+        ("top_n_sigma", json!(-1), json!(1)),
+        ("dynatemp_range", json!(0), json!(1)),
+        ("mirostat", json!(0), json!(2)),
+        ("logit_bias", json!([]), json!([[5, -1]])),
+        ("grammar", json!(""), json!("root ::= \"a\"")),
+        ("json_schema", json!({}), json!({"type": "object"})),
+        (
+            "response_format",
+            json!({"type": "text"}),
+            json!({"type": "json_object"}),
+        ),
+        ("lora", json!([]), json!([{"id": 0, "scale": 1}])),
+        ("n", json!(1), json!(2)),
+        ("echo", json!(false), json!(true)),
+    ] {
+        for path in ["/completion", "/v1/completions"] {
+            for accepted in [&neutral, &json!(null)] {
+                let answer = post(&router, path, &json!({"prompt": "a", key: accepted}));
+                assert_eq!(answer.status, 200, "{path}: {key}");
+            }
+            let (_, param) = rejected(&router, path, &json!({"prompt": "a", key: used}));
+            assert_eq!(param, key, "{path}");
+        }
+    }
+}
+
+#[test]
 fn rejects_wrong_bodies() {
     let router = service(&hello());
     for (body, param) in [
