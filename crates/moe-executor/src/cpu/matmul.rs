@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use moe_gguf::ExpertId;
 
 use crate::cpu::disjoint::Disjoint;
-use crate::cpu::quant::{Product, Scratch};
+use crate::cpu::quant::{MAX_STREAMED, Product, Scratch};
 use crate::cpu::threads::Threads;
 use crate::weights::{Matrix, Stack};
 
@@ -71,9 +71,9 @@ pub fn mul_mat(
     });
 }
 
-/// Minimum number of weight rows per chunk. For several tokens it is the number of rows that a GEMM kernel decodes together.
+/// Minimum number of weight rows per chunk: the number of rows that a GEMM kernel decodes together, 1 for kernels that stream.
 fn panel(n_tokens: usize) -> usize {
-    if n_tokens > 1 { 32 } else { 4 }
+    if n_tokens > MAX_STREAMED { 32 } else { 1 }
 }
 
 /// Products of a block of weight rows with the activations `act(0..n)`. `put(i, r, values)` receives the products of

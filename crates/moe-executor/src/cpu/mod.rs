@@ -5,6 +5,7 @@ pub mod bandwidth;
 pub(crate) mod disjoint;
 pub(crate) mod glu;
 pub(crate) mod matmul;
+mod prefetch;
 pub mod quant;
 pub(crate) mod rope;
 mod simd;

@@ -1,7 +1,11 @@
-//! Products of a matrix with several rows of activations (GEMM).
+//! Products of a matrix with one or several rows of activations.
 //!
-//! A few rows of weights are decoded into a panel once and multiplied with all activations. A panel contains a section of the
-//! rows' elements, so that it fits in the cache.
+//! For at most [`MAX_STREAMED`] tokens, kernels stream the weights: they read each row once and multiply it with all
+//! activations. For more tokens (GEMM), a few rows of weights are decoded into a panel once and multiplied with all
+//! activations. A panel contains a section of the rows' elements, so that it fits in the cache.
+
+/// Maximum rows of activations for kernels that stream. With more rows, decoding the weights into a panel is faster.
+pub const MAX_STREAMED: usize = 4;
 
 /// A product of rows of weights with `n_tokens` rows of activations.
 #[derive(Clone, Copy)]
@@ -18,10 +22,46 @@ pub struct Product<'a> {
     pub act: &'a (dyn Fn(usize) -> &'a [u8] + 'a),
 }
 
-impl Product<'_> {
+impl<'a> Product<'a> {
     /// Number of rows of weights; 0 if a row has no bytes.
     pub fn n_rows(&self) -> usize {
         self.rows.len().checked_div(self.row_size).unwrap_or(0)
+    }
+
+    /// Calls `dot` on `R` rows at a time and passes their products with tokens `first_token` to `first_token + T - 1` to `put`.
+    ///
+    /// The rows are in `R` equal parts of the matrix, and each part is read in order. So the memory system sees `R` long
+    /// sequential streams. If `R` does not divide the number of rows, the last parts overlap.
+    #[inline(always)]
+    pub(super) fn stream<const R: usize, const T: usize>(
+        &self,
+        first_token: usize,
+        put: &mut Put,
+        dot: impl Fn([&'a [u8]; R]) -> [[f32; T]; R],
+    ) {
+        const STEPS: usize = 16;
+        let n_rows = self.n_rows();
+        let steps = n_rows.div_ceil(R);
+        let starts: [usize; R] = std::array::from_fn(|part| (part * steps).min(n_rows - steps));
+        let mut sums = [[[0.0; STEPS]; T]; R];
+        for first in (0..steps).step_by(STEPS) {
+            let n = STEPS.min(steps - first);
+            for i in 0..n {
+                let row =
+                    |start| &self.rows[(start + first + i) * self.row_size..][..self.row_size];
+                let products = dot(starts.map(row));
+                for part in 0..R {
+                    for token in 0..T {
+                        sums[part][token][i] = products[part][token];
+                    }
+                }
+            }
+            for (start, sums) in starts.iter().zip(&sums) {
+                for (token, sums) in sums.iter().enumerate() {
+                    put(first_token + token, start + first, &sums[..n]);
+                }
+            }
+        }
     }
 }
 

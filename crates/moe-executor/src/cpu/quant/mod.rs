@@ -60,6 +60,7 @@ pub(crate) use activation::quantize_q8_0_block;
 use float::{Bf16, FloatFormat};
 pub(crate) use format::f16_to_f32;
 use format::{F16, Format};
+pub(crate) use gemm::MAX_STREAMED;
 pub use gemm::{Product, Put, Scratch};
 
 /// Errors of the kernels.
@@ -94,17 +95,14 @@ pub enum Error {
     },
 }
 
-/// Matrix-vector product: rows, bytes per row, elements per row, activations, results.
+/// Product that streams the rows of weights.
 ///
-/// Callers guarantee that the lengths match, as [`Kernel::gemv`] asserts, and that the CPU has the instructions of the
-/// function's [`Isa`].
-type Gemv = unsafe fn(&[u8], usize, usize, &[u8], &mut [f32]);
+/// Callers guarantee that the lengths match, as [`Kernel::gemm`] asserts, that rows are not empty, and that the CPU has the
+/// instructions of the function's [`Isa`].
+type Stream = unsafe fn(&Product, &mut Put);
 
-/// Product with several rows of activations. The safety conditions are those of [`Gemv`].
+/// Product that decodes the weights into panels. The safety conditions are those of [`Stream`].
 type Gemm = unsafe fn(&Product, &mut Scratch, &mut Put);
-
-/// Minimum rows of activations for [`Gemm`]. With fewer rows, decoding the weights into a panel takes longer than it saves.
-const MIN_TOKENS: usize = 4;
 
 /// The instruction set of a kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -148,7 +146,7 @@ impl Isa {
 pub struct Kernel {
     activation: ActivationType,
     ty: GgmlType,
-    gemv: Gemv,
+    stream: Stream,
     gemm: Option<Gemm>,
     dequantize: fn(&[u8], &mut [f32]),
 }
@@ -175,9 +173,9 @@ impl Kernel {
             _ => with_format!(ty, F => Kernel::quantized::<F>(ty)),
         }?;
         #[cfg(target_arch = "x86_64")]
-        if let Some(gemv) = x86::gemv(ty, isa) {
+        if let Some(stream) = x86::stream(ty, isa) {
             return Some(Kernel {
-                gemv,
+                stream,
                 gemm: x86::gemm(ty, isa),
                 ..kernel
             });
@@ -189,7 +187,7 @@ impl Kernel {
         Kernel {
             activation: F::ACTIVATION,
             ty,
-            gemv: portable::gemv::<F>,
+            stream: portable::stream::<F>,
             gemm: None,
             dequantize: portable::dequantize::<F>,
         }
@@ -199,7 +197,7 @@ impl Kernel {
         Kernel {
             activation: F::ACTIVATION,
             ty,
-            gemv: portable::gemv_float::<F>,
+            stream: portable::stream_float::<F>,
             gemm: None,
             dequantize: portable::dequantize_float::<F>,
         }
@@ -221,19 +219,8 @@ impl Kernel {
     /// # Panics
     /// If the lengths do not match.
     pub fn gemv(&self, rows: &[u8], row_size: usize, n: usize, act: &[u8], out: &mut [f32]) {
-        let expected = self.ty.row_size(n as u64);
-        assert_eq!(
-            Some(row_size as u64),
-            expected,
-            "bytes of a row of {n} {} elements",
-            self.ty
-        );
-        assert_eq!(
-            rows.len(),
-            row_size * out.len(),
-            "bytes of {} rows",
-            out.len()
-        );
+        let n_rows = out.len();
+        self.check_rows(rows, row_size, n, n_rows);
         assert_eq!(
             act.len(),
             self.activation.row_size(n),
@@ -243,40 +230,37 @@ impl Kernel {
             out.fill(0.0);
             return;
         }
+        let product = Product {
+            rows,
+            row_size,
+            n,
+            n_tokens: 1,
+            act: &|_| act,
+        };
+        let mut put = |_: usize, first: usize, products: &[f32]| {
+            out[first..][..products.len()].copy_from_slice(products);
+        };
         // SAFETY: `for_isa` has asserted that the CPU has the instructions, and the lengths match by the assertions above.
-        unsafe { (self.gemv)(rows, row_size, n, act, out) }
+        unsafe { (self.stream)(&product, &mut put) }
     }
 
     /// The product with several rows of activations. `put(t, r, products)` receives the products of token `t` with row `r`
-    /// and the rows after it, each product once, in an unspecified order.
+    /// and the rows after it, in an unspecified order, and some of them twice.
     ///
     /// # Panics
     /// If the lengths do not match.
     pub fn gemm(&self, product: &Product, scratch: &mut Scratch, put: &mut Put) {
-        let Product {
-            rows,
-            row_size,
-            n,
-            n_tokens,
-            act,
-        } = *product;
         let n_rows = product.n_rows();
-        self.check_rows(rows, row_size, n, n_rows);
-        match self.gemm {
-            Some(gemm) if n_tokens >= MIN_TOKENS && n > 0 && n_rows > 0 => {
-                // SAFETY: like in `gemv`; `Q8Row::new` and `floats` check the length of the activations.
-                unsafe { gemm(product, scratch, put) }
-            }
-            _ => {
-                let mut out = [0.0; 64];
-                for first in (0..n_rows).step_by(out.len()) {
-                    let out = &mut out[..64.min(n_rows - first)];
-                    let rows = &rows[first * row_size..][..out.len() * row_size];
-                    for token in 0..n_tokens {
-                        self.gemv(rows, row_size, n, act(token), out);
-                        put(token, first, out);
-                    }
-                }
+        self.check_rows(product.rows, product.row_size, product.n, n_rows);
+        if n_rows == 0 {
+            return;
+        }
+        // SAFETY: like in `gemv`; rows have bytes because there are rows, and `Q8Row::new` and `floats` check the length of the
+        // activations.
+        unsafe {
+            match self.gemm {
+                Some(gemm) if product.n_tokens > MAX_STREAMED => gemm(product, scratch, put),
+                _ => (self.stream)(product, put),
             }
         }
     }

@@ -3,11 +3,13 @@
 //! The functions are `inline(always)`, so that the x86 modules compile them with their own target features.
 
 use zerocopy::FromBytes;
+use zerocopy::byteorder::little_endian::F32;
 
 use super::ActivationType;
 use super::activation::{Q8Row, floats};
 use super::float::FloatFormat;
 use super::format::{Format, Unpacked};
+use super::gemm::{Product, Put};
 
 /// The blocks of a row.
 #[inline(always)]
@@ -15,12 +17,12 @@ pub fn blocks<F: Format>(row: &[u8]) -> &[F] {
     <[F]>::ref_from_bytes(row).expect("the size of a row is a multiple of the block size")
 }
 
-/// `out[r] = row r · act` for rows of `n` elements and `row_size` bytes.
+/// The products of all rows and tokens.
 #[inline(always)]
-pub fn gemv<F: Format>(rows: &[u8], row_size: usize, n: usize, act: &[u8], out: &mut [f32]) {
-    let act = Q8Row::new(F::ACTIVATION, n, act);
-    for (row, out) in rows.chunks_exact(row_size).zip(out) {
-        *out = dot::<F>(blocks(row), &act);
+pub fn stream<F: Format>(product: &Product, put: &mut Put) {
+    for token in 0..product.n_tokens {
+        let act = Q8Row::new(F::ACTIVATION, product.n, (product.act)(token));
+        product.stream(token, put, |[row]| [[dot::<F>(blocks(row), &act)]]);
     }
 }
 
@@ -90,33 +92,32 @@ pub fn dequantize<F: Format>(row: &[u8], out: &mut [f32]) {
     }
 }
 
-/// [`gemv`] for floating-point rows. Sixteen partial sums make the additions independent.
+/// [`stream`] for floating-point rows.
 #[inline(always)]
-pub fn gemv_float<F: FloatFormat>(
-    rows: &[u8],
-    row_size: usize,
-    n: usize,
-    act: &[u8],
-    out: &mut [f32],
-) {
-    let act = floats(n, act);
-    for (row, out) in rows.chunks_exact(row_size).zip(out) {
-        let row = F::elements(row);
-        let mut sums = [0.0f32; 16];
-        let (weights, weights_rest) = row.as_chunks::<16>();
-        let (values, values_rest) = act.as_chunks::<16>();
-        for (weights, values) in weights.iter().zip(values) {
-            for j in 0..16 {
-                sums[j] += weights[j].to_f32() * values[j].get();
-            }
-        }
-        let rest: f32 = weights_rest
-            .iter()
-            .zip(values_rest)
-            .map(|(w, a)| w.to_f32() * a.get())
-            .sum();
-        *out = sums.iter().sum::<f32>() + rest;
+pub fn stream_float<F: FloatFormat>(product: &Product, put: &mut Put) {
+    for token in 0..product.n_tokens {
+        let act = floats(product.n, (product.act)(token));
+        product.stream(token, put, |[row]| [[dot_float(F::elements(row), act)]]);
     }
+}
+
+/// The inner product of a floating-point row with activations. Sixteen partial sums make the additions independent.
+#[inline(always)]
+fn dot_float<F: FloatFormat>(row: &[F], act: &[F32]) -> f32 {
+    let mut sums = [0.0f32; 16];
+    let (weights, weights_rest) = row.as_chunks::<16>();
+    let (values, values_rest) = act.as_chunks::<16>();
+    for (weights, values) in weights.iter().zip(values) {
+        for j in 0..16 {
+            sums[j] += weights[j].to_f32() * values[j].get();
+        }
+    }
+    let rest: f32 = weights_rest
+        .iter()
+        .zip(values_rest)
+        .map(|(w, a)| w.to_f32() * a.get())
+        .sum();
+    sums.iter().sum::<f32>() + rest
 }
 
 /// Converts a floating-point row to f32.

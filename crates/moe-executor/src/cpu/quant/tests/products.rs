@@ -226,7 +226,16 @@ fn products_with_several_tokens_agree_with_f64() {
         .copied()
         .filter(|ty| Kernel::for_type(*ty).is_ok())
     {
-        for (n, n_rows, n_tokens) in [(256, 1, 4), (512, 33, 5), (2304, 70, 13), (4352, 32, 6)] {
+        for (n, n_rows, n_tokens) in [
+            (256, 3, 1),
+            (256, 1, 2),
+            (512, 67, 2),
+            (512, 6, 3),
+            (256, 1, 4),
+            (512, 33, 5),
+            (2304, 70, 13),
+            (4352, 32, 6),
+        ] {
             let rows = if FLOATS.contains(&ty) {
                 float_rows(ty, n_rows, n, &mut random)
             } else {

@@ -1,14 +1,15 @@
-//! Matrix-vector products of floating-point weights.
+//! Products of floating-point weights with a few rows of activations.
 
 use std::arch::x86_64::*;
 
 use zerocopy::byteorder::little_endian::F32;
 
 use super::sum_lanes;
+use crate::cpu::prefetch::prefetch;
 use crate::cpu::quant::activation::floats;
 use crate::cpu::quant::float::{Bf16, FloatFormat};
 use crate::cpu::quant::format::F16;
-use crate::cpu::quant::x86::prefetch;
+use crate::cpu::quant::gemm::{MAX_STREAMED, Product, Put};
 
 /// A floating-point format with a vectorized conversion of eight elements to f32.
 pub trait Widen: FloatFormat {
@@ -47,53 +48,69 @@ impl Widen for Bf16 {
     }
 }
 
-/// `out[r] = row r · act` for rows of `n` elements and `row_size` bytes.
+/// The products of all rows and tokens.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn gemv_float<F: Widen>(rows: &[u8], row_size: usize, n: usize, act: &[u8], out: &mut [f32]) {
-    let act = floats(n, act);
-    let (tiles, rest) = out.as_chunks_mut::<4>();
-    let (tile_rows, rest_rows) = rows.split_at(tiles.len() * 4 * row_size);
-    for (tile, rows) in tiles.iter_mut().zip(tile_rows.chunks_exact(4 * row_size)) {
-        *tile = dot::<F, 4>(rows, row_size, act);
-    }
-    for (out, row) in rest.iter_mut().zip(rest_rows.chunks_exact(row_size)) {
-        [*out] = dot::<F, 1>(row, row_size, act);
+pub fn stream_float<F: Widen>(product: &Product, put: &mut Put) {
+    for first in (0..product.n_tokens).step_by(MAX_STREAMED) {
+        match product.n_tokens - first {
+            1 => stream_tokens::<F, 4, 1>(product, first, put),
+            2 => stream_tokens::<F, 2, 2>(product, first, put),
+            3 => stream_tokens::<F, 1, 3>(product, first, put),
+            _ => stream_tokens::<F, 1, MAX_STREAMED>(product, first, put),
+        }
     }
 }
 
-/// The inner products of `R` rows with the activations.
+/// The products of all rows and `T` tokens, `R` rows at a time.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn stream_tokens<F: Widen, const R: usize, const T: usize>(
+    product: &Product,
+    first: usize,
+    put: &mut Put,
+) {
+    let act: [&[F32]; T] = std::array::from_fn(|t| floats(product.n, (product.act)(first + t)));
+    product.stream(first, put, |rows| {
+        dot::<F, R, T>(rows.map(F::elements), &act)
+    });
+}
+
+/// The inner products of `R` rows with the activations of `T` tokens.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn dot<F: Widen, const R: usize>(rows: &[u8], row_size: usize, act: &[F32]) -> [f32; R] {
-    let mut row = [&[] as &[F]; R];
-    for r in 0..R {
-        row[r] = F::elements(&rows[r * row_size..][..row_size]);
-        assert_eq!(row[r].len(), act.len());
-    }
-    // Two partial sums per row hide the latency of additions.
-    let mut acc = [[_mm256_setzero_ps(); 2]; R];
-    let vectorized = act.len() / 16 * 16;
+fn dot<F: Widen, const R: usize, const T: usize>(
+    rows: [&[F]; R],
+    act: &[&[F32]; T],
+) -> [[f32; T]; R] {
+    let n = rows[0].len();
+    let (rows, act) = (rows.map(|row| &row[..n]), act.map(|act| &act[..n]));
+    // Two partial sums per product hide the latency of additions.
+    let mut acc = [[[_mm256_setzero_ps(); 2]; T]; R];
+    let vectorized = n / 16 * 16;
     for at in (0..vectorized).step_by(16) {
         for r in 0..R {
-            prefetch(row[r].as_ptr().wrapping_add(at), 16, R * row_size);
+            prefetch::<R, F>(&rows[r][at], 16);
         }
         for part in 0..2 {
-            // SAFETY: elements `at..at + 16` exist in each row and in the activations, by the assertion above; the CPU has the
-            // target features of this function.
-            unsafe {
-                let values = F32::widen(act.as_ptr().add(at + part * 8));
-                for r in 0..R {
-                    let weights = F::widen(row[r].as_ptr().add(at + part * 8));
-                    acc[r][part] = _mm256_fmadd_ps(weights, values, acc[r][part]);
+            let at = at + part * 8;
+            for t in 0..T {
+                // SAFETY: elements `at..at + 8` exist in each row and in the activations, which have `n` elements; the CPU has
+                // the target features of this function.
+                unsafe {
+                    let values = F32::widen(act[t].as_ptr().add(at));
+                    for r in 0..R {
+                        let weights = F::widen(rows[r].as_ptr().add(at));
+                        acc[r][t][part] = _mm256_fmadd_ps(weights, values, acc[r][t][part]);
+                    }
                 }
             }
         }
     }
-    let mut out = [0.0; R];
+    let mut out = acc.map(|acc| acc.map(|[a, b]| sum_lanes(_mm256_add_ps(a, b))));
     for r in 0..R {
-        out[r] = sum_lanes(_mm256_add_ps(acc[r][0], acc[r][1]));
-        for (weight, value) in row[r][vectorized..].iter().zip(&act[vectorized..]) {
-            out[r] += weight.to_f32() * value.get();
+        for t in 0..T {
+            for (weight, value) in rows[r][vectorized..].iter().zip(&act[t][vectorized..]) {
+                out[r][t] += weight.to_f32() * value.get();
+            }
         }
     }
     out

@@ -1,6 +1,7 @@
 //! Kernels for AVX2 with FMA and F16C.
 //!
-//! Four rows of weights are multiplied at a time: they share the loads of activations, and their sums are independent.
+//! The matrix-vector product multiplies four rows of weights at a time: they share the loads of activations, and their sums are
+//! independent.
 
 mod chunks;
 mod decoded;
@@ -13,15 +14,16 @@ mod transpose;
 
 use std::arch::x86_64::*;
 
-pub use float::gemv_float;
+pub use float::stream_float;
 pub use gemm::gemm;
 pub use gemm_float::gemm_float;
 pub use quantize::quantize;
 
+use crate::cpu::prefetch::prefetch;
 use crate::cpu::quant::activation::Q8Row;
 use crate::cpu::quant::format::{F16, Format, QK_K};
+use crate::cpu::quant::gemm::{MAX_STREAMED, Product, Put};
 use crate::cpu::quant::portable;
-use crate::cpu::quant::x86::prefetch;
 
 /// A format with a vectorized product of one block.
 pub trait Steps: Format {
@@ -47,46 +49,60 @@ pub trait Steps: Format {
     unsafe fn decode(&self, q: &mut [i8; QK_K]);
 }
 
-/// `out[r] = row r · act` for rows of `n` elements and `row_size` bytes.
+/// The products of all rows and tokens.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn gemv<F: Steps>(rows: &[u8], row_size: usize, n: usize, act: &[u8], out: &mut [f32]) {
-    let act = Q8Row::new(F::ACTIVATION, n, act);
-    let (tiles, rest) = out.as_chunks_mut::<4>();
-    let (tile_rows, rest_rows) = rows.split_at(tiles.len() * 4 * row_size);
-    for (tile, rows) in tiles.iter_mut().zip(tile_rows.chunks_exact(4 * row_size)) {
-        *tile = dot::<F, 4>(rows, row_size, n, &act);
-    }
-    for (out, row) in rest.iter_mut().zip(rest_rows.chunks_exact(row_size)) {
-        [*out] = dot::<F, 1>(row, row_size, n, &act);
+pub fn stream<F: Steps>(product: &Product, put: &mut Put) {
+    for first in (0..product.n_tokens).step_by(MAX_STREAMED) {
+        match product.n_tokens - first {
+            1 => stream_tokens::<F, 4, 1>(product, first, put),
+            2 => stream_tokens::<F, 2, 2>(product, first, put),
+            3 => stream_tokens::<F, 1, 3>(product, first, put),
+            _ => stream_tokens::<F, 1, MAX_STREAMED>(product, first, put),
+        }
     }
 }
 
-/// The inner products of `R` rows with the activations.
+/// The products of all rows and `T` tokens, `R` rows at a time.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn stream_tokens<F: Steps, const R: usize, const T: usize>(
+    product: &Product,
+    first: usize,
+    put: &mut Put,
+) {
+    let act = |t| Q8Row::new(F::ACTIVATION, product.n, (product.act)(first + t));
+    let act: [Q8Row; T] = std::array::from_fn(act);
+    product.stream(first, put, |rows| {
+        dot::<F, R, T>(rows.map(portable::blocks), &act)
+    });
+}
+
+/// The inner products of `R` rows with the activations of `T` tokens.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn dot<F: Steps, const R: usize>(rows: &[u8], row_size: usize, n: usize, act: &Q8Row) -> [f32; R] {
-    let n_blocks = n / F::BLOCK;
-    let mut row = [&[] as &[F]; R];
-    for r in 0..R {
-        row[r] = &portable::blocks(&rows[r * row_size..][..row_size])[..n_blocks];
-    }
-    let mut acc = [_mm256_setzero_ps(); R];
+fn dot<F: Steps, const R: usize, const T: usize>(
+    rows: [&[F]; R],
+    act: &[Q8Row; T],
+) -> [[f32; T]; R] {
+    // Equal lengths, so that the compiler removes the bounds checks.
+    let n_blocks = rows[0].len();
+    let rows = rows.map(|row| &row[..n_blocks]);
+    let mut acc = [[_mm256_setzero_ps(); T]; R];
     for block in 0..n_blocks {
-        // SAFETY: the target features of this function are those of the module, and the activations have `n` elements, which
-        // are at least `n_blocks` blocks.
-        unsafe {
-            let values = F::load(act, block);
-            for r in 0..R {
-                prefetch(&raw const row[r][block], 1, R * row_size);
-                acc[r] = F::step(&row[r][block], &values, acc[r]);
+        for r in 0..R {
+            prefetch::<R, F>(&rows[r][block], 1);
+        }
+        for t in 0..T {
+            // SAFETY: the target features of this function are those of the module, and the activations have all elements of
+            // a row.
+            unsafe {
+                let values = F::load(&act[t], block);
+                for r in 0..R {
+                    acc[r][t] = F::step(&rows[r][block], &values, acc[r][t]);
+                }
             }
         }
     }
-    let mut out = [0.0; R];
-    for r in 0..R {
-        out[r] = sum_lanes(acc[r]);
-    }
-    out
+    acc.map(|acc| acc.map(|acc| sum_lanes(acc)))
 }
 
 /// The sum of all lanes.

@@ -1,13 +1,14 @@
-//! Matrix-vector products of floating-point weights.
+//! Products of floating-point weights with a few rows of activations.
 
 use std::arch::x86_64::*;
 
 use zerocopy::byteorder::little_endian::F32;
 
+use crate::cpu::prefetch::prefetch;
 use crate::cpu::quant::activation::floats;
 use crate::cpu::quant::float::{Bf16, FloatFormat};
 use crate::cpu::quant::format::F16;
-use crate::cpu::quant::x86::prefetch;
+use crate::cpu::quant::gemm::{MAX_STREAMED, Product, Put};
 
 /// A floating-point format with a vectorized conversion of sixteen elements to f32.
 pub trait Widen: FloatFormat {
@@ -46,62 +47,66 @@ impl Widen for Bf16 {
     }
 }
 
-/// `out[r] = row r · act` for rows of `n` elements and `row_size` bytes.
+/// The products of all rows and tokens.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub fn gemv_float<F: Widen>(rows: &[u8], row_size: usize, n: usize, act: &[u8], out: &mut [f32]) {
-    let act = floats(n, act);
-    let (tiles, rest) = out.as_chunks_mut::<4>();
-    let (tile_rows, rest_rows) = rows.split_at(tiles.len() * 4 * row_size);
-    for (tile, rows) in tiles.iter_mut().zip(tile_rows.chunks_exact(4 * row_size)) {
-        *tile = dot::<F, 4>(rows, row_size, act);
-    }
-    for (out, row) in rest.iter_mut().zip(rest_rows.chunks_exact(row_size)) {
-        [*out] = dot::<F, 1>(row, row_size, act);
+pub fn stream_float<F: Widen>(product: &Product, put: &mut Put) {
+    for first in (0..product.n_tokens).step_by(MAX_STREAMED) {
+        match product.n_tokens - first {
+            1 => stream_tokens::<F, 4, 1>(product, first, put),
+            2 => stream_tokens::<F, 2, 2>(product, first, put),
+            3 => stream_tokens::<F, 1, 3>(product, first, put),
+            _ => stream_tokens::<F, 1, MAX_STREAMED>(product, first, put),
+        }
     }
 }
 
-/// The inner products of `R` rows with the activations.
+/// The products of all rows and `T` tokens, `R` rows at a time.
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn stream_tokens<F: Widen, const R: usize, const T: usize>(
+    product: &Product,
+    first: usize,
+    put: &mut Put,
+) {
+    let act: [&[F32]; T] = std::array::from_fn(|t| floats(product.n, (product.act)(first + t)));
+    product.stream(first, put, |rows| {
+        dot::<F, R, T>(rows.map(F::elements), &act)
+    });
+}
+
+/// The inner products of `R` rows with the activations of `T` tokens.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
-fn dot<F: Widen, const R: usize>(rows: &[u8], row_size: usize, act: &[F32]) -> [f32; R] {
-    let mut row = [&[] as &[F]; R];
-    for r in 0..R {
-        row[r] = F::elements(&rows[r * row_size..][..row_size]);
-        assert_eq!(row[r].len(), act.len());
-    }
-    // Two partial sums per row hide the latency of additions.
-    let mut acc = [[_mm512_setzero_ps(); 2]; R];
-    let unmasked = act.len() / 32 * 32;
-    for at in (0..unmasked).step_by(32) {
-        for r in 0..R {
-            prefetch(row[r].as_ptr().wrapping_add(at), 32, R * row_size);
-        }
-        for part in 0..2 {
-            // SAFETY: elements `at..at + 32` exist in each row and in the activations, by the assertion above; the CPU has the
-            // target features of this function.
+fn dot<F: Widen, const R: usize, const T: usize>(
+    rows: [&[F]; R],
+    act: &[&[F32]; T],
+) -> [[f32; T]; R] {
+    let n = rows[0].len();
+    let (rows, act) = (rows.map(|row| &row[..n]), act.map(|act| &act[..n]));
+    // Two partial sums per product hide the latency of additions.
+    let mut acc = [[[_mm512_setzero_ps(); 2]; T]; R];
+    let mut add = |at: usize, part: usize, mask: __mmask16| {
+        for t in 0..T {
+            // SAFETY: the elements from `at` on that `mask` selects exist in each row and in the activations, which
+            // have `n` elements; the CPU has the target features of this function.
             unsafe {
-                let values = F32::widen(act.as_ptr().add(at + part * 16), !0);
+                let values = F32::widen(act[t].as_ptr().add(at), mask);
                 for r in 0..R {
-                    let weights = F::widen(row[r].as_ptr().add(at + part * 16), !0);
-                    acc[r][part] = _mm512_fmadd_ps(weights, values, acc[r][part]);
+                    let weights = F::widen(rows[r].as_ptr().add(at), mask);
+                    acc[r][t][part] = _mm512_fmadd_ps(weights, values, acc[r][t][part]);
                 }
             }
         }
-    }
-    for at in (unmasked..act.len()).step_by(16) {
-        let mask = !0u16 >> (16 - (act.len() - at).min(16));
-        // SAFETY: the mask selects only elements before the end.
-        unsafe {
-            let values = F32::widen(act.as_ptr().add(at), mask);
-            for r in 0..R {
-                let weights = F::widen(row[r].as_ptr().add(at), mask);
-                acc[r][0] = _mm512_fmadd_ps(weights, values, acc[r][0]);
-            }
+    };
+    let unmasked = n / 32 * 32;
+    for at in (0..unmasked).step_by(32) {
+        for r in 0..R {
+            prefetch::<R, F>(&rows[r][at], 32);
         }
+        add(at, 0, !0);
+        add(at + 16, 1, !0);
     }
-    let mut out = [0.0; R];
-    for r in 0..R {
-        out[r] = _mm512_reduce_add_ps(_mm512_add_ps(acc[r][0], acc[r][1]));
+    for at in (unmasked..n).step_by(16) {
+        add(at, 0, !0u16 >> (16 - (n - at).min(16)));
     }
-    out
+    acc.map(|acc| acc.map(|[a, b]| _mm512_reduce_add_ps(_mm512_add_ps(a, b))))
 }

@@ -1,6 +1,7 @@
 //! Kernels for AVX-512 F, BW, DQ, VL and VNNI.
 //!
-//! Four rows of weights are multiplied at a time: they share the loads of activations, and their sums are independent.
+//! The matrix-vector product multiplies four rows of weights at a time: they share the loads of activations, and their sums are
+//! independent.
 
 mod chunks;
 mod decoded;
@@ -12,14 +13,15 @@ mod transpose;
 
 use std::arch::x86_64::*;
 
-pub use float::gemv_float;
+pub use float::stream_float;
 pub use gemm::gemm;
 pub use gemm_float::{gemm_bf16, gemm_float};
 
+use crate::cpu::prefetch::prefetch;
 use crate::cpu::quant::activation::Q8Row;
 use crate::cpu::quant::format::Format;
+use crate::cpu::quant::gemm::{MAX_STREAMED, Product, Put};
 use crate::cpu::quant::portable;
-use crate::cpu::quant::x86::prefetch;
 
 /// A format with a vectorized product of one step, which is one or several blocks.
 pub trait Steps: Format {
@@ -55,52 +57,68 @@ pub trait Steps: Format {
     unsafe fn decode_scales_of_16(blocks: [&Self; 16], scale: *mut __m512, min: *mut __m512);
 }
 
-/// `out[r] = row r · act` for rows of `n` elements and `row_size` bytes.
+/// The products of all rows and tokens.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub fn gemv<F: Steps>(rows: &[u8], row_size: usize, n: usize, act: &[u8], out: &mut [f32]) {
-    let act = Q8Row::new(F::ACTIVATION, n, act);
-    let (tiles, rest) = out.as_chunks_mut::<4>();
-    let (tile_rows, rest_rows) = rows.split_at(tiles.len() * 4 * row_size);
-    for (tile, rows) in tiles.iter_mut().zip(tile_rows.chunks_exact(4 * row_size)) {
-        *tile = dot::<F, 4>(rows, row_size, &act);
-    }
-    for (out, row) in rest.iter_mut().zip(rest_rows.chunks_exact(row_size)) {
-        [*out] = dot::<F, 1>(row, row_size, &act);
+pub fn stream<F: Steps>(product: &Product, put: &mut Put) {
+    for first in (0..product.n_tokens).step_by(MAX_STREAMED) {
+        match product.n_tokens - first {
+            1 => stream_tokens::<F, 4, 1>(product, first, put),
+            2 => stream_tokens::<F, 2, 2>(product, first, put),
+            3 => stream_tokens::<F, 1, 3>(product, first, put),
+            _ => stream_tokens::<F, 1, MAX_STREAMED>(product, first, put),
+        }
     }
 }
 
-/// The inner products of `R` rows with the activations.
+/// The products of all rows and `T` tokens, `R` rows at a time.
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn stream_tokens<F: Steps, const R: usize, const T: usize>(
+    product: &Product,
+    first: usize,
+    put: &mut Put,
+) {
+    let act = |t| Q8Row::new(F::ACTIVATION, product.n, (product.act)(first + t));
+    let act: [Q8Row; T] = std::array::from_fn(act);
+    product.stream(first, put, |rows| {
+        dot::<F, R, T>(rows.map(portable::blocks), &act)
+    });
+}
+
+/// The inner products of `R` rows with the activations of `T` tokens.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
-fn dot<F: Steps, const R: usize>(rows: &[u8], row_size: usize, act: &Q8Row) -> [f32; R] {
-    let mut row = [&[] as &[F]; R];
-    for r in 0..R {
-        row[r] = portable::blocks(&rows[r * row_size..][..row_size]);
-    }
+fn dot<F: Steps, const R: usize, const T: usize>(
+    rows: [&[F]; R],
+    act: &[Q8Row; T],
+) -> [[f32; T]; R] {
     let blocks_per_step = F::STEP / F::BLOCK;
-    let n_steps = row[0].len() / blocks_per_step;
-    let mut acc = [_mm512_setzero_ps(); R];
+    let n_blocks = rows[0].len();
+    let rows = rows.map(|row| &row[..n_blocks]);
+    let n_steps = n_blocks / blocks_per_step;
+    let mut acc = [[_mm512_setzero_ps(); T]; R];
     for step in 0..n_steps {
-        // SAFETY: the target features of this function are those of the module, and all rows and the activations have
-        // `n_steps` complete steps.
-        unsafe {
-            let values = F::load(act, step);
-            for r in 0..R {
-                prefetch::<F>(
-                    row[r].as_ptr().add(step * blocks_per_step),
-                    blocks_per_step,
-                    R * row_size,
-                );
-                acc[r] = F::step(row[r].as_ptr().add(step * blocks_per_step), &values, acc[r]);
+        let at = step * blocks_per_step;
+        for r in 0..R {
+            prefetch::<R, F>(&rows[r][at], blocks_per_step);
+        }
+        for t in 0..T {
+            // SAFETY: the target features of this function are those of the module, and all rows and the activations have
+            // `n_steps` complete steps.
+            unsafe {
+                let values = F::load(&act[t], step);
+                for r in 0..R {
+                    acc[r][t] = F::step(rows[r].as_ptr().add(at), &values, acc[r][t]);
+                }
             }
         }
     }
-    let mut out = [0.0; R];
+    let mut out = acc.map(|acc| acc.map(|acc| _mm512_reduce_add_ps(acc)));
     for r in 0..R {
-        out[r] = _mm512_reduce_add_ps(acc[r]);
-        let done = n_steps * blocks_per_step;
-        if done < row[r].len() {
-            out[r] += portable::dot(&row[r][done..], &act.starting_at(n_steps * F::STEP));
+        let rest = &rows[r][n_steps * blocks_per_step..];
+        if !rest.is_empty() {
+            for t in 0..T {
+                out[r][t] += portable::dot(rest, &act[t].starting_at(n_steps * F::STEP));
+            }
         }
     }
     out
