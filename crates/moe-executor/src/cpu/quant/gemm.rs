@@ -46,9 +46,8 @@ impl<'a> Product<'a> {
         let mut sums = [[[0.0; STEPS]; T]; R];
         for first in (0..steps).step_by(STEPS) {
             let n = STEPS.min(steps - first);
-            for i in 0..n {
-                let row =
-                    |start| &self.rows[(start + first + i) * self.row_size..][..self.row_size];
+            for (i, step) in (first..first + n).enumerate() {
+                let row = |start| &self.rows[(start + step) * self.row_size..][..self.row_size];
                 let products = dot(starts.map(row));
                 for part in 0..R {
                     for token in 0..T {
