@@ -140,14 +140,24 @@ impl Sampler {
 
 /// The lowest id of the highest logit; 0 if all logits are NaN.
 fn greedy(logits: &[f32]) -> u32 {
-    let mut best = 0;
-    let mut highest = None;
-    for (id, &logit) in (0u32..).zip(logits) {
-        if !logit.is_nan() && highest.is_none_or(|h| logit > h) {
-            (best, highest) = (id, Some(logit));
+    let highest = maximum(logits);
+    let first = logits.iter().position(|&logit| logit == highest);
+    first.map_or(0, |id| id as u32)
+}
+
+/// The highest value that is not NaN; negative infinity without one. A vocabulary has up to 10^6 values, so the maxima of several lanes
+/// are compared at a time.
+fn maximum(values: &[f32]) -> f32 {
+    let higher = |highest: f32, value: f32| if value > highest { value } else { highest };
+    let (chunks, rest) = values.as_chunks::<32>();
+    let mut lanes = [f32::NEG_INFINITY; 32];
+    for chunk in chunks {
+        for (lane, &value) in lanes.iter_mut().zip(chunk) {
+            *lane = higher(*lane, value);
         }
     }
-    best
+    let lanes = lanes.into_iter().chain(rest.iter().copied());
+    lanes.fold(f32::NEG_INFINITY, higher)
 }
 
 /// The numerator of the softmax at `temperature`. It is 1 for a logit equal to `best`, also if both are infinite.
@@ -198,6 +208,24 @@ mod tests {
         assert_eq!(sampler.sample(&LOGITS), 1);
         assert_eq!(sampler.sample(&[-3.0, -2.0, -2.5]), 1);
         assert_eq!(sampler.sample(&[-0.0, 0.0]), 0);
+    }
+
+    #[test]
+    fn greedy_compares_all_logits() {
+        let mut sampler = Sampler::new(SamplerParams::default());
+        for n in [1, 31, 32, 33, 64, 100] {
+            for highest in 0..n {
+                let mut logits: Vec<f32> = (0..n).map(|id| (id % 7) as f32).collect();
+                logits[highest] = 7.5;
+                logits[(highest + 5) % n] = f32::NAN;
+                if n > 1 {
+                    assert_eq!(sampler.sample(&logits), highest as u32, "{n}");
+                }
+                logits[n - 1] = 7.5;
+                let first = logits.iter().position(|&logit| logit == 7.5);
+                assert_eq!(Some(sampler.sample(&logits) as usize), first, "{n}");
+            }
+        }
     }
 
     #[test]
