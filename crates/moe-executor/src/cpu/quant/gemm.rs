@@ -43,22 +43,20 @@ impl<'a> Product<'a> {
         let n_rows = self.n_rows();
         let steps = n_rows.div_ceil(R);
         let starts: [usize; R] = std::array::from_fn(|part| (part * steps).min(n_rows - steps));
-        let mut sums = [[[0.0; STEPS]; T]; R];
+        let mut products = [[[0.0; T]; R]; STEPS];
         for first in (0..steps).step_by(STEPS) {
-            let n = STEPS.min(steps - first);
-            for i in 0..n {
-                let row =
-                    |start| &self.rows[(start + first + i) * self.row_size..][..self.row_size];
-                let products = dot(starts.map(row));
-                for part in 0..R {
-                    for token in 0..T {
-                        sums[part][token][i] = products[part][token];
-                    }
-                }
+            let products = &mut products[..STEPS.min(steps - first)];
+            for (i, products) in products.iter_mut().enumerate() {
+                let at = |start| (start + first + i) * self.row_size;
+                *products = dot(starts.map(|start| &self.rows[at(start)..][..self.row_size]));
             }
-            for (start, sums) in starts.iter().zip(&sums) {
-                for (token, sums) in sums.iter().enumerate() {
-                    put(first_token + token, start + first, &sums[..n]);
+            for (part, start) in starts.iter().enumerate() {
+                for token in 0..T {
+                    let mut sums = [0.0; STEPS];
+                    for (sum, products) in sums.iter_mut().zip(&*products) {
+                        *sum = products[part][token];
+                    }
+                    put(first_token + token, start + first, &sums[..products.len()]);
                 }
             }
         }
