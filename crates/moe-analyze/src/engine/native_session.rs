@@ -1,17 +1,15 @@
 //! A session of the executor, with the hot or dynamic cache of its options: ends the prompts and sequences of the cache, and writes
 //! its results at the end.
 
-use moe_engine::{BatchEntry, BatchSession, CacheUpdate, Decode, Error, Logits, Observer, Result};
+use moe_engine::{BatchEntry, BatchSession, Decode, Error, Logits, Observer, Result};
 use moe_executor::Session;
 #[cfg(feature = "serve")]
 use moe_executor::hot_cache::HotCache;
 #[cfg(feature = "serve")]
 use moe_executor::placement::DeviceId;
-use moe_placement::learn::LearnFile;
 use moe_placement::perf::{PerfMode, SharedCounters};
 use moe_trace::{Phase, RunWriter, manifest};
 
-use super::boxed;
 use super::cache_run::CacheRun;
 
 /// A session of the executor, with or without an expert cache.
@@ -192,22 +190,27 @@ impl BatchSession for NativeSession<'_, '_> {
         self.session.set_observer(observer);
     }
 
+    #[cfg(feature = "serve")]
     fn between_requests(&mut self) -> usize {
         let cache = self.cache.as_mut();
         cache.map_or(0, |cache| cache.between_requests(&mut self.session))
     }
 
-    fn update_cache(&mut self, learn: &LearnFile) -> Option<Result<CacheUpdate>> {
+    #[cfg(feature = "serve")]
+    fn update_cache(
+        &mut self,
+        learn: &moe_placement::learn::LearnFile,
+    ) -> Option<Result<moe_engine::CacheUpdate>> {
         let Some(CacheRun::Hot(run)) = &self.cache else {
             return None;
         };
         let planned = run.plan_update(self.session.hot_cache()?, learn);
         Some(match planned {
-            Ok((update, exchanges)) => Ok(CacheUpdate {
+            Ok((update, exchanges)) => Ok(moe_engine::CacheUpdate {
                 exchanged: self.session.exchange(&exchanges),
                 ..update
             }),
-            Err(error) => Err(boxed(error)),
+            Err(error) => Err(super::boxed(error)),
         })
     }
 
