@@ -17,11 +17,17 @@ pub fn blocks<F: Format>(row: &[u8]) -> &[F] {
     <[F]>::ref_from_bytes(row).expect("the size of a row is a multiple of the block size")
 }
 
+/// The activations of a token.
+#[inline(always)]
+pub fn activations<'a, F: Format>(product: &Product<'a>, token: usize) -> Q8Row<'a> {
+    Q8Row::new(F::ACTIVATION, product.n, (product.act)(token))
+}
+
 /// The products of all rows and tokens.
 #[inline(always)]
 pub fn stream<F: Format>(product: &Product, put: &mut Put) {
     for token in 0..product.n_tokens {
-        let act = Q8Row::new(F::ACTIVATION, product.n, (product.act)(token));
+        let act = activations::<F>(product, token);
         product.stream(token, put, |[row]| [[dot::<F>(blocks(row), &act)]]);
     }
 }
@@ -92,12 +98,20 @@ pub fn dequantize<F: Format>(row: &[u8], out: &mut [f32]) {
     }
 }
 
+/// The activations of a token, for floating-point rows.
+#[inline(always)]
+pub fn float_activations<'a, F: FloatFormat>(product: &Product<'a>, token: usize) -> &'a [F32] {
+    floats(product.n, (product.act)(token))
+}
+
 /// [`stream`] for floating-point rows.
 #[inline(always)]
 pub fn stream_float<F: FloatFormat>(product: &Product, put: &mut Put) {
     for token in 0..product.n_tokens {
-        let act = floats(product.n, (product.act)(token));
-        product.stream(token, put, |[row]| [[dot_float(F::elements(row), act)]]);
+        let act = float_activations::<F>(product, token);
+        product.stream(token, put, |[row]| {
+            [[dot_float::<F>(F::elements(row), act)]]
+        });
     }
 }
 

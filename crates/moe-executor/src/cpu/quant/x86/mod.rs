@@ -5,6 +5,45 @@
 // Loops over lanes index several arrays at once.
 #![allow(clippy::needless_range_loop)]
 
+/// Defines the product `$name` of all rows with at most [`MAX_STREAMED`](super::gemm::MAX_STREAMED) tokens, for formats with the
+/// trait `$format` and with the target features `$features`.
+///
+/// The function `dot::<F, R, T>` of the calling module computes the inner products of `R` rows and `T` tokens. It gets
+/// `$elements` of each row and `$activations` of each token. More tokens per pass need more registers, which leaves
+/// fewer for rows.
+macro_rules! define_stream {
+    ($name:ident: $format:ident, $features:literal, $activations:ident, $elements:path) => {
+        /// The products of all rows and tokens.
+        #[target_feature(enable = $features)]
+        pub fn $name<F: $format>(
+            product: &crate::cpu::quant::gemm::Product,
+            put: &mut crate::cpu::quant::gemm::Put,
+        ) {
+            use crate::cpu::quant::gemm::{MAX_STREAMED, Product, Put};
+
+            /// The products of all rows and `T` tokens, `R` rows at a time.
+            #[target_feature(enable = $features)]
+            fn tokens<F: $format, const R: usize, const T: usize>(
+                product: &Product,
+                first: usize,
+                put: &mut Put,
+            ) {
+                let act: [_; T] = std::array::from_fn(|t| $activations::<F>(product, first + t));
+                product.stream(first, put, |rows| dot::<F, R, T>(rows.map($elements), &act));
+            }
+
+            for first in (0..product.n_tokens).step_by(MAX_STREAMED) {
+                match product.n_tokens - first {
+                    1 => tokens::<F, 4, 1>(product, first, put),
+                    2 => tokens::<F, 2, 2>(product, first, put),
+                    3 => tokens::<F, 1, 3>(product, first, put),
+                    _ => tokens::<F, 1, MAX_STREAMED>(product, first, put),
+                }
+            }
+        }
+    };
+}
+
 pub mod avx2;
 mod avx512;
 

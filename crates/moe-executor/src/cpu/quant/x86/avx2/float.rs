@@ -6,10 +6,9 @@ use zerocopy::byteorder::little_endian::F32;
 
 use super::sum_lanes;
 use crate::cpu::prefetch::prefetch;
-use crate::cpu::quant::activation::floats;
 use crate::cpu::quant::float::{Bf16, FloatFormat};
 use crate::cpu::quant::format::F16;
-use crate::cpu::quant::gemm::{MAX_STREAMED, Product, Put};
+use crate::cpu::quant::portable::float_activations;
 
 /// A floating-point format with a vectorized conversion of eight elements to f32.
 pub trait Widen: FloatFormat {
@@ -48,31 +47,7 @@ impl Widen for Bf16 {
     }
 }
 
-/// The products of all rows and tokens.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub fn stream_float<F: Widen>(product: &Product, put: &mut Put) {
-    for first in (0..product.n_tokens).step_by(MAX_STREAMED) {
-        match product.n_tokens - first {
-            1 => stream_tokens::<F, 4, 1>(product, first, put),
-            2 => stream_tokens::<F, 2, 2>(product, first, put),
-            3 => stream_tokens::<F, 1, 3>(product, first, put),
-            _ => stream_tokens::<F, 1, MAX_STREAMED>(product, first, put),
-        }
-    }
-}
-
-/// The products of all rows and `T` tokens, `R` rows at a time.
-#[target_feature(enable = "avx2,fma,f16c")]
-fn stream_tokens<F: Widen, const R: usize, const T: usize>(
-    product: &Product,
-    first: usize,
-    put: &mut Put,
-) {
-    let act: [&[F32]; T] = std::array::from_fn(|t| floats(product.n, (product.act)(first + t)));
-    product.stream(first, put, |rows| {
-        dot::<F, R, T>(rows.map(F::elements), &act)
-    });
-}
+define_stream!(stream_float: Widen, "avx2,fma,f16c", float_activations, F::elements);
 
 /// The inner products of `R` rows with the activations of `T` tokens.
 #[target_feature(enable = "avx2,fma,f16c")]

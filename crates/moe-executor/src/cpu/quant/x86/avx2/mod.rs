@@ -1,7 +1,7 @@
 //! Kernels for AVX2 with FMA and F16C.
 //!
-//! The matrix-vector product multiplies four rows of weights at a time: they share the loads of activations, and their sums are
-//! independent.
+//! Products of a few tokens multiply several rows of weights at a time: they share the loads of activations, and their sums
+//! are independent.
 
 mod chunks;
 mod decoded;
@@ -22,8 +22,7 @@ pub use quantize::quantize;
 use crate::cpu::prefetch::prefetch;
 use crate::cpu::quant::activation::Q8Row;
 use crate::cpu::quant::format::{F16, Format, QK_K};
-use crate::cpu::quant::gemm::{MAX_STREAMED, Product, Put};
-use crate::cpu::quant::portable;
+use crate::cpu::quant::portable::{activations, blocks};
 
 /// A format with a vectorized product of one block.
 pub trait Steps: Format {
@@ -49,32 +48,7 @@ pub trait Steps: Format {
     unsafe fn decode(&self, q: &mut [i8; QK_K]);
 }
 
-/// The products of all rows and tokens.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub fn stream<F: Steps>(product: &Product, put: &mut Put) {
-    for first in (0..product.n_tokens).step_by(MAX_STREAMED) {
-        match product.n_tokens - first {
-            1 => stream_tokens::<F, 4, 1>(product, first, put),
-            2 => stream_tokens::<F, 2, 2>(product, first, put),
-            3 => stream_tokens::<F, 1, 3>(product, first, put),
-            _ => stream_tokens::<F, 1, MAX_STREAMED>(product, first, put),
-        }
-    }
-}
-
-/// The products of all rows and `T` tokens, `R` rows at a time.
-#[target_feature(enable = "avx2,fma,f16c")]
-fn stream_tokens<F: Steps, const R: usize, const T: usize>(
-    product: &Product,
-    first: usize,
-    put: &mut Put,
-) {
-    let act = |t| Q8Row::new(F::ACTIVATION, product.n, (product.act)(first + t));
-    let act: [Q8Row; T] = std::array::from_fn(act);
-    product.stream(first, put, |rows| {
-        dot::<F, R, T>(rows.map(portable::blocks), &act)
-    });
-}
+define_stream!(stream: Steps, "avx2,fma,f16c", activations, blocks);
 
 /// The inner products of `R` rows with the activations of `T` tokens.
 #[target_feature(enable = "avx2,fma,f16c")]

@@ -1,7 +1,7 @@
 //! Kernels for AVX-512 F, BW, DQ, VL and VNNI.
 //!
-//! The matrix-vector product multiplies four rows of weights at a time: they share the loads of activations, and their sums are
-//! independent.
+//! Products of a few tokens multiply several rows of weights at a time: they share the loads of activations, and their sums
+//! are independent.
 
 mod chunks;
 mod decoded;
@@ -20,8 +20,7 @@ pub use gemm_float::{gemm_bf16, gemm_float};
 use crate::cpu::prefetch::prefetch;
 use crate::cpu::quant::activation::Q8Row;
 use crate::cpu::quant::format::Format;
-use crate::cpu::quant::gemm::{MAX_STREAMED, Product, Put};
-use crate::cpu::quant::portable;
+use crate::cpu::quant::portable::{self, activations, blocks};
 
 /// A format with a vectorized product of one step, which is one or several blocks.
 pub trait Steps: Format {
@@ -57,32 +56,7 @@ pub trait Steps: Format {
     unsafe fn decode_scales_of_16(blocks: [&Self; 16], scale: *mut __m512, min: *mut __m512);
 }
 
-/// The products of all rows and tokens.
-#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub fn stream<F: Steps>(product: &Product, put: &mut Put) {
-    for first in (0..product.n_tokens).step_by(MAX_STREAMED) {
-        match product.n_tokens - first {
-            1 => stream_tokens::<F, 4, 1>(product, first, put),
-            2 => stream_tokens::<F, 2, 2>(product, first, put),
-            3 => stream_tokens::<F, 1, 3>(product, first, put),
-            _ => stream_tokens::<F, 1, MAX_STREAMED>(product, first, put),
-        }
-    }
-}
-
-/// The products of all rows and `T` tokens, `R` rows at a time.
-#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn stream_tokens<F: Steps, const R: usize, const T: usize>(
-    product: &Product,
-    first: usize,
-    put: &mut Put,
-) {
-    let act = |t| Q8Row::new(F::ACTIVATION, product.n, (product.act)(first + t));
-    let act: [Q8Row; T] = std::array::from_fn(act);
-    product.stream(first, put, |rows| {
-        dot::<F, R, T>(rows.map(portable::blocks), &act)
-    });
-}
+define_stream!(stream: Steps, "avx512bw,avx512dq,avx512vl,avx512vnni", activations, blocks);
 
 /// The inner products of `R` rows with the activations of `T` tokens.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
