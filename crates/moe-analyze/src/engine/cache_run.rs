@@ -190,19 +190,6 @@ impl CacheRun {
         }
     }
 
-    /// Changes what a hot cache counts.
-    pub fn set_mode(&mut self, owner: &impl CacheOwner, mode: PerfMode) {
-        match self {
-            CacheRun::Hot(run) => {
-                run.set_mode(mode);
-                if let Some(cache) = owner.hot_cache() {
-                    cache.counters().lock().set_mode(mode);
-                }
-            }
-            CacheRun::Dynamic(_) => {}
-        }
-    }
-
     /// Prints the counts, and returns what a run directory stores. Call it after the last sequence.
     pub fn finish(self, owner: &impl CacheOwner) -> Option<CacheResults> {
         let hot = owner.hot_cache()?;

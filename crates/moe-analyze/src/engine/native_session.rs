@@ -131,9 +131,7 @@ impl moe_engine::Session for NativeSession<'_, '_> {
 
     fn set_perf_mode(&mut self, mode: PerfMode) {
         self.end_sequence(false);
-        if let Some(cache) = &mut self.cache {
-            cache.set_mode(&self.session, mode);
-        }
+        BatchSession::set_perf_mode(self, mode);
     }
 
     fn into_writer(mut self: Box<Self>) -> (Option<RunWriter>, Result<()>) {
@@ -220,12 +218,10 @@ impl BatchSession for NativeSession<'_, '_> {
 
     fn set_perf_mode(&mut self, mode: PerfMode) {
         if let Some(counters) = self.session.counters() {
-            let mut counters = counters.lock();
-            counters.set_mode(mode);
-            counters.reset();
+            counters.lock().set_mode(mode);
         }
-        if let Some(cache) = &mut self.cache {
-            cache.set_mode(&self.session, mode);
+        if let Some(CacheRun::Hot(run)) = &mut self.cache {
+            run.set_mode(mode);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! `bench`: speed of prompt processing and decoding, like llama-bench.
 
+mod batches;
 mod caches;
 mod numbers;
 mod paired;
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use clap::ValueEnum;
-use moe_engine::{BatchEntry, BatchSession, Engine, Logits, Mode, Observer, Session, Setup};
+use moe_engine::{Engine, Logits, Mode, Observer, Session, Setup};
 use moe_executor::cpu::bandwidth::read_bandwidth;
 use moe_executor::cpu::threads::{Threads, n_cores};
 use moe_gguf::Gguf;
@@ -127,6 +128,22 @@ impl Test {
     /// Number of tokens of all sequences.
     fn n_tokens(&self) -> usize {
         self.n_positions() * self.n_parallel
+    }
+
+    fn phase(&self) -> Phase {
+        if self.n_prompt > 0 {
+            Phase::Prompt
+        } else {
+            Phase::Generate
+        }
+    }
+
+    /// Maximum number of tokens of a forward pass. A batch of a prompt has `n_batch` tokens.
+    fn pass_size(&self, n_batch: usize) -> usize {
+        match self.phase() {
+            Phase::Prompt => n_batch,
+            Phase::Generate => self.n_parallel,
+        }
     }
 }
 
@@ -320,11 +337,11 @@ impl Bench<'_> {
     fn time(&self, session: &mut dyn Session, test: Test) -> anyhow::Result<Duration> {
         let tokens = tokens(self.engine.info().n_vocab, test.n_tokens());
         if let Some(session) = session.batches().filter(|_| test.n_parallel > 1) {
-            return self.time_batches(session, test, &tokens);
+            return batches::time(session, test, &tokens, self.args.batch_size);
         }
         session.begin_sequence(0);
         let start = Instant::now();
-        if test.n_prompt > 0 {
+        if test.phase() == Phase::Prompt {
             let batches = tokens.chunks(self.args.batch_size);
             let last = batches.len() - 1;
             for (i, batch) in batches.enumerate() {
@@ -343,58 +360,11 @@ impl Bench<'_> {
         Ok(start.elapsed())
     }
 
-    /// Runs a test with several sequences once. Prompts follow each other in batches, and each pass of generation has a token of
-    /// every sequence.
-    fn time_batches(
-        &self,
-        session: &mut dyn BatchSession,
-        test: Test,
-        tokens: &[u32],
-    ) -> anyhow::Result<Duration> {
-        for slot in 0..test.n_parallel {
-            session.begin_slot(slot, slot as u32)?;
-        }
-        let n = test.n_positions();
-        let entry = |slot: usize, position: usize| BatchEntry {
-            slot,
-            token: tokens[slot * n + position],
-            position,
-            phase: if test.n_prompt > 0 {
-                Phase::Prompt
-            } else {
-                Phase::Generate
-            },
-            logits: position + 1 == n || test.n_gen > 0,
-        };
-        let slots = 0..test.n_parallel;
-        let entries: Vec<BatchEntry> = if test.n_prompt > 0 {
-            let of_slot = |slot| (0..n).map(move |position| (slot, position));
-            let prompts = slots.flat_map(of_slot);
-            prompts.map(|(slot, at)| entry(slot, at)).collect()
-        } else {
-            let of_pass = |position| slots.clone().map(move |slot| (slot, position));
-            let passes = (0..n).flat_map(of_pass);
-            passes.map(|(slot, at)| entry(slot, at)).collect()
-        };
-        let start = Instant::now();
-        for batch in entries.chunks(self.pass_size(test)) {
-            session.decode_batch(batch)?;
-        }
-        Ok(start.elapsed())
-    }
-
-    /// Returns the maximum number of tokens of a pass.
-    fn pass_size(&self, test: Test) -> usize {
-        if test.n_prompt > 0 {
-            self.args.batch_size
-        } else {
-            test.n_parallel
-        }
-    }
-
     /// Returns the bytes of weights that a test reads, with the given numbers of selected experts.
     fn weight_bytes(&self, test: Test, selected: &BTreeMap<LayerId, u64>) -> u64 {
-        let passes = test.n_tokens().div_ceil(self.pass_size(test));
+        let passes = test
+            .n_tokens()
+            .div_ceil(test.pass_size(self.args.batch_size));
         self.weights.read(passes as u64, selected)
     }
 }

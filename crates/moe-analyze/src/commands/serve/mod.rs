@@ -17,13 +17,14 @@ use moe_gguf::text::counted;
 use moe_server::http::{self, ApiKey, Log, Options};
 use moe_server::recording::{Recording, RecordingParams};
 use moe_server::scheduler::{Handle, Scheduler, SchedulerParams};
-use moe_trace::{ModelInfo, bounded};
+use moe_trace::ModelInfo;
 use tokio::net::TcpListener;
 
 use self::backend::ServedModel;
 use crate::chat::ModelChat;
 use crate::context::Context;
 use crate::engine::device::DeviceArgs;
+use crate::engine::hot_cache;
 use crate::engine::kv_cache::CacheArgs;
 use crate::engine::native::Native;
 use crate::exit_status::ExitStatus;
@@ -32,7 +33,6 @@ use crate::interrupt;
 use crate::model;
 use crate::option_values::integer_in;
 use crate::output::{self, message};
-use crate::plan_file::PlanFile;
 
 /// Default context of a request, in tokens, unless the model was trained with less.
 const DEFAULT_CONTEXT: usize = 4096;
@@ -280,7 +280,7 @@ fn learn_file(args: &Args) -> anyhow::Result<Option<PathBuf>> {
     let Some(path) = args.device.hot_cache_file() else {
         return Ok(None);
     };
-    let is_plan = path.exists() && PlanFile::is_plan(&bounded::read_json(path)?);
+    let is_plan = path.exists() && hot_cache::is_plan(path)?;
     Ok((!is_plan).then(|| path.to_owned()))
 }
 

@@ -26,6 +26,7 @@ pub use plan::Machine;
 pub(super) use plan::sizes;
 pub use prepared::PreparedCache;
 pub use run::{HotResults, HotRun, LaneBandwidths};
+pub use source::is_plan;
 
 /// End of the error of an option that applies to a learn file only.
 const NO_EFFECT_WITH_PLAN: &str = "has no effect with a plan, which contains the experts of each lane; omit it, or pass a learn file";
@@ -314,7 +315,7 @@ impl HotCacheArgs {
     /// The file of `--hot-cache` is a plan, or cannot be read.
     pub fn check_percents(&self) -> anyhow::Result<()> {
         match &self.hot_cache {
-            Some(path) if !self.must_learn() && source::is_plan(path)? => {
+            Some(path) if !self.must_learn() && is_plan(path)? => {
                 bail!("--hot-cache-percent {NO_EFFECT_WITH_PLAN}")
             }
             _ => Ok(()),

@@ -35,8 +35,10 @@ pub struct HotRun {
     mode: PerfMode,
     pub(super) n_expert: u64,
     n_expert_used: u32,
-    /// Counters of the completed requests; in a server, of everything until the last update.
-    pub(super) total: Counters,
+    /// Counters of the completed requests of a run directory.
+    total: Counters,
+    /// Counters at the last update of a server, whose requests overlap.
+    pub(super) at_update: Counters,
     requests: Vec<HotRequest>,
     ctx: Context,
 }
@@ -87,6 +89,7 @@ impl HotRun {
             ctx.note("warning: with several lanes, no expert is exchanged, as in the fork; use --update-policy payback");
         }
         let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let total = Counters::new(mode, number(n_expert), number(n_expert_used));
         Ok(HotRun {
             policy,
             rate: args.update_rate(),
@@ -96,7 +99,8 @@ impl HotRun {
             mode,
             n_expert: n_expert as u64,
             n_expert_used: number(n_expert_used),
-            total: Counters::new(mode, number(n_expert), number(n_expert_used)),
+            at_update: total.clone(),
+            total,
             requests: Vec::new(),
             planned,
             ctx,

@@ -19,8 +19,8 @@ impl HotRun {
             return 0;
         };
         let counters = cache.counters().lock().clone();
-        let exchanges = self.exchanges(cache, &counters.since(&self.total));
-        self.total = counters;
+        let exchanges = self.exchanges(cache, &counters.since(&self.at_update));
+        self.at_update = counters;
         if exchanges.is_empty() {
             return 0;
         }
