@@ -2,7 +2,7 @@
 
    Streams, copies, events and waits behave like on a GPU. A launch takes 3 us and a kernel 20 us, a copy takes 5 us, and the CPU
    continues meanwhile. The GPU's clock is 20 ppm fast, that of the second GPU 50 ppm slow, with a resolution of half a microsecond.
-   A kernel that selects experts selects the first ones, or with the environment variable STAND_IN_EXPERTS, other ones of this number
+   A kernel stores its start, with a resolution of 32 ns. A kernel that selects experts selects the first ones, or with the environment variable STAND_IN_EXPERTS, other ones of this number
    at each launch. Another one finds their slots. Other kernels write nothing. Work for a stream is rejected while another
    GPU is the current one.
 
@@ -34,7 +34,7 @@ enum {
     INVALID_HANDLE = 400, NOT_READY = 600, LAUNCH_FAILED = 719
 };
 /* Nanoseconds. */
-enum { START = 3000, KERNEL = 20000, LONG_KERNEL = 300000, COPY = 5000, RESOLUTION = 512, PREEMPTED = 1500000 };
+enum { START = 3000, KERNEL = 20000, LONG_KERNEL = 300000, COPY = 5000, RESOLUTION = 512, START_RESOLUTION = 32, PREEMPTED = 1500000 };
 enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, MEMORY_POOLS = 115 };
 
 static int fails_at(const char *step) {
@@ -228,10 +228,16 @@ int cuFuncSetAttribute(char *function, int attribute, int value) { return SUCCES
 
 static int launch(const char *function, void **args, struct stream *stream) {
     if (fails_at("kernel")) return LAUNCH_FAILED;
+    /* The last argument is the address for the start of the kernel. */
+    size_t n = 0;
+    while (args[n]) n++;
+    uint64_t *start = *(uint64_t **)args[n - 1];
+    if (start) *start = (uint64_t)(later(stream->end, now() + START) * stream->context->rate) / START_RESOLUTION * START_RESOLUTION;
     if (strncmp(function, "route_", 6) == 0) {
         uint64_t tokens = *(uint32_t *)args[5], k = *(uint32_t *)args[7];
         int32_t *ids = *(int32_t **)args[8];
         float *weights = *(float **)args[9];
+        int32_t *log = *(int32_t **)args[10];
         for (uint64_t i = 0; i < tokens * k; i++) {
             ids[i] = (int32_t)(i % k);
             weights[i] = 1.0f / (float)k;
@@ -241,6 +247,8 @@ static int launch(const char *function, void **args, struct stream *stream) {
         /* Every third launch moves to the next expert. */
         if (n) for (uint64_t i = 0; i < tokens * k; i++) ids[i] = (int32_t)((i + launches / 3) % (uint64_t)atoi(n));
         launches++;
+        if (log) memcpy(log, ids, tokens * k * sizeof *log);
+        if (log) memcpy(log + tokens * k, weights, tokens * k * sizeof *log);
     }
     if (strcmp(function, "find_slots") == 0) {
         int32_t *ids = *(int32_t **)args[0], *table = *(int32_t **)args[1], *slots = *(int32_t **)args[5];

@@ -186,6 +186,11 @@ impl<'g> Devices<'g> {
         others.for_each(Device::others_ran);
     }
 
+    /// Ends the operations that were launched last: the CPU runs an operation or waits.
+    pub(crate) fn end_operations(&self) {
+        self.gpus.iter().for_each(|gpu| gpu.gpu().end_operation());
+    }
+
     /// Notes that the CPU has waited for a GPU.
     pub(crate) fn waited(&mut self, device: DeviceId) {
         if let Some(gpu) = self.gpu_mut(device) {

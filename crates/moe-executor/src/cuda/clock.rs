@@ -1,19 +1,39 @@
-//! Events of a pass, and their times on the CPU clock.
+//! Events of a pass, and their times on the CPU clock. An event is the start of a kernel, or a CUDA event.
 
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaEvent, CudaStream};
 
+use super::starts::KernelStarts;
 use super::timeline::{Stream, Timeline};
-use super::{Error, Event, Gpu, Result};
+use super::{Error, Event, Gpu, Ptr, Result};
 
-/// The events of a pass on all streams of one GPU. CUDA events are created once and recorded again in every pass.
+/// The events of a pass on all streams of one GPU.
 #[derive(Default)]
 pub(crate) struct EventClock {
-    events: Vec<CudaEvent>,
+    /// CUDA events, created once and recorded again in every pass. The first one is at the start of the pass.
+    cuda_events: Vec<CudaEvent>,
+    /// Number of CUDA events in this pass.
+    n_cuda_events: usize,
+    starts: KernelStarts,
+    /// What measures each event.
+    measures: Vec<Measure>,
     timeline: Timeline,
+    /// The last event that is the start of a kernel.
+    last_start: Option<Event>,
+    /// The CUDA event right after the last start of the pass.
+    end: Option<Event>,
     /// The event after the last copy from another GPU that the current operation reads.
     received: Option<Event>,
+}
+
+/// What measures the time of an event.
+#[derive(Clone, Copy)]
+enum Measure {
+    /// A CUDA event, by its index.
+    CudaEvent(usize),
+    /// The start of a kernel, by its index in the starts of the pass.
+    Start(usize),
 }
 
 impl EventClock {
@@ -23,11 +43,37 @@ impl EventClock {
     /// As [`EventClock::record`].
     pub(super) fn restart(&mut self, gpu: &Gpu) -> Result<Event> {
         self.timeline.clear();
-        self.received = None;
+        self.starts.clear();
+        self.measures.clear();
+        self.n_cuda_events = 0;
+        (self.received, self.last_start, self.end) = (None, None, None);
+        // A start of a pass that failed.
+        gpu.kernels().next().store_start(Ptr::NULL);
         self.record(gpu, gpu.stream())
     }
 
-    /// Records an event on `stream`.
+    /// The start of the kernel that is launched next on the compute stream: the end of all work there so far. If no kernel has been
+    /// launched since the last call, the result is the same event.
+    ///
+    /// # Errors
+    /// Without memory for the start, as [`EventClock::record`].
+    pub(super) fn next_start(&mut self, gpu: &Gpu) -> Result<Event> {
+        let next = gpu.kernels().next();
+        if let Some(event) = self.last_start.filter(|_| next.stores_start()) {
+            return Ok(event);
+        }
+        let Some((slot, at)) = self.starts.reserve(gpu) else {
+            return self.record(gpu, gpu.stream());
+        };
+        let event = self.timeline.reserve();
+        self.measures.push(Measure::Start(slot));
+        self.timeline.record(event, Instant::now(), Stream::Compute);
+        next.store_start(at);
+        self.last_start = Some(event);
+        Ok(event)
+    }
+
+    /// Records a CUDA event on `stream`.
     ///
     /// # Errors
     /// The driver cannot create or record it.
@@ -37,14 +83,16 @@ impl EventClock {
         Ok(event)
     }
 
-    /// Returns an event that is recorded later, or never.
+    /// Returns a CUDA event that is recorded later, or never.
     ///
     /// # Errors
     /// The driver cannot create it.
     pub(super) fn reserve(&mut self, gpu: &Gpu) -> Result<Event> {
-        if self.timeline.len() == self.events.len() {
-            self.events.push(gpu.event()?);
+        if self.n_cuda_events == self.cuda_events.len() {
+            self.cuda_events.push(gpu.event()?);
         }
+        self.measures.push(Measure::CudaEvent(self.n_cuda_events));
+        self.n_cuda_events += 1;
         Ok(self.timeline.reserve())
     }
 
@@ -69,9 +117,11 @@ impl EventClock {
 
     fn record_on(&mut self, event: Event, stream: &CudaStream, of: Stream) -> Result<()> {
         let start = Instant::now();
-        let recorded = self.event(event).record(stream);
-        recorded.map_err(|source| Error::driver("recording an event", source))?;
-        self.timeline.record(event, start, of);
+        if let Some(cuda_event) = self.cuda_event(event) {
+            let recorded = cuda_event.record(stream);
+            recorded.map_err(|source| Error::driver("recording an event", source))?;
+            self.timeline.record(event, start, of);
+        }
         Ok(())
     }
 
@@ -96,9 +146,12 @@ impl EventClock {
         self.received
     }
 
-    /// The CUDA event.
-    pub(super) fn event(&self, event: Event) -> &CudaEvent {
-        &self.events[event.0]
+    /// The CUDA event that measures an event; `None` for the start of a kernel.
+    pub(super) fn cuda_event(&self, event: Event) -> Option<&CudaEvent> {
+        match self.measures.get(event.0)? {
+            Measure::CudaEvent(index) => self.cuda_events.get(*index),
+            Measure::Start(_) => None,
+        }
     }
 
     /// A wait for the compute stream has just returned.
@@ -106,21 +159,51 @@ impl EventClock {
         self.timeline.waited(Instant::now());
     }
 
+    /// Ends the work of the pass on the compute stream: starts the copy of the starts of its kernels.
+    ///
+    /// # Errors
+    /// The copy cannot be started, or as [`EventClock::record`].
+    pub(super) fn begin_end(&mut self, gpu: &Gpu) -> Result<()> {
+        if self.starts.is_empty() {
+            return Ok(());
+        }
+        self.next_start(gpu)?;
+        gpu.end_operation();
+        self.end = Some(self.record(gpu, gpu.stream())?);
+        self.starts.begin_download(gpu)
+    }
+
     /// Ends the pass, after a wait for all streams: reads the GPU times of its events.
     ///
     /// # Errors
     /// The work of the GPU failed.
     pub(super) fn end(&mut self) -> Result<()> {
-        let EventClock {
-            events, timeline, ..
-        } = self;
-        timeline.end(Instant::now(), |event| {
-            let since = events[0].elapsed_ms(&events[event.0]);
-            let since =
-                since.map_err(|source| Error::driver("reading the time of an event", source))?;
-            Ok(Duration::from_nanos(
-                (f64::from(since).max(0.0) * 1e6) as u64,
-            ))
+        let started_at = |event: Event| match self.measures.get(event.0) {
+            Some(Measure::Start(slot)) => self.starts.ns(*slot),
+            _ => None,
+        };
+        let since_first = |index: usize| -> Result<u64> {
+            let ms = self.cuda_events[0].elapsed_ms(&self.cuda_events[index]);
+            let ms = ms.map_err(|source| Error::driver("reading the time of an event", source))?;
+            Ok((f64::from(ms).max(0.0) * 1e6) as u64)
+        };
+        // The last kernel of the pass only stores its start, about a microsecond before the event that follows it.
+        let (last, end) = match (self.last_start.and_then(started_at), self.end) {
+            (Some(last), Some(Event(event))) => match self.measures[event] {
+                Measure::CudaEvent(index) => (last, since_first(index)?),
+                Measure::Start(_) => (last, 0),
+            },
+            _ => (0, 0),
+        };
+        let since_first = |event: Event| match self.measures[event.0] {
+            Measure::CudaEvent(index) => Ok(Some(since_first(index)?)),
+            Measure::Start(slot) => {
+                let before_last = self.starts.ns(slot).map(|start| last.saturating_sub(start));
+                Ok(before_last.map(|before_last| end.saturating_sub(before_last)))
+            }
+        };
+        self.timeline.end(Instant::now(), |event| {
+            Ok(since_first(event)?.map(Duration::from_nanos))
         })
     }
 

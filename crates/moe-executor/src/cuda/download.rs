@@ -1,19 +1,22 @@
-//! D2H copies of the routing decisions of a pass. They are ordered by the compute stream, and nothing waits for them before the
-//! pass ends: recording adds no wait.
+//! The routing decisions of a pass on the CPU. Routers on the GPU also write theirs to a log, which is copied when the pass ends;
+//! others are copied by themselves. Nothing waits for the copies before the pass ends: recording adds no wait.
 
 use zerocopy::FromBytes;
 
-use super::{Gpu, Pinned, Ptr, Result};
+use super::{DeviceBuffer, Gpu, Pinned, Ptr, Result};
 
 /// Smallest size of a block of pinned memory in bytes.
 const BLOCK_BYTES: usize = 1 << 20;
+
+/// Size of the log at first, in bytes. If a pass needs more, the next pass has it.
+const FIRST_LOG_BYTES: usize = 64 << 10;
 
 /// The copy of the selected experts of a layer and their weights: where it is after the pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Download {
     gpu: usize,
-    block: usize,
-    /// Offset in the block in bytes.
+    place: Place,
+    /// Offset in the log or in the block in bytes.
     at: usize,
     /// Number of experts.
     n: usize,
@@ -28,9 +31,23 @@ impl Download {
     }
 }
 
-/// Pinned memory for the routing decisions of a pass, in blocks that never move.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Place {
+    Log,
+    /// A block of [`Downloads`].
+    Block(usize),
+}
+
+/// Pinned memory for the routing decisions of a pass.
 #[derive(Default)]
 pub(super) struct Downloads {
+    /// The log on the GPU, and its copy.
+    log: Option<(DeviceBuffer, Pinned)>,
+    /// Bytes of the log that this pass needs, including those without room.
+    logged: usize,
+    /// Size of the log that is allocated next, in bytes.
+    log_bytes: usize,
+    /// For other copies. Blocks never move.
     blocks: Vec<Pinned>,
     /// Index of the current block, and its bytes in use.
     block: usize,
@@ -41,13 +58,57 @@ impl Downloads {
     /// Removes the copies of the previous pass.
     pub(super) fn clear(&mut self) {
         (self.block, self.used) = (0, 0);
+        if self.logged > self.log_capacity() {
+            self.log = None;
+            self.log_bytes = self.logged;
+        }
+        self.logged = 0;
+    }
+
+    fn log_capacity(&self) -> usize {
+        self.log.as_ref().map_or(0, |(_, copy)| copy.len())
+    }
+
+    /// Reserves a part of the log for `n` selected experts and their weights. Returns its address, or `None` without room.
+    pub(super) fn reserve(&mut self, gpu: &Gpu, n: usize) -> Option<(Ptr, Download)> {
+        if self.logged == 0 && self.log.is_none() {
+            let bytes = self.log_bytes.max(FIRST_LOG_BYTES).next_power_of_two();
+            self.log = gpu.alloc(bytes).ok().zip(gpu.pinned(bytes).ok());
+        }
+        let at = self.logged;
+        self.logged += 2 * n * size_of::<i32>();
+        let (log, _) = self
+            .log
+            .as_ref()
+            .filter(|_| self.logged <= self.log_capacity())?;
+        let download = Download {
+            gpu: gpu.index(),
+            place: Place::Log,
+            at,
+            n,
+            has_weights: true,
+        };
+        Some((log.ptr().offset(at), download))
+    }
+
+    /// Starts the D2H copy of the log, after the last router of a pass.
+    ///
+    /// # Errors
+    /// The copy cannot be started.
+    pub(super) fn begin_log(&self, gpu: &Gpu) -> Result<()> {
+        let Some((log, copy)) = self.log.as_ref().filter(|_| self.logged > 0) else {
+            return Ok(());
+        };
+        let bytes = self.logged.min(copy.len());
+        // SAFETY: both have at least this size. `get` reads the copy after the wait at the end of the pass.
+        unsafe { gpu.begin_download(log.ptr(), copy, 0, bytes) }
     }
 
     /// Starts the copies of `n` selected experts, and of their weights if they are given.
     ///
     /// # Errors
     /// Pinned memory cannot be allocated, or a copy cannot be started.
-    pub(super) fn begin(
+    pub(super) fn copy(
         &mut self,
         gpu: &Gpu,
         ids: Ptr,
@@ -65,7 +126,7 @@ impl Downloads {
         }
         let download = Download {
             gpu: gpu.index(),
-            block: self.block,
+            place: Place::Block(self.block),
             at: self.used,
             n,
             has_weights: weights.is_some(),
@@ -89,8 +150,13 @@ impl Downloads {
     /// The compute stream was waited for after the copies were started, and none was started since.
     pub(super) unsafe fn get(&self, download: &Download) -> (&[i32], &[f32]) {
         let bytes = download.n * size_of::<i32>();
-        // SAFETY: the caller ensures that no copy is in flight, and starting one needs `&mut self`.
-        let block = unsafe { self.blocks[download.block].bytes() };
+        let block = match (download.place, &self.log) {
+            (Place::Block(block), _) => &self.blocks[block],
+            (Place::Log, Some((_, copy))) => copy,
+            (Place::Log, None) => return (&[], &[]),
+        };
+        // SAFETY: the caller ensures that no copy is in flight.
+        let block = unsafe { block.bytes() };
         let (ids, weights) = block[download.at..][..2 * bytes].split_at(bytes);
         let weights = if download.has_weights {
             weights

@@ -89,7 +89,7 @@ impl Gpu {
         let kernels = Kernels::load(&context)?;
         Ok(Gpu {
             index,
-            queue: Queue::new(index, &context, limit.min(free as u64), kernels.in_order())?,
+            queue: Queue::new(index, &context, limit.min(free as u64), kernels.next())?,
             kernels,
             clock: RefCell::default(),
             context,
@@ -125,6 +125,22 @@ impl Gpu {
     /// The events of the pass, to record more.
     pub(super) fn clock_mut(&self) -> RefMut<'_, EventClock> {
         self.clock.borrow_mut()
+    }
+
+    /// Ends the last operation here, if its end is wanted and no kernel has been launched since: something other than a kernel
+    /// follows on the compute stream, or another device runs an operation.
+    pub(crate) fn end_operation(&self) {
+        if self.kernels.next().stores_start() {
+            // After an error, the next kernel marks the end.
+            let _ = self.kernels.mark(self.stream());
+        }
+    }
+
+    /// Makes the next kernel start after everything the compute stream was given so far and after the copy or wait that
+    /// follows now.
+    pub(super) fn follow_copy(&self) {
+        self.end_operation();
+        self.kernels.next().follow_copy();
     }
 
     /// Creates a stream that is not ordered with the other streams.
@@ -198,7 +214,7 @@ impl Gpu {
         to: Ptr,
         values: &T,
     ) -> Result<()> {
-        self.kernels.follow_copy();
+        self.follow_copy();
         upload_on(self.stream(), to, values.as_bytes())
     }
 
@@ -207,7 +223,7 @@ impl Gpu {
     /// # Errors
     /// The copy cannot be started.
     pub(crate) fn copy(&self, from: Ptr, to: Ptr, bytes: usize) -> Result<()> {
-        self.kernels.follow_copy();
+        self.follow_copy();
         bind(&self.context)?;
         // SAFETY: the caller has allocated both ranges, and the stream orders the copy with all other work on them.
         unsafe { result::memcpy_dtod_async(to.0, from.0, bytes, self.stream().cu_stream()) }
@@ -228,7 +244,7 @@ impl Gpu {
         at: usize,
         n: usize,
     ) -> Result<()> {
-        self.kernels.follow_copy();
+        self.follow_copy();
         // SAFETY: the caller ensures it.
         unsafe { to.begin_download(self.stream(), from, at, n) }
     }
@@ -244,6 +260,7 @@ impl Gpu {
         to: &DeviceBuffer,
         bytes: usize,
     ) -> Result<()> {
+        self.end_operation();
         to.copy_from(from, bytes)?;
         // Before the other GPU waits for the copy, so that whatever it runs next is after this event.
         let recorded = self.clock_mut().receive(self, from.gpu());
@@ -256,6 +273,7 @@ impl Gpu {
     /// # Errors
     /// The driver cannot record or wait for an event.
     pub(crate) fn follow(&self, other: &Gpu) -> Result<()> {
+        self.end_operation();
         self.queue.follow(&other.queue)
     }
 
@@ -286,6 +304,7 @@ impl Gpu {
     /// # Errors
     /// Some of the work failed.
     pub(crate) fn synchronize(&self) -> Result<()> {
+        self.end_operation();
         self.queue.wait()
     }
 
@@ -295,7 +314,7 @@ impl Gpu {
     }
 }
 
-/// Starts an H2D copy on a stream. If kernels follow on the same stream, the caller must also call [`Kernels::follow_copy`].
+/// Starts an H2D copy on a stream. If kernels follow on the same stream, the caller calls [`Gpu::follow_copy`] first.
 ///
 /// # Errors
 /// The copy cannot be started.

@@ -25,7 +25,8 @@ pub(super) struct Param {
     pub kind: Kind,
 }
 
-/// A kernel: its name in the PTX and its parameters in order.
+/// A kernel: its name in the PTX and its parameters in order. Each kernel has one more, the last: the address at which it stores
+/// the time of its start ([`NextLaunch`](super::module::NextLaunch)).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kernel {
     pub name: &'static str,
@@ -59,11 +60,11 @@ impl Kind {
 /// Declares the kernels that a file launches: a constant for each, and `KERNELS` with all of them. One declaration may name
 /// several kernels that have the same parameters.
 macro_rules! kernels {
-    (@params ($($param:ident: $kind:ident),+ $(,)?)) => {
+    (@params ($($param:ident: $kind:ident),* $(,)?)) => {
         &[$($crate::cuda::kernel::Param {
             name: stringify!($param),
             kind: $crate::cuda::kernel::Kind::$kind,
-        }),+]
+        }),*]
     };
     ($($($kernel:ident = $name:literal),+ => $params:tt;)+) => {
         $($(const $kernel: $crate::cuda::kernel::Kernel = $crate::cuda::kernel::Kernel {

@@ -28,6 +28,7 @@ mod policy;
 pub mod post_fetch;
 mod queue;
 mod staging;
+mod starts;
 mod timeline;
 
 #[cfg(test)]

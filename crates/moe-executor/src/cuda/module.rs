@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::CUfunction_attribute::{
@@ -143,13 +143,39 @@ pub(super) static TOKEN: [(GgmlType, Embedded); 10] = [
 /// Shared memory in bytes, static and dynamic, that a block may use without a function attribute.
 const DEFAULT_SHARED: u32 = 48 << 10;
 
+/// What the next launch of a kernel on a GPU must do. All modules of the GPU share it.
+#[derive(Default)]
+pub(super) struct NextLaunch {
+    /// Whether the kernel must start after everything its stream was given.
+    in_order: AtomicBool,
+    /// Where the kernel stores the time of its start; 0: nowhere.
+    start: AtomicU64,
+}
+
+impl NextLaunch {
+    /// The kernel must start after everything its stream was given. Call it after a copy: the CUDA documentation does not state
+    /// whether a kernel that may start early waits for a preceding copy.
+    pub fn follow_copy(&self) {
+        self.in_order.store(true, Ordering::Relaxed);
+    }
+
+    /// The kernel stores the time of its start at `at`, a `u64` in ns on the clock of the GPU (`Start` in pipeline.cuh).
+    pub fn store_start(&self, at: Ptr) {
+        self.start.store(at.0, Ordering::Relaxed);
+    }
+
+    /// Whether the kernel will store its start.
+    pub fn stores_start(&self) -> bool {
+        self.start.load(Ordering::Relaxed) != 0
+    }
+}
+
 /// The kernels of one source file on one GPU.
 pub(super) struct Module {
     embedded: &'static Embedded,
     /// The largest of [`CAPABILITIES`] that the GPU supports.
     capability: u32,
-    /// Whether the next kernel must not start early, because it follows a copy. All modules of a GPU share it.
-    in_order: Arc<AtomicBool>,
+    next: Arc<NextLaunch>,
     context: Arc<CudaContext>,
     loaded: Mutex<Loaded>,
 }
@@ -168,21 +194,21 @@ struct Function {
 }
 
 impl Module {
-    /// A module on the GPU of `context`, not loaded yet. `in_order` is the flag that all modules of the GPU share.
+    /// A module on the GPU of `context`, not loaded yet. All modules of the GPU share `next`.
     ///
     /// # Errors
     /// [`Error::Capability`], or a driver error.
     pub fn new(
         context: &Arc<CudaContext>,
         embedded: &'static Embedded,
-        in_order: &Arc<AtomicBool>,
+        next: &Arc<NextLaunch>,
     ) -> Result<Module> {
         let device = capability(context)?;
         let fitting = CAPABILITIES.into_iter().rfind(|needed| *needed <= device);
         Ok(Module {
             embedded,
             capability: fitting.ok_or(Error::Capability { capability: device })?,
-            in_order: in_order.clone(),
+            next: next.clone(),
             context: context.clone(),
             loaded: Mutex::default(),
         })
@@ -238,22 +264,28 @@ impl Module {
         };
         let function = self.function(kernel, grid.shared_mem_bytes)?;
         stream.context().bind_to_thread().map_err(failed)?;
-        let mut params: Vec<_> = args
-            .iter()
-            .map(|arg| (&raw const arg.bits).cast_mut().cast())
-            .collect();
+        let follows_copy = self.next.in_order.swap(false, Ordering::Relaxed);
+        let start = self.next.start.swap(0, Ordering::Relaxed);
+        let bits = args.iter().map(|arg| &arg.bits).chain([&start]);
+        let params = bits.map(|bits| std::ptr::from_ref(bits).cast_mut().cast());
+        // The driver reads as many as the kernel has. The last one tells the driver of the tests where they end.
+        let mut params: Vec<_> = params.chain([null_mut()]).collect();
         let params = params.as_mut_ptr();
+        let failed = |source| {
+            self.next.in_order.fetch_or(follows_copy, Ordering::Relaxed);
+            self.next.start.store(start, Ordering::Relaxed);
+            failed(source)
+        };
         let (function, stream, shared) = (
             function.cu_function(),
             stream.cu_stream(),
             grid.shared_mem_bytes,
         );
         let (width, height, depth) = grid.block_dim;
-        let follows_copy = self.in_order.swap(false, Ordering::Relaxed);
         if !early || follows_copy {
             // SAFETY: the function is loaded. The driver reads the parameters in the signature of the kernel. A test compares
-            // this signature with the declaration, and the assertion above compares the declaration with `args`. Each argument
-            // has eight bytes.
+            // this signature with the declaration and the start, and the assertion above compares the declaration with `args`.
+            // Each argument has eight bytes.
             let launched = unsafe {
                 sys::cuLaunchKernel(
                     function,
@@ -269,10 +301,7 @@ impl Module {
                     null_mut(),
                 )
             };
-            return launched.result().map_err(|source| {
-                self.in_order.fetch_or(follows_copy, Ordering::Relaxed);
-                failed(source)
-            });
+            return launched.result().map_err(failed);
         }
         let mut overlap = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,

@@ -1,11 +1,11 @@
 //! The compute stream of a GPU, and its order relative to the streams of other GPUs.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
 
 use super::memory::Account;
+use super::module::NextLaunch;
 use super::{Error, Ptr, Result};
 
 /// The compute stream of a GPU, and the account of its memory.
@@ -16,12 +16,11 @@ pub(super) struct Queue {
     account: Account,
     /// Recorded where the stream of another GPU waits for this one.
     so_far: CudaEvent,
-    /// Whether the next kernel must not start before everything the stream was given has ended.
-    in_order: Arc<AtomicBool>,
+    next: Arc<NextLaunch>,
 }
 
 impl Queue {
-    /// Creates a stream for GPU number `gpu` of the list, which may allocate `limit` bytes. `in_order` is the flag of its
+    /// Creates a stream for GPU number `gpu` of the list, which may allocate `limit` bytes. `next` is that of its
     /// kernels.
     ///
     /// # Errors
@@ -30,7 +29,7 @@ impl Queue {
         gpu: usize,
         context: &Arc<CudaContext>,
         limit: u64,
-        in_order: &Arc<AtomicBool>,
+        next: &Arc<NextLaunch>,
     ) -> Result<Arc<Queue>> {
         let stream = context.new_stream();
         let so_far = context.new_event(None);
@@ -39,7 +38,7 @@ impl Queue {
             stream: stream.map_err(|source| Error::driver("creating a stream", source))?,
             account: Account::new(limit),
             so_far: so_far.map_err(|source| Error::driver("creating an event", source))?,
-            in_order: in_order.clone(),
+            next: next.clone(),
         }))
     }
 
@@ -84,7 +83,7 @@ impl Queue {
         let failed = |source| Error::driver("a wait between GPUs", source);
         other.so_far.record(&other.stream).map_err(failed)?;
         self.stream.wait(&other.so_far).map_err(failed)?;
-        self.in_order.store(true, Ordering::Relaxed);
+        self.next.follow_copy();
         Ok(())
     }
 

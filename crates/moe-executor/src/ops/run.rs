@@ -18,7 +18,7 @@ impl Ops<'_> {
         if home == DeviceId::Cpu {
             return;
         }
-        self.serve_slots();
+        self.before_wait();
         if let Err(error) = values.fetch() {
             self.fault.get_or_insert(error);
             // The values in CPU memory are stale; the pass ends with the error.
@@ -35,7 +35,7 @@ impl Ops<'_> {
         routing: &mut Routing,
         with_weights: bool,
     ) {
-        self.serve_slots();
+        self.before_wait();
         let home = match x.values.home() {
             DeviceId::Cpu => routing.ids.home(),
             gpu => gpu,
@@ -64,6 +64,7 @@ impl Ops<'_> {
 
     /// Copies two activations to the CPU, with one wait.
     pub(super) fn fetch_both(&mut self, a: &mut Activation, b: &mut Activation) {
+        self.before_wait();
         let home = a.values.home();
         let wanted = [a.values.wanted(home), b.values.wanted(home)];
         let mut wanted: Vec<Wanted> = wanted.into_iter().flatten().collect();
@@ -77,6 +78,12 @@ impl Ops<'_> {
         }
         self.fetch(&mut a.values);
         self.fetch(&mut b.values);
+    }
+
+    /// Answers searches for slots, for which a GPU may wait, and ends the operations that were launched last.
+    fn before_wait(&mut self) {
+        self.serve_slots();
+        self.devices.end_operations();
     }
 
     /// Notes that the CPU has waited for a GPU.

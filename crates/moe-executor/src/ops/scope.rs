@@ -93,6 +93,7 @@ impl Ops<'_> {
         launch: impl FnOnce(&mut Device) -> cuda::Result<()>,
     ) -> bool {
         let Some(gpu) = self.devices.gpu_mut(device) else {
+            self.devices.end_operations();
             return false;
         };
         let run = || {

@@ -54,6 +54,10 @@ impl Gpu {
         match self.0 {}
     }
 
+    pub(crate) fn end_operation(&self) {
+        match self.0 {}
+    }
+
     pub(crate) fn follow(&self, _: &Gpu) -> Result<()> {
         match self.0 {}
     }

@@ -139,6 +139,7 @@ impl Device {
         _: &RouterSpec,
         _: &mut Activation,
         _: &mut Routing,
+        _: bool,
     ) -> Result<()> {
         match self.never {}
     }

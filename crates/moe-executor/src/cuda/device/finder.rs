@@ -151,8 +151,8 @@ impl Device {
         let Some(finder) = &mut self.finder else {
             return Err(without_table());
         };
+        self.gpu.follow_copy();
         finder.update(self.gpu.stream())?;
-        self.gpu.kernels().follow_copy();
         let row = layer.index() * finder.n_expert * size_of::<i32>();
         let search = FindSlots {
             ids,
@@ -168,13 +168,13 @@ impl Device {
         let stream = self.gpu.stream();
         self.gpu.kernels().find_slots(stream, &search)?;
         let flag = sys::CUstreamWaitValue_flags_enum::CU_STREAM_WAIT_VALUE_GEQ as u32;
+        self.gpu.follow_copy();
         // SAFETY: the word is in pinned memory that lives until the stream is idle. The stream is of the current context.
         let waits =
             unsafe { sys::cuStreamWaitValue32_v2(stream.cu_stream(), search.go.0, number, flag) };
         waits
             .result()
             .map_err(|source| Error::driver("a wait for slots", source))?;
-        self.gpu.kernels().follow_copy();
         Ok(search.slots)
     }
 

@@ -19,7 +19,7 @@ use super::download::{Download, Downloads};
 use super::launch::Kernels;
 use super::post_fetch::{self, PostFetch, Sample, Selected, Settings};
 use super::staging::StagingBuffer;
-use super::{DeviceBuffer, Error, Event, Fallbacks, Gpu, Pinned, Result, Wanted};
+use super::{DeviceBuffer, Error, Event, Fallbacks, Gpu, Pinned, Ptr, Result, Wanted};
 use crate::placement::{DeviceId, Placement};
 use crate::recorder::Routing;
 use crate::weights::Matrix;
@@ -263,6 +263,12 @@ impl Device {
         self.staging.fetch(&self.gpu, wanted)
     }
 
+    /// Reserves a part of the log of routing decisions for `n` selected experts and their weights. Returns its address and its copy,
+    /// which is complete when the pass has ended; `None` without room.
+    pub(crate) fn reserve_log(&mut self, n: usize) -> Option<(Ptr, Download)> {
+        self.downloads.reserve(&self.gpu, n)
+    }
+
     /// Starts the D2H copy of a routing decision for the records. It is complete when the pass has ended.
     ///
     /// # Errors
@@ -271,7 +277,7 @@ impl Device {
         let n = routing.ids.len();
         let ids = routing.ids.device(&self.gpu)?;
         let weights = routing.weights.device(&self.gpu)?;
-        routing.copy = Some(self.downloads.begin(&self.gpu, ids, Some(weights), n)?);
+        routing.copy = Some(self.downloads.copy(&self.gpu, ids, Some(weights), n)?);
         Ok(())
     }
 
@@ -282,7 +288,7 @@ impl Device {
     pub(crate) fn begin_id_download(&mut self, routing: &mut Routing) -> Result<Download> {
         let n = routing.ids.len();
         let ids = routing.ids.device(&self.gpu)?;
-        self.downloads.begin(&self.gpu, ids, None, n)
+        self.downloads.copy(&self.gpu, ids, None, n)
     }
 
     /// Selected experts and their weights that were copied in the pass that has ended.
@@ -307,8 +313,8 @@ impl Device {
         if let Some(post_fetch) = &mut self.post_fetch {
             post_fetch.begin_pass()?;
         }
-        let start = self.gpu.clock_mut().restart(&self.gpu)?;
-        self.previous_end = Some(start);
+        self.gpu.clock_mut().restart(&self.gpu)?;
+        self.previous_end = None;
         Ok(())
     }
 
@@ -317,6 +323,8 @@ impl Device {
     /// # Errors
     /// Some of the work failed.
     pub(crate) fn end_pass(&mut self) -> Result<()> {
+        self.gpu.clock_mut().begin_end(&self.gpu)?;
+        self.downloads.begin_log(&self.gpu)?;
         self.gpu.synchronize()?;
         self.waited();
         if let Some(post_fetch) = &self.post_fetch {
@@ -333,12 +341,12 @@ impl Device {
         EventClock::find_times(clocks.iter_mut().map(|clock| &mut **clock));
     }
 
-    /// Records an event on the compute stream.
+    /// The time at which all work on the compute stream so far is complete.
     ///
     /// # Errors
-    /// The driver cannot create or record it.
+    /// The driver cannot create or record an event.
     pub(crate) fn record_event(&mut self) -> Result<Event> {
-        let event = self.gpu.clock_mut().record(&self.gpu, self.gpu.stream())?;
+        let event = self.gpu.clock_mut().next_start(&self.gpu)?;
         self.previous_end = Some(event);
         Ok(event)
     }
@@ -368,6 +376,7 @@ impl Device {
 
     /// Notes that another device ran an operation: the next operation on this GPU does not start at the end of the previous one.
     pub(crate) fn others_ran(&mut self) {
+        self.gpu.end_operation();
         self.previous_end = None;
     }
 

@@ -255,10 +255,10 @@ impl Device {
         if let Some(prefetch) = prefetch.filter(|prefetch| prefetch.is_in_flight)
             && let Some(end) = &prefetch.end
         {
+            self.gpu.follow_copy();
             let waits = self.gpu.stream().wait(end);
             waits.map_err(|source| Error::driver("a wait between streams", source))?;
             prefetch.is_in_flight = false;
-            self.gpu.kernels().follow_copy();
         }
         Ok(())
     }

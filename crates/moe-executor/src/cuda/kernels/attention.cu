@@ -2,8 +2,8 @@
 #include "attention.cuh"
 
 // Combines the splits of a row. Block: (token, head).
-KERNEL attention_combine(const float* parts, const float* __restrict__ sinks, unsigned n_head, unsigned head_dim, unsigned splits, float* out) {
-    follow_previous();
+KERNEL attention_combine(const float* parts, const float* __restrict__ sinks, unsigned n_head, unsigned head_dim, unsigned splits, float* out, Start start) {
+    follow_previous(start);
     extern __shared__ float weights[];
     const size_t row = blockIdx.x, rows = gridDim.x;
     const float* states = parts + rows * splits * head_dim + 2 * row * splits;
@@ -31,22 +31,22 @@ __device__ size_t stored_at(const unsigned* positions, unsigned stride, unsigned
     return size_t(positions[blockIdx.x]) * stride + column;
 }
 
-KERNEL store_rows_f32(const float* x, const unsigned* positions, unsigned width, unsigned stride, float* out) {
-    follow_previous();
+KERNEL store_rows_f32(const float* x, const unsigned* positions, unsigned width, unsigned stride, float* out, Start start) {
+    follow_previous(start);
     const unsigned i = blockIdx.y * blockDim.x + threadIdx.x;
     if (i < width) out[stored_at(positions, stride, i)] = x[size_t(blockIdx.x) * width + i];
 }
 
-KERNEL store_rows_f16(const float* x, const unsigned* positions, unsigned width, unsigned stride, unsigned short* out) {
-    follow_previous();
+KERNEL store_rows_f16(const float* x, const unsigned* positions, unsigned width, unsigned stride, unsigned short* out, Start start) {
+    follow_previous(start);
     const unsigned i = blockIdx.y * blockDim.x + threadIdx.x;
     if (i < width) out[stored_at(positions, stride, i)] = half_bits(x[size_t(blockIdx.x) * width + i]);
 }
 
 // A warp converts a block of 32 elements like the CPU: codes are rounded to the nearest integer, ties to even. `width` and
 // `stride` are multiples of 32, so that either all or no lanes of a warp have an element.
-KERNEL store_rows_q8_0(const float* x, const unsigned* positions, unsigned width, unsigned stride, byte* out) {
-    follow_previous();
+KERNEL store_rows_q8_0(const float* x, const unsigned* positions, unsigned width, unsigned stride, byte* out, Start start) {
+    follow_previous(start);
     const unsigned i = blockIdx.y * blockDim.x + threadIdx.x, lane = threadIdx.x % WARP;
     if (i >= width) return;
     const float value = x[size_t(blockIdx.x) * width + i];

@@ -23,9 +23,9 @@ struct Shape {
 #define INPUTS \
     const float *q, const void *k, const void *v, const unsigned *positions, \
     const float* __restrict__ sinks, unsigned n_tokens, unsigned n_head, unsigned n_head_kv, unsigned head_dim, unsigned window, \
-    unsigned heads, unsigned splits, unsigned stride, unsigned types, float scale, float *out, float *parts
+    unsigned heads, unsigned splits, unsigned stride, unsigned types, float scale, float *out, float *parts, Start start
 #define ARGUMENTS \
-    q, k, v, positions, sinks, n_tokens, n_head, n_head_kv, head_dim, window, heads, splits, stride, types, scale, out, parts
+    q, k, v, positions, sinks, n_tokens, n_head, n_head_kv, head_dim, window, heads, splits, stride, types, scale, out, parts, start
 #define SHAPE Shape{n_head, n_head_kv, head_dim, window, heads, splits}
 
 __device__ inline float dot(float4 a, float4 b, float sum) {
@@ -82,7 +82,7 @@ __device__ inline Sink sink_of(unsigned token, unsigned head, unsigned split, fl
 // query heads), split.
 template <class Row, unsigned H, unsigned D>
 __device__ void attend_token(INPUTS) {
-    follow_previous();
+    follow_previous(start);
     enum : unsigned { CHUNK = 64, LANES = 8 };  // positions per rescaling; lanes per dot product
     __shared__ float4 queries[H][D / 4];
     __shared__ float scores[H][CHUNK];  // then weights
@@ -213,7 +213,7 @@ __device__ void attend_token(INPUTS) {
 // head_dim + 4; weights (16 R, 8 C + 4).
 template <class Row, unsigned R, unsigned C, unsigned D>
 __device__ void attend_tokens(INPUTS) {
-    wait_for_previous();
+    wait_for_previous(start);
     enum : unsigned { X = 8, Y = THREADS / X, ROWS = Y * R, TILE = X * C, WEIGHTS = TILE / 4 + 1 };
     extern __shared__ float4 shared[];
     __shared__ unsigned seen[2];

@@ -2,8 +2,8 @@
 #include "activations.cuh"
 
 // Quantizes `n` activations, a multiple of 32. `codes` and `groups`: see `Activations`.
-KERNEL quantize(const float* x, size_t n, int4* codes, Group* groups) {
-    follow_previous();
+KERNEL quantize(const float* x, size_t n, int4* codes, Group* groups, Start start) {
+    follow_previous(start);
     const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
     const HalfGroup half = quantize_sixteen_of(x, i, n / 16);
     if (i >= n / 16) return;
@@ -17,9 +17,9 @@ enum : unsigned { GROUP_WARPS = 8 };
 // index of the first entry of each expert. An entry of the list has 22 bits for the token and 10 for the slot, or 32 and 32 if
 // `wide`.
 extern "C" __global__ void __launch_bounds__(GROUP_WARPS* WARP) group_entries(
-    const int* ids, unsigned n, unsigned k, bool wide, unsigned* bounds, void* list
+    const int* ids, unsigned n, unsigned k, bool wide, unsigned* bounds, void* list, Start start
 ) {
-    follow_previous();
+    follow_previous(start);
     __shared__ unsigned below[GROUP_WARPS], same[GROUP_WARPS];
     const int expert = blockIdx.x;
     const unsigned warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -74,8 +74,8 @@ extern "C" __global__ void __launch_bounds__(GROUP_WARPS* WARP) group_entries(
 // Finds the slots of the experts `ids (k)` of one token; one warp. `table (n_expert)`: slot of each expert, or -1. `slots (k)`: slot of
 // each selected expert, `dummy` for one without a slot. The CPU reads `mail`: the number of experts without a slot, then `ids`; both are
 // complete when `*mailed` is `number`. If all experts have slots, the kernel sets `*go` to `number`; otherwise the CPU does it later.
-KERNEL find_slots(const int* ids, const int* table, unsigned k, unsigned dummy, unsigned number, int* slots, unsigned* mail, unsigned* mailed, unsigned* go) {
-    follow_previous();
+KERNEL find_slots(const int* ids, const int* table, unsigned k, unsigned dummy, unsigned number, int* slots, unsigned* mail, unsigned* mailed, unsigned* go, Start start) {
+    follow_previous(start);
     unsigned missing = 0;
     for (unsigned first = 0; first < k; first += WARP) {
         const unsigned i = first + threadIdx.x;
@@ -96,8 +96,8 @@ KERNEL find_slots(const int* ids, const int* table, unsigned k, unsigned dummy, 
 
 // `out (tokens, width)`: the sum of `experts (tokens, k, width)` times `weights (tokens, k)` in the order of the slots. Every
 // product and every sum is rounded, like on the CPU.
-KERNEL merge(const float* experts, const float* weights, unsigned k, unsigned width, size_t n, float* out) {
-    follow_previous();
+KERNEL merge(const float* experts, const float* weights, unsigned k, unsigned width, size_t n, float* out, Start start) {
+    follow_previous(start);
     const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= n) return;
     const size_t token = i / width, column = i % width;

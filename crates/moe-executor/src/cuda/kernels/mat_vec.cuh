@@ -12,14 +12,14 @@ template <class W, unsigned ROWS, bool GLU>
 __device__ inline void mat_vec_one(
     const byte* weights, const byte* up, const unsigned long long* table, const int* ids, size_t expert_size, unsigned row_size,
     const float* bias, const float* up_bias, const float* x, const void* quantized, unsigned n_source, unsigned rows_per,
-    unsigned n_in, unsigned n_out, unsigned glu, float* out
+    unsigned n_in, unsigned n_out, unsigned glu, float* out, Start start
 ) {
     extern __shared__ int4 shared[];  // (n_in) codes, (n_in / 32) groups
     const unsigned lane = threadIdx.x % WARP, entry = blockIdx.y;
     // The previous kernel may select the matrix, unless there is only one.
     const bool early = !ids && !table;
     if (!early) {
-        follow_previous();
+        follow_previous(start);
     }
     const size_t expert = ids ? ids[entry] : 0;
     // Skip an entry without a matrix.
@@ -43,7 +43,7 @@ __device__ inline void mat_vec_one(
     unsigned set = blockIdx.x * VEC_WARPS + threadIdx.x / WARP;
     if (set < sets && lane < units) load(next, set, lane);
     if (early) {
-        follow_previous();
+        follow_previous(start);
     }
 
     typename W::Source source;

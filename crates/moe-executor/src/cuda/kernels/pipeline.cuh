@@ -4,16 +4,22 @@
 
 using byte = unsigned char;
 
+// Where a kernel stores the time at which it started, ns on the clock of the GPU; null: nowhere.
+using Start = unsigned long long*;
+
 // A kernel may start while the previous one on its stream still runs. Before this call, it may only access weights and data that
 // was complete before the previous kernel started. After it, all earlier work on the stream is complete. Every thread must call
 // it, because kernels that wait for this kernel rely on that, too.
 //
 // Results of the previous kernel must not be read as constants (`__ldg`, `const __restrict__`): the compiler may move such a load
 // before the wait.
-__device__ inline void wait_for_previous() {
+//
+// The start of a kernel is the end of this wait in its first block.
+__device__ inline void wait_for_previous(Start start) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+    if (start && (blockIdx.x | blockIdx.y | threadIdx.x) == 0) asm volatile("{\n.reg .u64 now;\nmov.u64 now, %globaltimer;\nst.global.u64 [%0], now;\n}" ::"l"(start) : "memory");
 }
 
 // Allows the next kernel to start as soon as multiprocessors have room. Call it only after `wait_for_previous`.
@@ -24,8 +30,8 @@ __device__ inline void start_next() {
 }
 
 // For the start of a kernel that does nothing early.
-__device__ inline void follow_previous() {
-    wait_for_previous();
+__device__ inline void follow_previous(Start start) {
+    wait_for_previous(start);
     start_next();
 }
 

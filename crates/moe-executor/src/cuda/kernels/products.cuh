@@ -6,14 +6,14 @@
 #define ONE_PARAMETERS                                                                                              \
     const byte *weights, const byte *up, const unsigned long long *table, const int *ids, size_t expert_size,       \
         unsigned row_size, const float *bias, const float *up_bias, const float *x, const void *quantized,         \
-        unsigned n_source, unsigned rows_per, unsigned n_in, unsigned n_out, unsigned glu, float *out
+        unsigned n_source, unsigned rows_per, unsigned n_in, unsigned n_out, unsigned glu, float *out, Start start
 #define ONE_ARGUMENTS \
-    weights, up, table, ids, expert_size, row_size, bias, up_bias, x, quantized, n_source, rows_per, n_in, n_out, glu, out
+    weights, up, table, ids, expert_size, row_size, bias, up_bias, x, quantized, n_source, rows_per, n_in, n_out, glu, out, start
 
 #define MANY_PARAMETERS                                                                                                  \
     const byte *weights, size_t expert_size, unsigned row_size, const float *bias, const float *x, const void *quantized, \
         unsigned n_source, const void *list, const unsigned *bounds, bool wide, unsigned k, unsigned rows_per,           \
-        unsigned n_rows, unsigned n_in, unsigned n_out, unsigned glu, float *out
+        unsigned n_rows, unsigned n_in, unsigned n_out, unsigned glu, float *out, Start start
 #define MANY_ENTRIES {list, bounds, wide, k, rows_per, n_rows}
 
 #define BOUNDED(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
@@ -25,13 +25,13 @@
     BOUNDED(VEC_THREADS, VEC_BLOCKS) mat_vec_2(ONE_PARAMETERS) { mat_vec_one<W, 2, false>(ONE_ARGUMENTS); }       \
     BOUNDED(VEC_THREADS, VEC_BLOCKS) mat_vec_glu(ONE_PARAMETERS) { mat_vec_one<W, 2, true>(ONE_ARGUMENTS); }      \
     BOUNDED(VEC_THREADS) mat_vec_few(MANY_PARAMETERS) {                                                           \
-        wait_for_previous();                                                                                      \
+        wait_for_previous(start);                                                                                      \
         mat_vec_several<W, 4>(                                                                                        \
             weights, expert_size, row_size, bias, x, quantized, n_source, MANY_ENTRIES, n_in, n_out, glu, out     \
         );                                                                                                        \
     }                                                                                                             \
     BOUNDED(MUL_THREADS) mat_mul(MANY_PARAMETERS) {                                                               \
-        wait_for_previous();                                                                                      \
+        wait_for_previous(start);                                                                                      \
         if constexpr (W::QUANTIZED) {                                                                             \
             mat_mul_quantized<W>(                                                                                 \
                 weights, expert_size, row_size, bias, quantized, n_source, MANY_ENTRIES, n_in, n_out, glu, out    \

@@ -15,10 +15,11 @@ __device__ unsigned order(float x) {
 
 __device__ unsigned smallest(unsigned x) { return ~warp_max(~x); }
 
-// Routing of up to 32 · N experts. Lane l has experts l, l + 32, ...
+// Routing of up to 32 · N experts. Lane l has experts l, l + 32, ... `log`, unless null, gets copies of ids and weights for the records
+// of the pass: `(n_tokens, k)` ids, then as many weights.
 template <unsigned N>
-__device__ void route(const float* logits, const float* bias, unsigned gating, unsigned norm, float scale, unsigned n_tokens, unsigned n_expert, unsigned k, int* ids, float* weights) {
-    follow_previous();
+__device__ void route(const float* logits, const float* bias, unsigned gating, unsigned norm, float scale, unsigned n_tokens, unsigned n_expert, unsigned k, int* ids, float* weights, int* log, Start start) {
+    follow_previous(start);
     __shared__ float chosen[TOKENS][WARP * N];
     const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const unsigned token = blockIdx.x * TOKENS + warp;
@@ -26,6 +27,7 @@ __device__ void route(const float* logits, const float* bias, unsigned gating, u
     logits += size_t(token) * n_expert;
     ids += size_t(token) * k;
     weights += size_t(token) * k;
+    if (log) log += size_t(token) * k;
 
     float p[N];
 #pragma unroll
@@ -64,6 +66,7 @@ __device__ void route(const float* logits, const float* bias, unsigned gating, u
         value = __shfl_sync(ALL_LANES, value, winner % WARP);
         if (lane == slot % WARP) {
             ids[slot] = winner;
+            if (log) log[slot] = winner;
             chosen[warp][slot] = value;
         }
 #pragma unroll
@@ -83,12 +86,16 @@ __device__ void route(const float* logits, const float* bias, unsigned gating, u
         for (unsigned slot = lane; slot < k; slot += WARP) sum += chosen[warp][slot] * factor;
         factor /= fmaxf(warp_sum(sum), MIN_WEIGHT_SUM);
     }
-    for (unsigned slot = lane; slot < k; slot += WARP) weights[slot] = chosen[warp][slot] * factor * scale;
+    for (unsigned slot = lane; slot < k; slot += WARP) {
+        const float weight = chosen[warp][slot] * factor * scale;
+        weights[slot] = weight;
+        if (log) log[size_t(n_tokens) * k + slot] = __float_as_int(weight);
+    }
 }
 
 #define ROUTE(N) \
-    KERNEL route_##N(const float* logits, const float* __restrict__ bias, unsigned gating, unsigned norm, float scale, unsigned n_tokens, unsigned n_expert, unsigned k, int* ids, float* weights) { \
-        route<N>(logits, bias, gating, norm, scale, n_tokens, n_expert, k, ids, weights); \
+    KERNEL route_##N(const float* logits, const float* __restrict__ bias, unsigned gating, unsigned norm, float scale, unsigned n_tokens, unsigned n_expert, unsigned k, int* ids, float* weights, int* log, Start start) { \
+        route<N>(logits, bias, gating, norm, scale, n_tokens, n_expert, k, ids, weights, log, start); \
     }
 ROUTE(1)
 ROUTE(2)

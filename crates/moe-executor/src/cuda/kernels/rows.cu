@@ -15,9 +15,9 @@ __device__ float block_sum(float x) {
 // x / sqrt(mean(x²) + eps) · weight. One block per group of `width` elements; blocks are complete warps. If `codes` is not null,
 // there is one block, `width` is a multiple of 32, and the result is also quantized (see `Activations`).
 KERNEL rms_norm(
-    const float* x, const float* __restrict__ weight, float eps, unsigned width, float* out, signed char* codes, Group* groups
+    const float* x, const float* __restrict__ weight, float eps, unsigned width, float* out, signed char* codes, Group* groups, Start start
 ) {
-    follow_previous();
+    follow_previous(start);
     x += size_t(blockIdx.x) * width;
     out += size_t(blockIdx.x) * width;
     float squares = 0.0f;
@@ -32,8 +32,8 @@ KERNEL rms_norm(
     }
 }
 
-KERNEL add(const float* a, const float* b, size_t n, float* out) {
-    follow_previous();
+KERNEL add(const float* a, const float* b, size_t n, float* out, Start start) {
+    follow_previous(start);
     const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i < n) out[i] = a[i] + b[i];
 }
@@ -41,15 +41,15 @@ KERNEL add(const float* a, const float* b, size_t n, float* out) {
 // Block of the kernels below: (row, part of its columns).
 __device__ unsigned column() { return blockIdx.y * blockDim.x + threadIdx.x; }
 
-KERNEL scale_rows_by_sigmoid(float* x, const float* score, unsigned width) {
-    follow_previous();
+KERNEL scale_rows_by_sigmoid(float* x, const float* score, unsigned width, Start start) {
+    follow_previous(start);
     const unsigned i = column();
     const float factor = 1.0f / (1.0f + expf(-score[blockIdx.x]));
     if (i < width) x[size_t(blockIdx.x) * width + i] *= factor;
 }
 
-KERNEL get_rows(const float* x, const unsigned* rows, unsigned width, float* out) {
-    follow_previous();
+KERNEL get_rows(const float* x, const unsigned* rows, unsigned width, float* out, Start start) {
+    follow_previous(start);
     const unsigned i = column();
     if (i < width) out[size_t(blockIdx.x) * width + i] = x[size_t(rows[blockIdx.x]) * width + i];
 }
@@ -66,27 +66,27 @@ __device__ void rotate(float* x, const float* angles, unsigned row_width, unsign
     a[step] = first * sine + second * cosine;
 }
 
-KERNEL rope_halves(float* x, const float* angles, unsigned row_width, unsigned head_dim, unsigned n_dims) {
-    follow_previous();
+KERNEL rope_halves(float* x, const float* angles, unsigned row_width, unsigned head_dim, unsigned n_dims, Start start) {
+    follow_previous(start);
     rotate(x, angles, row_width, head_dim, n_dims, n_dims / 2, 1);
 }
 
-KERNEL rope_neighbours(float* x, const float* angles, unsigned row_width, unsigned head_dim, unsigned n_dims) {
-    follow_previous();
+KERNEL rope_neighbours(float* x, const float* angles, unsigned row_width, unsigned head_dim, unsigned n_dims, Start start) {
+    follow_previous(start);
     rotate(x, angles, row_width, head_dim, n_dims, 1, 2);
 }
 
 // x · sigmoid(alpha x)
 __device__ float silu(float x, float alpha) { return x / (1.0f + expf(-alpha * x)); }
 
-KERNEL swiglu(float* gate, const float* up, size_t n) {
-    follow_previous();
+KERNEL swiglu(float* gate, const float* up, size_t n, Start start) {
+    follow_previous(start);
     const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i < n) gate[i] = silu(gate[i], 1.0f) * up[i];
 }
 
-KERNEL swiglu_oai(float* gate, const float* up, size_t n) {
-    follow_previous();
+KERNEL swiglu_oai(float* gate, const float* up, size_t n, Start start) {
+    follow_previous(start);
     const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= n) return;
     // Comparisons, unlike fminf, propagate NaN.
@@ -94,3 +94,6 @@ KERNEL swiglu_oai(float* gate, const float* up, size_t n) {
     const float u = up[i] > 7.0f ? 7.0f : up[i] < -7.0f ? -7.0f : up[i];
     gate[i] = silu(g, 1.702f) * (u + 1.0f);
 }
+
+// Stores the time at which all earlier work on the stream is complete.
+KERNEL mark(Start start) { follow_previous(start); }

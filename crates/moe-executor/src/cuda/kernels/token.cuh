@@ -17,7 +17,7 @@
 #define DOWN_ARGUMENTS weights, ids, router, k, expert_size, row_size, bias, quantized, n_in, n_out, out
 
 #define CUT_PARAMETERS \
-    unsigned stages, unsigned bytes, unsigned units, unsigned segment, unsigned staged, unsigned slots
+    unsigned stages, unsigned bytes, unsigned units, unsigned segment, unsigned staged, unsigned slots, Start start
 #define CUT {stages, bytes, units, segment, staged, slots}
 
 #define TWO_OF(threads) extern "C" __global__ void __launch_bounds__(threads, 2)
@@ -26,12 +26,12 @@
 #define TOKEN_EXPERTS(...)                                                                                   \
     using V = __VA_ARGS__;                                                                                   \
     TWO_OF(GATE_THREADS) gate_up(GATE_UP_PARAMETERS, CUT_PARAMETERS) {                                       \
-        staged_gate_up<V>(GATE_UP_ARGUMENTS, CUT);                                                           \
+        staged_gate_up<V>(GATE_UP_ARGUMENTS, CUT, start);                                                           \
     }                                                                                                        \
-    TWO_OF(WHOLE_THREADS) gate_up_whole(GATE_UP_PARAMETERS, unsigned segment, unsigned staged) {             \
-        whole_gate_up<V>(GATE_UP_ARGUMENTS, segment, staged);                                                \
+    TWO_OF(WHOLE_THREADS) gate_up_whole(GATE_UP_PARAMETERS, unsigned segment, unsigned staged, Start start) { \
+        whole_gate_up<V>(GATE_UP_ARGUMENTS, segment, staged, start);                                                \
     }                                                                                                        \
-    TWO_OF(DOWN_THREADS) down(DOWN_PARAMETERS, CUT_PARAMETERS) { staged_down<V>(DOWN_ARGUMENTS, CUT); }      \
-    TWO_OF(WHOLE_THREADS) down_whole(DOWN_PARAMETERS, unsigned segment, unsigned staged) {                   \
-        whole_down<V>(DOWN_ARGUMENTS, segment, staged);                                                      \
+    TWO_OF(DOWN_THREADS) down(DOWN_PARAMETERS, CUT_PARAMETERS) { staged_down<V>(DOWN_ARGUMENTS, CUT, start); }      \
+    TWO_OF(WHOLE_THREADS) down_whole(DOWN_PARAMETERS, unsigned segment, unsigned staged, Start start) { \
+        whole_down<V>(DOWN_ARGUMENTS, segment, staged, start);                                                      \
     }

@@ -25,7 +25,7 @@ template <class V>
 __device__ inline void staged_gate_up(
     const byte* gate, const byte* up, const int* ids, size_t expert_size, unsigned row_size, const float* gate_bias,
     const float* up_bias, const void* x, unsigned n_in, unsigned n_out, unsigned glu, float* hidden, signed char* codes,
-    Group* groups, const Cut& cut
+    Group* groups, const Cut& cut, Start start
 ) {
     extern __shared__ int4 shared[];  // x; then the slots of each warp: a stage of the gate row and one of the up row
     __shared__ float results[2][WARP];
@@ -38,7 +38,7 @@ __device__ inline void staged_gate_up(
     V::stage(x, n_in, shared);
     __syncthreads();
 
-    follow_previous();
+    follow_previous(start);
     const size_t expert = ids[blockIdx.y];
     const byte* next = gate + expert * expert_size + size_t(first_row) * row_size;
     const size_t to_up = up - gate;
@@ -99,7 +99,7 @@ __device__ inline void staged_gate_up(
 template <class V>
 __device__ inline void staged_down(
     const byte* weights, const int* ids, const float* router, unsigned k, size_t expert_size, unsigned row_size,
-    const float* bias, const void* quantized, unsigned n_in, unsigned n_out, float* out, const Cut& cut
+    const float* bias, const void* quantized, unsigned n_in, unsigned n_out, float* out, const Cut& cut, Start start
 ) {
     extern __shared__ int4 shared[];  // activations; then the slots of each warp: a stage of the row of each expert
     __shared__ float by[WARP];
@@ -132,7 +132,7 @@ __device__ inline void staged_down(
     compute_now(first_expert);
     compute_now(first_unit);
 
-    follow_previous();
+    follow_previous(start);
     V::stage(quantized, k * n_in, shared);
     __syncthreads();
 

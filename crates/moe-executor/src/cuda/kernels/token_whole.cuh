@@ -15,7 +15,7 @@ template <class V>
 __device__ inline void whole_gate_up(
     const byte* gate, const byte* up, const int* ids, size_t expert_size, unsigned row_size, const float* gate_bias,
     const float* up_bias, const void* x, unsigned n_in, unsigned n_out, unsigned glu, float* hidden, signed char* codes,
-    Group* groups, unsigned segment, unsigned staged
+    Group* groups, unsigned segment, unsigned staged, Start start
 ) {
     extern __shared__ int4 shared[];  // x; then for each warp and stage a pair of gate rows and a pair of up rows
     __shared__ float results[2][WARP];
@@ -28,7 +28,7 @@ __device__ inline void whole_gate_up(
     V::stage(x, n_in, shared);
     __syncthreads();
 
-    follow_previous();
+    follow_previous(start);
     const size_t expert = ids[blockIdx.y];
     const byte* from = gate + expert * expert_size + size_t(first_row) * row_size;
     unsigned begin = unsigned(size_t(from)) % 16;
@@ -92,7 +92,7 @@ __device__ inline void whole_gate_up(
 template <class V>
 __device__ inline void whole_down(
     const byte* weights, const int* ids, const float* router, unsigned k, size_t expert_size, unsigned row_size,
-    const float* bias, const void* quantized, unsigned n_in, unsigned n_out, float* out, unsigned segment, unsigned staged
+    const float* bias, const void* quantized, unsigned n_in, unsigned n_out, float* out, unsigned segment, unsigned staged, Start start
 ) {
     extern __shared__ int4 shared[];  // activations; then the rows of the block for each expert
     __shared__ float by[WARP];
@@ -138,7 +138,7 @@ __device__ inline void whole_down(
     compute_now(e);
     compute_now(u);
 
-    follow_previous();
+    follow_previous(start);
     V::stage(quantized, k * n_in, shared);
     __syncthreads();
 

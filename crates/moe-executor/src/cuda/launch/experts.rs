@@ -250,7 +250,9 @@ impl Kernels {
     /// type. Returns whether the results are also stored in `quantized`.
     ///
     /// The kernel may read a quantized `x` before the previous kernel on the stream ends. So that kernel must not have computed
-    /// it, unless [`Kernels::follow_copy`] was called after it.
+    /// it, unless [`NextLaunch::follow_copy`] was called after it.
+    ///
+    /// [`NextLaunch::follow_copy`]: crate::cuda::module::NextLaunch::follow_copy
     ///
     /// # Errors
     /// No kernel [supports](Kernels::supports) a type, or a driver error.
@@ -297,7 +299,7 @@ impl Kernels {
             return Ok(());
         }
         self.start_quantize(stream, x, n, to)?;
-        self.follow_copy();
+        self.next().follow_copy();
         Ok(())
     }
 

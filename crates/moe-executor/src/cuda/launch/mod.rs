@@ -15,7 +15,6 @@ mod token;
 mod tests;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::sys::CUdevice_attribute::{
     CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
@@ -23,7 +22,7 @@ use cudarc::driver::sys::CUdevice_attribute::{
 use cudarc::driver::{CudaContext, LaunchConfig};
 use moe_gguf::GgmlType;
 
-use super::module::{self, Embedded, Module};
+use super::module::{self, Embedded, Module, NextLaunch};
 use super::{Error, Ptr, Result};
 use crate::kv_cache::CacheType;
 
@@ -59,8 +58,7 @@ pub struct Kernels {
     multiprocessors: usize,
     /// Limit of shared memory per block in bytes.
     shared: usize,
-    /// Whether the next kernel must start after everything its stream was given.
-    in_order: Arc<AtomicBool>,
+    next: Arc<NextLaunch>,
     /// Stores to the KV cache, and the combination of partial results of attention.
     attention: Module,
     /// Attention by the type of keys and values; `None` for any types.
@@ -85,8 +83,8 @@ impl Kernels {
             let value = value.map_err(|error| Error::driver(what, error))?;
             Ok::<_, Error>(value.max(1) as usize)
         };
-        let in_order = Arc::new(AtomicBool::new(false));
-        let module = |embedded: &'static Embedded| Module::new(context, embedded, &in_order);
+        let next = Arc::new(NextLaunch::default());
+        let module = |embedded: &'static Embedded| Module::new(context, embedded, &next);
         Ok(Kernels {
             multiprocessors: attribute(
                 CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
@@ -103,19 +101,13 @@ impl Kernels {
             experts: module(&module::EXPERTS)?,
             products: modules(&module::PRODUCTS, module)?,
             token: modules(&module::TOKEN, module)?,
-            in_order,
+            next,
         })
     }
 
-    /// The flag that makes the next kernel start after everything its stream was given.
-    pub(super) fn in_order(&self) -> &Arc<AtomicBool> {
-        &self.in_order
-    }
-
-    /// Makes the next kernel start after everything its stream was given. Call it after a copy: the CUDA documentation does not
-    /// state whether a kernel that may start early waits for a preceding copy.
-    pub(crate) fn follow_copy(&self) {
-        self.in_order.store(true, Ordering::Relaxed);
+    /// What the next launch must do.
+    pub(super) fn next(&self) -> &Arc<NextLaunch> {
+        &self.next
     }
 }
 

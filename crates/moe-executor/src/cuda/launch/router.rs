@@ -15,7 +15,7 @@ kernels! {
     ROUTE_8 = "route_8",
     ROUTE_16 = "route_16" => (
         logits: Ptr, selection_bias: Ptr, gating: U32, norm: U32, scale: F32, tokens: U32, n_expert: U32, k: U32,
-        ids: Ptr, weights: Ptr,
+        ids: Ptr, weights: Ptr, log: Ptr,
     );
 }
 
@@ -42,6 +42,8 @@ pub struct Route {
     pub n_expert: usize,
     /// Selected experts per token, 1 to `n_expert`.
     pub k: usize,
+    /// i32 `(tokens, k)` and then f32 `(tokens, k)`, or null: copies of ids and weights for the records of the pass.
+    pub log: Ptr,
 }
 
 impl Kernels {
@@ -79,6 +81,7 @@ impl Kernels {
             it.k,
             ids,
             weights,
+            it.log,
         ];
         let grid = grid(it.tokens.div_ceil(TOKENS), TOKENS * 32);
         self.router.launch(stream, kernel, grid, &args)

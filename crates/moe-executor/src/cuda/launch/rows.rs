@@ -20,6 +20,7 @@ kernels! {
     ROPE_HALVES = "rope_halves", ROPE_NEIGHBOURS = "rope_neighbours" => (
         x: Ptr, angles: Ptr, row_width: U32, head_dim: U32, n_dims: U32,
     );
+    MARK = "mark" => ();
 }
 
 /// Threads per block in kernels with one thread per element.
@@ -44,6 +45,16 @@ pub struct Rope {
 }
 
 impl Kernels {
+    /// Stores the time at which all earlier work on the stream is complete, if a start is wanted ([`NextLaunch`]).
+    ///
+    /// # Errors
+    /// A driver error.
+    ///
+    /// [`NextLaunch`]: crate::cuda::module::NextLaunch
+    pub fn mark(&self, stream: &CudaStream) -> Result<()> {
+        self.rows.launch(stream, MARK, grid(1, 1), &[])
+    }
+
     /// `out = x / sqrt(mean(x²) + eps) · weight` for each of `groups` groups of `width` elements. `weight`: `(width)`. `out` may
     /// be `x`. If there is one group, `width` is a multiple of 32 and `quantized` is not null, the result is also quantized into
     /// [`Kernels::scratch_size`] bytes at `quantized`.

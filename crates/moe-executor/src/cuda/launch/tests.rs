@@ -67,7 +67,9 @@ fn declarations_match_the_ptx() {
             let found = signatures(&ptx);
             for kernel in kernels {
                 let params = kernel.params.iter();
-                let declared: Vec<&str> = params.map(|param| in_ptx(param.kind)).collect();
+                let start = in_ptx(Kind::Ptr);
+                let declared = params.map(|param| in_ptx(param.kind)).chain([start]);
+                let declared: Vec<&str> = declared.collect();
                 let name = kernel.name;
                 let found = found.get(name);
                 let found = found.unwrap_or_else(|| panic!("{file} has no kernel {name}"));

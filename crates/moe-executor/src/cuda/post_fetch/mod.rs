@@ -214,7 +214,7 @@ impl PostFetch {
             self.start_next(gpu, 1);
         } else {
             // The next kernel on the compute stream must start after all of them.
-            gpu.kernels().follow_copy();
+            gpu.follow_copy();
             self.start_next(gpu, fits);
         }
         Ok(())
@@ -264,12 +264,14 @@ impl PostFetch {
         let waits = self.settings.block_on_miss;
         let clock = gpu.clock();
         self.copies.finish(|end| {
-            let end = clock.event(end);
+            let Some(end) = clock.cuda_event(end) else {
+                return Ok(false);
+            };
             if !waits {
                 let complete = end.try_is_complete();
                 return complete.map_err(|source| Error::driver("a transfer", source));
             }
-            gpu.kernels().follow_copy();
+            gpu.follow_copy();
             let waits = gpu.stream().wait(end);
             waits.map_err(|source| Error::driver("a wait between streams", source))?;
             Ok(true)

@@ -61,11 +61,6 @@ impl Timeline {
         self.times.clear();
     }
 
-    /// Number of events.
-    pub(super) fn len(&self) -> usize {
-        self.events.len()
-    }
-
     /// Returns an event that is recorded later, or never.
     pub(super) fn reserve(&mut self) -> Event {
         self.events.push(None);
@@ -87,23 +82,27 @@ impl Timeline {
     }
 
     /// Ends the pass: a wait for all streams returned at `end`. `elapsed` returns the GPU time from the first event to another
-    /// one.
+    /// one; `None` if it did not happen.
     ///
     /// # Errors
     /// Those of `elapsed`.
     pub(super) fn end<E>(
         &mut self,
         end: Instant,
-        elapsed: impl Fn(Event) -> Result<Duration, E>,
+        elapsed: impl Fn(Event) -> Result<Option<Duration>, E>,
     ) -> Result<(), E> {
-        let since_first = self.events.iter().enumerate().map(|(at, call)| match call {
-            Some(_) if at > 0 => elapsed(Event(at)),
-            _ => Ok(Duration::ZERO),
-        });
-        self.measured = Some(Measured {
-            end,
-            since_first: since_first.collect::<Result<_, E>>()?,
-        });
+        let mut since_first = Vec::with_capacity(self.events.len());
+        for (at, call) in self.events.iter_mut().enumerate() {
+            let since = match call {
+                Some(_) if at > 0 => elapsed(Event(at))?,
+                _ => Some(Duration::ZERO),
+            };
+            if since.is_none() {
+                *call = None;
+            }
+            since_first.push(since.unwrap_or_default());
+        }
+        self.measured = Some(Measured { end, since_first });
         Ok(())
     }
 
@@ -195,8 +194,8 @@ mod tests {
         /// Ends the pass. Returns the times of all events, µs.
         fn resolve(mut self, end: u64) -> Vec<u64> {
             let (end, gpu) = (self.at(end), self.gpu.clone());
-            let elapsed = |event: Event| -> Result<Duration, ()> {
-                Ok(Duration::from_micros(gpu[event.0] - gpu[0]))
+            let elapsed = |event: Event| -> Result<Option<Duration>, ()> {
+                Ok(Some(Duration::from_micros(gpu[event.0] - gpu[0])))
             };
             self.timeline.end(end, elapsed).unwrap();
             Timeline::find_times(&mut [&mut self.timeline]);

@@ -3,6 +3,7 @@
 mod steps;
 
 use moe_engine::RouterOutput;
+use moe_placement::perf::PerfMode;
 use moe_trace::LayerId;
 
 use crate::activation::{Activation, NodeName};
@@ -202,8 +203,12 @@ impl Ops<'_> {
         let fits = !spec.on_cpu && Device::supports_router(spec, n_expert);
         let home = scores.values.home();
         let device = if fits { home } else { DeviceId::Cpu };
-        let done = self.on(&mut scope, device, |gpu| gpu.route(spec, scores, routing));
         routing.copy = None;
+        let is_recorded = self.recorder.is_on();
+        let is_counted = self.hot.as_ref().is_some_and(|cache| cache.mode() != PerfMode::Off);
+        let done = self.on(&mut scope, device, |gpu| {
+            gpu.route(spec, scores, routing, is_recorded || is_counted)
+        });
         if done {
             self.download(device, routing);
             self.state_shapes(state);
@@ -213,10 +218,11 @@ impl Ops<'_> {
         scope
     }
 
-    /// Starts the D2H copy of routing decisions that only a GPU has, if they are recorded.
+    /// Starts the D2H copy of routing decisions that only a GPU has, if they are recorded and not in the log.
     fn download(&mut self, gpu: DeviceId, routing: &mut Routing) {
         if let Some(gpu) = self.devices.gpu_mut(gpu)
             && self.recorder.is_on()
+            && routing.copy.is_none()
             && let Err(error) = gpu.begin_download(routing)
         {
             // Without the asynchronous copy, fetch and wait.

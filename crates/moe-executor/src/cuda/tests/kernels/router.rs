@@ -51,6 +51,7 @@ impl Case {
         let bias = self.bias.as_ref().map(|bias| device.upload(bias));
         let ids = device.upload(&vec![-1i32; self.tokens * self.k]);
         let weights = device.nan_output(self.tokens * self.k);
+        let log = device.nan_output(2 * self.tokens * self.k);
         let it = Route {
             logits: device.at(&logits),
             selection_bias: bias.as_ref().map_or(Ptr::NULL, |bias| device.at(bias)),
@@ -60,13 +61,21 @@ impl Case {
             tokens: self.tokens,
             n_expert: self.n_expert,
             k: self.k,
+            log: device.at(&log),
         };
         let (at_ids, at_weights) = (device.at(&ids), device.at(&weights));
         let done = device
             .kernels
             .route(&device.stream, &it, at_ids, at_weights);
         done.map_err(|e| e.to_string())?;
-        Ok((device.download(&ids)?, device.read(&weights)?))
+        let (ids, weights) = (device.download(&ids)?, device.read(&weights)?);
+        let bits = ids.iter().map(|id| id.cast_unsigned());
+        let bits = bits.chain(weights.iter().map(|weight| weight.to_bits()));
+        let log = device.read(&log)?;
+        if !bits.eq(log.iter().map(|value| value.to_bits())) {
+            return Err(format!("ids {ids:?} and weights {weights:?} are logged as {log:?}"));
+        }
+        Ok((ids, weights))
     }
 
     /// The first fault in the selected experts of a token; `None` if they are right. Scores that differ by rounding may swap
@@ -279,6 +288,7 @@ fn rejects_unsupported_sizes() {
             tokens: 1,
             n_expert,
             k,
+            log: Ptr::NULL,
         };
         let done = device
             .kernels

@@ -82,6 +82,7 @@ fn timings() {
             tokens,
             n_expert,
             k,
+            log: Ptr::NULL,
         };
         let (ids, weights) = (x, x.offset(1 << 16));
         let took = time(device, || kernels.route(stream, &it, ids, weights));
