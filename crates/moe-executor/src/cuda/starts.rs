@@ -82,6 +82,9 @@ impl KernelStarts {
 fn allocate(gpu: &Gpu, n: usize) -> Result<(DeviceBuffer, Pinned)> {
     let bytes = n.next_power_of_two() * size_of::<u64>();
     let (memory, copy) = (gpu.alloc(bytes)?, gpu.pinned(bytes)?);
-    gpu.upload(memory.ptr(), vec![0u64; bytes / size_of::<u64>()].as_slice())?;
+    gpu.upload(
+        memory.ptr(),
+        vec![0u64; bytes / size_of::<u64>()].as_slice(),
+    )?;
     Ok((memory, copy))
 }

@@ -22,7 +22,9 @@ impl Device {
         routing: &mut Routing,
         is_wanted: bool,
     ) -> Result<()> {
-        let log = is_wanted.then(|| self.reserve_log(routing.ids.len())).flatten();
+        let log = is_wanted
+            .then(|| self.reserve_log(routing.ids.len()))
+            .flatten();
         let (log, copy) = log.map_or((Ptr::NULL, None), |(log, copy)| (log, Some(copy)));
         let selection_bias = self.optional(spec.selection_bias)?;
         let gpu = self.gpu();

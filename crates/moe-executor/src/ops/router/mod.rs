@@ -205,7 +205,10 @@ impl Ops<'_> {
         let device = if fits { home } else { DeviceId::Cpu };
         routing.copy = None;
         let is_recorded = self.recorder.is_on();
-        let is_counted = self.hot.as_ref().is_some_and(|cache| cache.mode() != PerfMode::Off);
+        let is_counted = self
+            .hot
+            .as_ref()
+            .is_some_and(|cache| cache.mode() != PerfMode::Off);
         let done = self.on(&mut scope, device, |gpu| {
             gpu.route(spec, scores, routing, is_recorded || is_counted)
         });

@@ -3,6 +3,6 @@
 mod attention;
 mod router;
 mod rows;
-mod starts;
 mod slots;
+mod starts;
 mod timings;

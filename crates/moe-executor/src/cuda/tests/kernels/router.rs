@@ -73,7 +73,9 @@ impl Case {
         let bits = bits.chain(weights.iter().map(|weight| weight.to_bits()));
         let log = device.read(&log)?;
         if !bits.eq(log.iter().map(|value| value.to_bits())) {
-            return Err(format!("ids {ids:?} and weights {weights:?} are logged as {log:?}"));
+            return Err(format!(
+                "ids {ids:?} and weights {weights:?} are logged as {log:?}"
+            ));
         }
         Ok((ids, weights))
     }

@@ -28,9 +28,15 @@ fn kernels_store_their_starts_in_order() {
     end.record(stream).unwrap();
     let starts = device.download(&starts).unwrap();
     // Each pair of kernels reads and writes 24 MB, which takes at least 4 µs on any GPU.
-    let spans: Vec<u64> = starts.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect();
+    let spans: Vec<u64> = starts
+        .windows(2)
+        .map(|pair| pair[1].saturating_sub(pair[0]))
+        .collect();
     assert!(spans.iter().all(|&ns| ns > 1000), "{spans:?}");
     let by_events = f64::from(begin.elapsed_ms(&end).unwrap()) * 1e6;
     let by_starts = (starts[KERNELS] - starts[0]) as f64;
-    assert!(by_starts <= by_events + 1000.0, "{by_starts} ns of {by_events} ns");
+    assert!(
+        by_starts <= by_events + 1000.0,
+        "{by_starts} ns of {by_events} ns"
+    );
 }
