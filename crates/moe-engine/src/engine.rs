@@ -142,6 +142,16 @@ pub trait Session: Decode {
         None
     }
 
+    /// Selects what the trace gets from the next pass on; `None` pauses recording. Waits until the files contain everything so far.
+    /// Only sessions whose [`Setup`] creates a run have a trace. Has no effect if the engine cannot change it.
+    ///
+    /// # Errors
+    /// A write failed.
+    fn set_trace(&mut self, mode: Option<Mode>) -> Result<()> {
+        let _ = mode;
+        Ok(())
+    }
+
     /// The GPUs that the session uses, for the manifest, in the order of the device list.
     fn gpus(&self) -> Vec<manifest::Gpu> {
         Vec::new()

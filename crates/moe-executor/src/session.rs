@@ -349,7 +349,7 @@ impl Decode for Session<'_, '_> {
     fn has_room(&self, n_tokens: usize) -> bool {
         let recorder = &self.ops.recorder;
         let records = self.model.records_per_pass(n_tokens, recorder.mode());
-        recorder.writer().is_none_or(|w| w.has_room(records))
+        recorder.has_room(records)
     }
 
     fn decode(
@@ -375,6 +375,11 @@ impl moe_engine::Session for Session<'_, '_> {
 
     fn batches(&mut self) -> Option<&mut dyn moe_engine::BatchSession> {
         Some(self)
+    }
+
+    fn set_trace(&mut self, mode: Option<moe_engine::Mode>) -> moe_engine::Result<()> {
+        self.ops.recorder.set_mode(mode);
+        Ok(self.ops.recorder.wait()?)
     }
 
     fn gpus(&self) -> Vec<manifest::Gpu> {

@@ -47,6 +47,8 @@ pub(crate) struct BlockWriter {
     blocks: usize,
     filled: Option<SyncSender<Block>>,
     empty: Receiver<Block>,
+    /// Empty blocks that were received while waiting.
+    spare: Vec<Block>,
     failure: Arc<OnceLock<WriteFailure>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -72,6 +74,7 @@ impl BlockWriter {
             blocks: 1,
             filled: Some(filled),
             empty,
+            spare: Vec::new(),
             failure,
             thread: Some(thread),
         })
@@ -114,6 +117,15 @@ impl BlockWriter {
         }
     }
 
+    /// Waits until all blocks that were sent are written.
+    pub(crate) fn wait(&mut self) -> Result<(), WriteFailure> {
+        while self.spare.len() + 1 < self.blocks {
+            let block = self.empty.recv().map_err(|_| self.failure())?;
+            self.spare.push(block);
+        }
+        Ok(())
+    }
+
     /// Waits until everything is written. Further calls have no effect.
     pub(crate) fn close(&mut self) -> Result<(), WriteFailure> {
         let flushed = self.flush();
@@ -130,7 +142,12 @@ impl BlockWriter {
     }
 
     fn hand_over(&mut self) -> Result<(), WriteFailure> {
-        let fresh = match self.empty.try_recv() {
+        let fresh = match self
+            .spare
+            .pop()
+            .ok_or(())
+            .or_else(|()| self.empty.try_recv())
+        {
             Ok(block) => block,
             Err(_) if self.blocks < MAX_BLOCKS => {
                 self.blocks += 1;

@@ -167,6 +167,22 @@ impl RunWriter {
         n_records <= self.max_records.saturating_sub(self.records())
     }
 
+    /// Whether [`RunOptions::max_trace_bytes`] limits the trace.
+    pub fn is_limited(&self) -> bool {
+        self.max_records < u64::MAX
+    }
+
+    /// Waits until all records so far are in the file.
+    ///
+    /// # Errors
+    /// [`Error::WriteTrace`] if a write failed.
+    pub fn wait(&mut self) -> Result<(), Error> {
+        self.flush()?;
+        self.blocks
+            .wait()
+            .map_err(|failure| write_error(&self.dir, failure))
+    }
+
     /// Number of records so far, including those that are not yet written to the file.
     pub fn records(&self) -> u64 {
         self.records - u64::from(self.blocks.pending())

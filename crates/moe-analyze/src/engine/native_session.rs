@@ -1,7 +1,7 @@
 //! A session of the executor, with the hot or dynamic cache of its options: ends the prompts and sequences of the cache, and writes
 //! its results at the end.
 
-use moe_engine::{BatchEntry, BatchSession, Decode, Error, Logits, Observer, Result};
+use moe_engine::{BatchEntry, BatchSession, Decode, Error, Logits, Mode, Observer, Result};
 use moe_executor::Session;
 #[cfg(feature = "serve")]
 use moe_executor::hot_cache::HotCache;
@@ -114,6 +114,10 @@ impl moe_engine::Session for NativeSession<'_, '_> {
 
     fn batches(&mut self) -> Option<&mut dyn BatchSession> {
         Some(self)
+    }
+
+    fn set_trace(&mut self, mode: Option<Mode>) -> Result<()> {
+        self.session.set_trace(mode)
     }
 
     fn gpus(&self) -> Vec<manifest::Gpu> {

@@ -58,17 +58,24 @@ impl EventClock {
     /// # Errors
     /// Without memory for the start, as [`EventClock::record`].
     pub(super) fn next_start(&mut self, gpu: &Gpu) -> Result<Event> {
-        let next = gpu.kernels().next();
-        if let Some(event) = self.last_start.filter(|_| next.stores_start()) {
+        let is_wanted = gpu.kernels().next().stores_start();
+        if let Some(event) = self.last_start.filter(|_| is_wanted) {
             return Ok(event);
         }
+        self.store_next_start(gpu, Stream::Compute)
+    }
+
+    /// Makes the kernel that is launched next store its start. Without memory for it, records a CUDA event.
+    fn store_next_start(&mut self, gpu: &Gpu, of: Stream) -> Result<Event> {
         let Some((slot, at)) = self.starts.reserve(gpu) else {
-            return self.record(gpu, gpu.stream());
+            let event = self.reserve(gpu)?;
+            self.record_on(event, gpu.stream(), of)?;
+            return Ok(event);
         };
         let event = self.timeline.reserve();
         self.measures.push(Measure::Start(slot));
-        self.timeline.record(event, Instant::now(), Stream::Compute);
-        next.store_start(at);
+        self.timeline.record(event, Instant::now(), of);
+        gpu.kernels().next().store_start(at);
         self.last_start = Some(event);
         Ok(event)
     }
@@ -135,8 +142,8 @@ impl EventClock {
     /// # Errors
     /// As [`EventClock::record`].
     pub(super) fn receive(&mut self, gpu: &Gpu, from: usize) -> Result<()> {
-        let event = self.reserve(gpu)?;
-        self.record_on(event, gpu.stream(), Stream::AfterCopyFrom(from))?;
+        let event = self.store_next_start(gpu, Stream::AfterCopyFrom(from))?;
+        gpu.end_operation();
         self.received = Some(event);
         Ok(())
     }

@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use moe_engine::Mode;
+
 use crate::activation::NodeName;
 use crate::cuda::{self, Device, Event};
 use crate::devices::TimePoint;
@@ -14,6 +16,8 @@ use crate::recorder::{Lanes, PassTokens, RoutedRows, Routing, Source, When};
 pub(super) struct Scope {
     /// Start of the operation if the CPU computes it.
     start: Instant,
+    /// Whether start and end on a GPU are measured.
+    is_timed: bool,
     ran: Executor,
 }
 
@@ -29,9 +33,10 @@ enum Executor {
 }
 
 impl Scope {
-    fn on_cpu(start: Instant) -> Scope {
+    fn on_cpu(start: Instant, is_timed: bool) -> Scope {
         Scope {
             start,
+            is_timed,
             ran: Executor::Cpu,
         }
     }
@@ -53,19 +58,20 @@ impl Scope {
 
     /// The same operation computed on the CPU, because the GPU had no part of it to compute.
     pub fn left_to_cpu(self) -> Scope {
-        Scope::on_cpu(self.start)
+        Scope::on_cpu(self.start, self.is_timed)
     }
 }
 
 impl Ops<'_> {
     /// Starts an operation.
     pub(super) fn start(&self) -> Scope {
-        Scope::on_cpu(self.recorder.start())
+        let is_recorded = self.recorder.is_on() && self.recorder.mode() == Mode::All;
+        Scope::on_cpu(self.recorder.start(), is_recorded)
     }
 
     /// Starts an expert operation.
     pub(super) fn start_experts(&self) -> Scope {
-        Scope::on_cpu(self.recorder.start_experts())
+        Scope::on_cpu(self.recorder.start_experts(), self.recorder.is_on())
     }
 
     /// Runs `launch` if `device` is a GPU. Returns whether the GPU computes the operation; if not, the CPU must.
@@ -75,7 +81,10 @@ impl Ops<'_> {
         device: DeviceId,
         launch: impl FnOnce(&mut Device) -> cuda::Result<()>,
     ) -> bool {
-        let is_timed = self.recorder.is_on();
+        let is_timed = scope.is_timed;
+        if let Some(gpu) = self.devices.gpu_mut(device).filter(|_| !is_timed) {
+            gpu.runs_untimed();
+        }
         let done = self.try_on(scope, device, is_timed, launch);
         if device != DeviceId::Cpu {
             // The CPU continues while the GPU computes.

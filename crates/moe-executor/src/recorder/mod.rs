@@ -16,9 +16,12 @@
 //!   the previous one, but not after the end of the kernel.
 //! - An operation that failed on a GPU has the time of its computation on the CPU and a flag.
 //!
+//! In a session with GPUs, another thread writes the records of a pass while the next one runs ([`output`]).
+//!
 //! The records of a pass are written in the order of their starts. This is the order of the graph, except for CPU operations
 //! that ran concurrently with independent GPU operations. Timestamps never decrease within a run.
 
+mod output;
 mod routing;
 mod rows;
 mod source;
@@ -42,6 +45,7 @@ use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::placement::DeviceId;
 
+use output::Output;
 pub use routing::{LaneCounts, Lanes, Routing};
 pub use rows::RoutedRows;
 use rows::{Pending, Rows, write_one};
@@ -82,7 +86,9 @@ struct Template {
 
 /// Writes the records of a run. Without a writer it does nothing.
 pub struct Recorder {
-    writer: Option<RunWriter>,
+    output: Option<Output>,
+    /// Whether recording is paused.
+    is_paused: bool,
     mode: Mode,
     clock: TraceClock,
     pass: PassInfo,
@@ -100,8 +106,6 @@ pub struct Recorder {
     pending: Vec<Pending>,
     /// Lanes of pending expert operations, by layer.
     late_lanes: BTreeMap<LayerId, Vec<u8>>,
-    /// Indices of the pending operations, in the order of their starts.
-    order: Vec<usize>,
     /// Whether the next operation failed on a GPU and is computed on the CPU.
     fell_back: bool,
     /// The graph of this pass, if it is the first complete pass of its phase.
@@ -116,7 +120,8 @@ impl Recorder {
         let clock = TraceClock::new();
         let origin = clock.origin();
         Recorder {
-            writer,
+            output: writer.map(|writer| Output::Direct(Box::new(writer))),
+            is_paused: false,
             mode: Mode::All,
             clock,
             pass: PassInfo {
@@ -135,7 +140,6 @@ impl Recorder {
             waits: false,
             pending: Vec::new(),
             late_lanes: BTreeMap::new(),
-            order: Vec::new(),
             fell_back: false,
             capture: None,
             captured: [false; Phase::ALL.len()],
@@ -152,14 +156,41 @@ impl Recorder {
         Recorder { mode, ..self }
     }
 
-    /// Writes records at the end of their pass, for sessions with GPUs.
+    /// Writes records at the end of their pass, on another thread, for sessions with GPUs.
     pub(crate) fn wait_for_gpu(&mut self) {
         self.waits = true;
+        self.output = match self.output.take() {
+            Some(Output::Direct(writer)) => Some(Output::threaded(*writer)),
+            output => output,
+        };
     }
 
     /// Whether anything is recorded.
     pub(crate) fn is_on(&self) -> bool {
-        self.writer.is_some()
+        self.output.is_some() && !self.is_paused
+    }
+
+    /// Selects the operations to record from the next pass on; `None` pauses recording.
+    pub(crate) fn set_mode(&mut self, mode: Option<Mode>) {
+        self.is_paused = mode.is_none();
+        self.mode = mode.unwrap_or(self.mode);
+    }
+
+    /// Waits until the files contain all completed passes.
+    ///
+    /// # Errors
+    /// The first failed write so far.
+    pub(crate) fn wait(&mut self) -> Result<()> {
+        match &mut self.output {
+            Some(output) => Ok(output.wait()?),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether `n_records` more records fit in the limit of the trace.
+    pub(crate) fn has_room(&self, n_records: u64) -> bool {
+        let output = self.output.as_ref();
+        output.is_none_or(|output| output.has_room(n_records))
     }
 
     /// Notes that the CPU waited for a GPU or launched work on it: its next operation starts now.
@@ -196,13 +227,12 @@ impl Recorder {
         self.next = 0;
         // Records of a pass that failed.
         self.pending.clear();
-        if self.writer.is_some() {
+        if self.is_on() {
             self.last_end = Instant::now();
             self.pass_start = self.last_end;
         }
         let is_wanted = !self.captured[usize::from(pass.first.phase.number())];
-        self.capture =
-            (is_wanted && pass.is_complete && self.writer.is_some()).then(Capture::default);
+        self.capture = (is_wanted && pass.is_complete && self.is_on()).then(Capture::default);
     }
 
     /// Adds the last result of a pass, which no operation reads, to the graph.
@@ -225,8 +255,8 @@ impl Recorder {
     /// # Errors
     /// The file cannot be written.
     pub(crate) fn buffers(&mut self, events: &[BufferEvent]) -> Result<()> {
-        match &mut self.writer {
-            Some(writer) => Ok(writer.write_buffer_events(events)?),
+        match &mut self.output {
+            Some(output) => Ok(output.with(|writer| writer.write_buffer_events(events))?),
             None => Ok(()),
         }
     }
@@ -236,7 +266,10 @@ impl Recorder {
     /// # Errors
     /// The file cannot be written.
     pub(crate) fn transfers(&mut self, samples: &[Sample], position: TokenId) -> Result<()> {
-        let (Some(writer), false) = (&mut self.writer, samples.is_empty()) else {
+        if !self.is_on() || samples.is_empty() {
+            return Ok(());
+        }
+        let Some(output) = &mut self.output else {
             return Ok(());
         };
         let clock = &self.clock;
@@ -258,7 +291,7 @@ impl Recorder {
             product: sample.product.map(span),
         };
         let transfers: Vec<Transfer> = samples.iter().map(transfer).collect();
-        Ok(writer.write_transfers(&transfers)?)
+        Ok(output.with(|writer| writer.write_transfers(&transfers))?)
     }
 
     /// Ends a forward pass, which must be complete on all `devices`: writes pending records, and flushes if the last flush
@@ -273,16 +306,19 @@ impl Recorder {
         if let Some(error) = self.failed.take() {
             return Err(Error::Trace(error));
         }
-        let Some(writer) = &mut self.writer else {
+        let Some(output) = &mut self.output else {
             return Ok(());
         };
-        if self.last_end.duration_since(self.flushed) >= FLUSH_EVERY {
+        if let Some(writer) = output.direct()
+            && self.last_end.duration_since(self.flushed) >= FLUSH_EVERY
+        {
             writer.flush()?;
             self.flushed = self.last_end;
         }
         if let Some(capture) = self.capture.take() {
             let phase = self.pass.first.phase;
-            writer.write_graph(phase, &capture.finish(phase))?;
+            let graph = capture.finish(phase);
+            output.with(|writer| writer.write_graph(phase, &graph))?;
             self.captured[usize::from(phase.number())] = true;
         }
         Ok(())
@@ -290,12 +326,7 @@ impl Recorder {
 
     /// The writer, for finishing the run.
     pub fn into_writer(self) -> Option<RunWriter> {
-        self.writer
-    }
-
-    /// The writer.
-    pub fn writer(&self) -> Option<&RunWriter> {
-        self.writer.as_ref()
+        self.output?.into_writer()
     }
 
     /// Start time of an operation on the CPU, for [`When::Cpu`]. It is the end of the previous operation, so that the clock is
@@ -307,8 +338,8 @@ impl Recorder {
     /// Start time of an expert operation on the CPU, for [`When::Cpu`]. In [`Mode::Experts`] the previous operations are not
     /// recorded, so the clock is read here.
     pub fn start_experts(&self) -> Instant {
-        match (&self.writer, self.mode) {
-            (Some(_), Mode::Experts) => Instant::now(),
+        match (self.is_on(), self.mode) {
+            (true, Mode::Experts) => Instant::now(),
             _ => self.last_end,
         }
     }
@@ -362,7 +393,7 @@ impl Recorder {
         let Some(first) = tokens.first() else {
             return false;
         };
-        if self.writer.is_none() || self.failed.is_some() {
+        if !self.is_on() || self.failed.is_some() {
             return false;
         }
         let known = self
@@ -422,7 +453,7 @@ impl Recorder {
             });
             return;
         }
-        let Some(writer) = &mut self.writer else {
+        let Some(writer) = self.output.as_mut().and_then(Output::direct) else {
             return;
         };
         let written = match routed {

@@ -1,6 +1,6 @@
-//! Writes the records of an operation, immediately or at the end of the pass: one record, or for expert operations one per
-//! token.
+//! Records of an operation, immediately or at the end of the pass: one record, or for expert operations one per token.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use moe_engine::TokenSequence;
@@ -45,11 +45,25 @@ pub(super) struct PendingRows {
     lanes: Vec<u8>,
 }
 
-/// Ids and weights of selected experts.
 enum PendingExperts {
-    OnCpu(Vec<i32>, Vec<f32>),
+    Known(Arc<SelectedExperts>),
     /// In a D2H copy, which ends with the pass.
     InFlight(Download),
+}
+
+/// Ids and weights of selected experts `(token, k)`.
+struct SelectedExperts {
+    ids: Vec<i32>,
+    weights: Vec<f32>,
+}
+
+impl SelectedExperts {
+    fn new(ids: &[i32], weights: &[f32]) -> SelectedExperts {
+        SelectedExperts {
+            ids: ids.to_vec(),
+            weights: weights.to_vec(),
+        }
+    }
 }
 
 /// The experts of an operation's tokens.
@@ -69,7 +83,8 @@ impl RoutedRows<'_> {
         let experts = match routing.copy {
             Some(copy) => PendingExperts::InFlight(copy),
             None => {
-                PendingExperts::OnCpu(routing.ids.host().to_vec(), routing.weights.host().to_vec())
+                let experts = SelectedExperts::new(routing.ids.host(), routing.weights.host());
+                PendingExperts::Known(Arc::new(experts))
             }
         };
         PendingRows {
@@ -151,15 +166,17 @@ impl Finished for Devices<'_> {
 }
 
 impl Recorder {
-    /// Writes the pending operations of a completed pass, in the order of their starts.
+    /// Finds the times and experts of the pending operations of a completed pass, and writes them.
     pub(super) fn write_pending(&mut self, gpus: &impl Finished) -> Result<()> {
-        let Some(writer) = &mut self.writer else {
+        let Some(output) = &mut self.output else {
             return Ok(());
         };
         // Start of the previous operation, and end of its kernel.
         let mut start_ns = self.clock.ns(self.pass_start);
         let mut end_ns = start_ns;
-        for Pending { record, when, .. } in &mut self.pending {
+        // Operations of a layer have the same experts.
+        let mut last: Option<(Download, Arc<SelectedExperts>)> = None;
+        for Pending { record, when, rows } in &mut self.pending {
             let span = match *when {
                 When::Cpu(_) => None,
                 When::Gpu(gpu, from, to) => {
@@ -177,46 +194,67 @@ impl Recorder {
             if !matches!(when, When::Fused) {
                 end_ns = start_ns + record.duration_ns.get();
             }
-        }
-        let start = |&at: &usize| self.pending[at].record.timestamp_ns.get();
-        self.order.clear();
-        self.order.extend(0..self.pending.len());
-        // The sort is stable: operations with the same start keep the order of the graph.
-        self.order.sort_by_key(start);
-        let late_lanes = &self.late_lanes;
-        for &at in &self.order {
-            let Pending { record, rows, .. } = &self.pending[at];
-            let written = match rows {
-                None => write_one(writer, record),
-                Some(rows) => {
-                    let (ids, weights) = match &rows.experts {
-                        PendingExperts::OnCpu(ids, weights) => (ids.as_slice(), weights.as_slice()),
-                        PendingExperts::InFlight(copy) => gpus.downloaded(copy)?,
-                    };
-                    let lanes = match rows.lanes.as_slice() {
-                        [lane] => Lanes::All(*lane),
-                        [] => {
-                            let late = late_lanes.get(&LayerId(record.layer_id.get()));
-                            late.map_or(Lanes::Late, |lanes| Lanes::Each(lanes))
-                        }
-                        lanes => Lanes::Each(lanes),
-                    };
-                    let rows = Rows {
-                        tokens: PassTokens {
-                            positions: &rows.positions,
-                            sequences: &rows.sequences,
-                        },
-                        ids,
-                        weights,
-                        k: rows.k,
-                        lanes,
-                    };
-                    rows.write(writer, record)
-                }
+            let Some(rows) = rows else {
+                continue;
             };
-            written.map_err(Error::Trace)?;
+            if let PendingExperts::InFlight(copy) = rows.experts {
+                let experts = match &last {
+                    Some((known, experts)) if *known == copy => experts.clone(),
+                    _ => {
+                        let (ids, weights) = gpus.downloaded(&copy)?;
+                        Arc::new(SelectedExperts::new(ids, weights))
+                    }
+                };
+                last = Some((copy, experts.clone()));
+                rows.experts = PendingExperts::Known(experts);
+            }
+            if rows.lanes.is_empty()
+                && let Some(late) = self.late_lanes.get(&LayerId(record.layer_id.get()))
+            {
+                rows.lanes.clone_from(late);
+            }
         }
-        self.pending.clear();
-        Ok(())
+        output.write_pass(&mut self.pending).map_err(Error::Trace)
+    }
+}
+
+/// Writes the operations of a completed pass, whose times and experts are known, in the order of their starts.
+pub(super) fn write_pass(writer: &mut RunWriter, pass: &[Pending]) -> Result<(), moe_trace::Error> {
+    let mut order: Vec<&Pending> = pass.iter().collect();
+    // The sort is stable: operations with the same start keep the order of the graph.
+    order.sort_by_key(|pending| pending.record.timestamp_ns.get());
+    for Pending { record, rows, .. } in order {
+        match rows {
+            None => write_one(writer, record)?,
+            Some(rows) => rows.write(writer, record)?,
+        }
+    }
+    Ok(())
+}
+
+impl PendingRows {
+    fn write(
+        &self,
+        writer: &mut RunWriter,
+        record: &TensorAccessLog,
+    ) -> Result<(), moe_trace::Error> {
+        let PendingExperts::Known(experts) = &self.experts else {
+            return Ok(());
+        };
+        let rows = Rows {
+            tokens: PassTokens {
+                positions: &self.positions,
+                sequences: &self.sequences,
+            },
+            ids: &experts.ids,
+            weights: &experts.weights,
+            k: self.k,
+            lanes: match self.lanes.as_slice() {
+                [lane] => Lanes::All(*lane),
+                [] => Lanes::Late,
+                lanes => Lanes::Each(lanes),
+            },
+        };
+        rows.write(writer, record)
     }
 }

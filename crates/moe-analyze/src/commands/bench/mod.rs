@@ -5,27 +5,30 @@ mod caches;
 mod numbers;
 mod paired;
 mod report;
+mod variants;
 mod weights;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use clap::ValueEnum;
-use moe_engine::{Engine, Logits, Mode, Observer, Session, Setup};
+use moe_engine::{CreateRun, Engine, Logits, Mode, Observer, Session, Setup};
 use moe_executor::cpu::bandwidth::read_bandwidth;
 use moe_executor::cpu::threads::{Threads, n_cores};
 use moe_gguf::Gguf;
+use moe_gguf::map::OffsetMap;
 use moe_gguf::text::counted;
-use moe_placement::perf::PerfMode;
-use moe_trace::{LayerId, Phase};
+use moe_trace::{LayerId, Manifest, Phase, RunOptions, RunWriter};
+use tempfile::TempDir;
 
 use self::caches::Caches;
 use self::numbers::Numbers;
 use self::paired::PairedRatio;
 use self::report::Measured;
+use self::variants::{Trace, Variants};
 use self::weights::Weights;
 use crate::context::Context;
 use crate::engine::device::{DeviceArgs, policy_of_run};
@@ -39,10 +42,10 @@ use crate::progress::Progress;
 
 /// Measure tokens/s of prompt processing and decoding, and the fraction of memory bandwidth used
 ///
-/// Prints one row per test. Records no trace. Each test runs twice to warm up and then -r times, on pseudo-random tokens, like
+/// Prints one row per test. Each test runs twice to warm up and then -r times, on pseudo-random tokens, like
 /// llama-bench. -p, -n and -t take comma-separated numbers and ranges: FIRST-LAST, FIRST-LAST+STEP or FIRST-LAST*FACTOR. With several
-/// values of --perf (only with --policy hot-cache), repetitions alternate between them; the rows contain the median ratio of their times
-/// to those of the first value. With --parallel N, a test evaluates N sequences at the same time, each with the tokens of -p or -n, as
+/// values of --perf (only with --policy hot-cache) or --trace, repetitions alternate between them; the rows contain the median ratio of
+/// their times to those of the first value. With --parallel N, a test evaluates N sequences at the same time, each with the tokens of -p or -n, as
 /// `serve` does; tokens/s are those of all sequences together.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  moe-analyze bench -m model.gguf -p 512 -n 128 -t 4-16*2")]
@@ -103,6 +106,10 @@ pub struct Args {
     /// --policy hot-cache, and counts (not a plan) in --hot-cache
     #[arg(long, value_name = "PERCENT[,…]", value_delimiter = ',', value_parser = caches::percent)]
     hot_cache_percent: Vec<f64>,
+    /// What the repetitions record: off, experts (expert operations), all; several values alternate. The trace is in a temporary
+    /// directory (TMPDIR) and is removed at the end
+    #[arg(long, value_name = "WHAT[,…]", value_delimiter = ',', value_enum)]
+    trace: Vec<Trace>,
     #[command(flatten)]
     cache: CacheArgs,
     // Last, because its headings apply to all options after it.
@@ -163,6 +170,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     if args.engine != engine::Kind::Native && tests.iter().any(|test| test.n_parallel > 1) {
         bail!("--parallel above 1 needs the executor of this program; omit it or --engine");
     }
+    if args.engine != engine::Kind::Native && !args.trace.is_empty() {
+        bail!("--trace needs the executor of this program; omit it or --engine");
+    }
     if tests.is_empty() {
         bail!("there is no test to run; pass a number above 0 to -p or -n");
     }
@@ -176,6 +186,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 
     let weights = Weights::of(&gguf)?;
     let caches = Caches::new(&args.device, &args.hot_cache_percent, &gguf)?;
+    let variants = Variants::new(&args.trace, caches.perf_modes())?;
     let mut rows = Vec::new();
     for n in threads {
         let bandwidth = read_bandwidth(&Threads::new(n)?, BANDWIDTH_BYTES);
@@ -197,7 +208,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
                 n_threads: n,
                 bandwidth,
                 percent,
-                perf_modes: caches.perf_modes(),
+                variants: &variants,
             };
             for &test in &tests {
                 ctx.note(format_args!(
@@ -236,16 +247,18 @@ struct Bench<'a> {
     bandwidth: f64,
     /// Size of the hot cache in percent of the size of all experts, if it was given this way.
     percent: Option<f64>,
-    /// What a hot cache counts; the repetitions alternate between several values.
-    perf_modes: &'a [PerfMode],
+    /// The repetitions alternate between them.
+    variants: &'a Variants,
 }
 
 impl Bench<'_> {
-    /// Runs a test, and returns a row for each value of `--perf`.
+    /// Runs a test, and returns a row for each variant.
     fn measure(&self, test: Test) -> anyhow::Result<Vec<Measured>> {
         let selected: SelectedCounts = Arc::default();
-        let mut session = self.session(test, selected.clone())?;
-        let n_runs = self.args.repetitions * self.perf_modes.len();
+        let dir = self.variants.trace_directory()?;
+        let mut session = self.session(test, selected.clone(), dir.as_ref().map(TempDir::path))?;
+        let n = self.variants.len();
+        let n_runs = self.args.repetitions * n;
         let progress = Progress::items(self.ctx, "runs", 2 + n_runs as u64);
         // The first run counts selected experts, which waits for the router. The second run is like the measured runs.
         self.time(session.as_mut(), test)?;
@@ -257,17 +270,15 @@ impl Bench<'_> {
             test,
             &selected.lock().unwrap_or_else(PoisonError::into_inner),
         );
-        let mut times = vec![Vec::new(); self.perf_modes.len()];
+        let mut times = vec![Vec::new(); n];
         for i in 0..n_runs {
-            // Each round starts with another value, so that none always follows the same one.
-            let n = self.perf_modes.len();
-            let mode = (i + i / n) % n;
-            if n > 1 {
-                session.set_perf_mode(self.perf_modes[mode]);
-            }
-            times[mode].push(self.time(session.as_mut(), test)?.as_nanos() as f64);
+            // Each round starts with another variant, so that none always follows the same one.
+            let variant = (i + i / n) % n;
+            self.variants.start(variant, session.as_mut())?;
+            times[variant].push(self.time(session.as_mut(), test)?.as_nanos() as f64);
             progress.inc(1);
         }
+        self.variants.end(session.as_mut())?;
         drop(progress);
         let hit_rate = session.hit_rate();
         let gpus = session.gpus();
@@ -280,8 +291,7 @@ impl Bench<'_> {
                 .and_then(|measured| native::gpu_bandwidth(measured, self.ctx)),
             _ => None,
         };
-        let is_alternating = self.perf_modes.len() > 1;
-        let row = |(mode, ns): (&PerfMode, &Vec<f64>)| Measured {
+        let row = |(variant, ns): (usize, &Vec<f64>)| Measured {
             model: self.gguf.files()[0].name.clone(),
             model_bytes: self.gguf.tensors().iter().map(|t| t.size_bytes).sum(),
             n_batch: self.args.batch_size,
@@ -296,12 +306,11 @@ impl Bench<'_> {
             hit_rate,
             gpus: gpus.clone(),
             percent: self.percent,
-            perf: is_alternating.then(|| mode.name()),
-            ratio: is_alternating
-                .then(|| PairedRatio::new(ns, &times[0]))
-                .flatten(),
+            perf: self.variants.perf(variant),
+            trace: self.variants.trace(variant),
+            ratio: PairedRatio::new(ns, &times[0]).filter(|_| n > 1),
         };
-        Ok(self.perf_modes.iter().zip(&times).map(row).collect())
+        Ok(times.iter().enumerate().map(row).collect())
     }
 
     /// Returns the engine's name in `--engine`.
@@ -310,19 +319,33 @@ impl Bench<'_> {
         kind.map_or(String::new(), |kind| kind.get_name().to_owned())
     }
 
-    /// Creates a session without a trace, which adds the number of distinct experts of each batch to `selected`.
+    /// Creates a session that adds the number of distinct experts of each batch to `selected`. Its trace, if any, is paused.
     fn session<'s>(
         &'s self,
         test: Test,
         selected: SelectedCounts,
+        trace: Option<&Path>,
     ) -> anyhow::Result<Box<dyn Session + 's>> {
         let observer: Observer = Box::new(move |routed| {
             let distinct: BTreeSet<i32> = routed.ids.iter().copied().collect();
             let mut selected = selected.lock().unwrap_or_else(PoisonError::into_inner);
             *selected.entry(routed.layer).or_default() += distinct.len() as u64;
         });
-        let session = self.engine.session(Setup {
-            create_run: None,
+        let create_run = trace.map(|dir| {
+            let dir = dir.join("run");
+            let create: CreateRun = Box::new(move |_| {
+                let map = OffsetMap::new(self.gguf);
+                Ok(RunWriter::create(
+                    &dir,
+                    Manifest::default(),
+                    &map,
+                    RunOptions::default(),
+                )?)
+            });
+            create
+        });
+        let mut session = self.engine.session(Setup {
+            create_run,
             mode: Mode::All,
             observer: Some(observer),
             n_ctx: self.engine.info().n_ctx_train,
@@ -330,6 +353,7 @@ impl Bench<'_> {
             n_batch: self.args.batch_size,
             n_sequences: test.n_parallel,
         })?;
+        session.set_trace(None)?;
         Ok(session)
     }
 

@@ -34,7 +34,9 @@ pub struct Measured {
     pub percent: Option<f64>,
     /// Value of `--perf`, if there are several.
     pub perf: Option<&'static str>,
-    /// Ratio of the times to those of the first value of `--perf`, if there are several.
+    /// Value of `--trace`, if it is given.
+    pub trace: Option<&'static str>,
+    /// Ratio of the times to those of the first variant, if there are several.
     pub ratio: Option<PairedRatio>,
 }
 
@@ -107,10 +109,15 @@ pub fn print(out: &mut dyn Write, format: Format, rows: &[Measured]) -> io::Resu
             row.percent
         });
     }
+    if rows.iter().any(|row| row.trace.is_some()) {
+        table = table.column("trace", "recorded", |row| row.trace);
+    }
     if rows.iter().any(|row| row.perf.is_some()) {
+        table = table.column("perf", "counters", |row| row.perf);
+    }
+    if rows.iter().any(|row| row.ratio.is_some()) {
         let bound = |row: &Measured, of: fn((f64, f64)) -> f64| row.ratio?.interval.map(of);
         table = table
-            .column("perf", "counters", |row| row.perf)
             .column("time_ratio", "time, paired ratio (×)", move |row| {
                 row.ratio.map(|ratio| round(ratio.median, 4))
             })

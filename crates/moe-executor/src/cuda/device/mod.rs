@@ -219,7 +219,7 @@ impl Device {
     /// # Errors
     /// The driver cannot record an event.
     pub(crate) fn begin_fetched_product(&mut self) -> Result<Event> {
-        self.gpu.clock_mut().record(&self.gpu, self.gpu.stream())
+        self.gpu.clock_mut().next_start(&self.gpu)
     }
 
     /// Records the end of the product that started at `start` and has been launched. After it, the scratchpad may be overwritten.
@@ -377,6 +377,11 @@ impl Device {
     /// Notes that another device ran an operation: the next operation on this GPU does not start at the end of the previous one.
     pub(crate) fn others_ran(&mut self) {
         self.gpu.end_operation();
+        self.previous_end = None;
+    }
+
+    /// Notes that the next operation is not timed: a later one does not start at the end of the previous one.
+    pub(crate) fn runs_untimed(&mut self) {
         self.previous_end = None;
     }
 

@@ -291,7 +291,8 @@ impl PostFetch {
     /// # Errors
     /// The driver cannot record an event.
     pub fn end_product(&mut self, gpu: &Gpu, start: Event) -> Result<()> {
-        let end = gpu.clock_mut().record(gpu, gpu.stream())?;
+        let end = gpu.clock_mut().next_start(gpu)?;
+        gpu.end_operation();
         if let Some(layer) = self.layers.last_mut() {
             layer.product = Some((start, end));
         }
