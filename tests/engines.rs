@@ -1,7 +1,6 @@
 //! `--engine`: llama.cpp instead of this program's executor.
 
 use std::ffi::OsString;
-#[cfg(feature = "llama-cpp")]
 use std::fs;
 use std::path::Path;
 
@@ -105,6 +104,64 @@ fn bench_evaluates_several_sequences_at_the_same_time() {
     let rows: serde_json::Value =
         serde_json::from_str(&run![bench, "-p", "0", "-n", "4", "-np", "2", cache]).unwrap();
     assert!(rows[0]["hit_rate"].as_f64().unwrap() > 0.0, "{rows}");
+}
+
+#[test]
+fn bench_alternates_between_traces() {
+    let model = repository("fixtures/random-qwen3moe-F16.gguf");
+    let tmp = tempfile::tempdir().unwrap();
+    let bench = |options: &[&str]| {
+        let mut command = moe_analyze();
+        command.args(["--quiet", "bench", "--model", arg(&model), "-t", "1", "-o", "json"]);
+        command.args(options).env("TMPDIR", tmp.path());
+        command.assert()
+    };
+    let done = bench(&["-p", "4", "-n", "2", "-r", "6", "--trace", "off,experts,all"]).success();
+    let rows: serde_json::Value = serde_json::from_slice(&done.get_output().stdout).unwrap();
+    let of = |key: &str| -> Vec<serde_json::Value> {
+        rows.as_array()
+            .unwrap()
+            .iter()
+            .map(|row| row[key].clone())
+            .collect()
+    };
+    assert_eq!(of("trace"), ["off", "experts", "all", "off", "experts", "all"]);
+    assert_eq!(of("n_prompt"), [4, 4, 4, 0, 0, 0]);
+    let ratios = of("time_ratio");
+    assert_eq!((&ratios[0], &ratios[3]), (&1.0.into(), &1.0.into()));
+    for row in rows.as_array().unwrap() {
+        let [ratio, low, high] = ["time_ratio", "time_ratio_low", "time_ratio_high"]
+            .map(|key| row[key].as_f64().unwrap());
+        assert!(0.0 < low && low <= ratio && ratio <= high, "{row}");
+    }
+    let left = fs::read_dir(tmp.path()).unwrap().count();
+    assert_eq!(left, 0, "the trace is removed");
+    let one = bench(&["-p", "0", "-n", "1", "-r", "1", "--trace", "all"]).success();
+    let rows: serde_json::Value = serde_json::from_slice(&one.get_output().stdout).unwrap();
+    assert_eq!(rows[0]["trace"], "all");
+    assert!(rows[0].get("time_ratio").is_none(), "there is nothing to compare with");
+    let failed = bench(&["--engine", "llama.cpp", "--trace", "all"]).code(2);
+    let error = String::from_utf8_lossy(&failed.get_output().stderr).into_owned();
+    assert!(error.contains("--trace needs the executor"), "{error}");
+    // A file where the temporary directory should be.
+    let file = tmp.path().join("file");
+    fs::write(&file, "").unwrap();
+    let mut command = moe_analyze();
+    command.args([
+        "--quiet",
+        "bench",
+        "--model",
+        arg(&model),
+        "-p",
+        "0",
+        "-n",
+        "1",
+        "--trace",
+        "all",
+    ]);
+    let failed = command.env("TMPDIR", &file).assert().code(2);
+    let error = String::from_utf8_lossy(&failed.get_output().stderr).into_owned();
+    assert!(error.contains("temporary directory"), "{error}");
 }
 
 #[test]

@@ -194,3 +194,69 @@ fn drops_operations_of_a_failed_pass() {
     assert_eq!(written.len(), 1);
     assert_eq!(written[0].0, "kept");
 }
+
+/// Passes that the thread has not written yet count towards the limit, and their records are not lost.
+#[test]
+fn passes_on_the_thread_count_towards_the_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let gguf = Gguf::open(moe_testkit::fixture("random-llama-F16.gguf")).unwrap();
+    let options = RunOptions {
+        max_trace_bytes: Some(100 * 1024),
+        ..RunOptions::default()
+    };
+    let (map, run) = (OffsetMap::new(&gguf), dir.path().join("run"));
+    let writer = RunWriter::create(&run, Manifest::default(), &map, options).unwrap();
+    let mut recorder = Recorder::new(Some(writer));
+    recorder.wait_for_gpu();
+    let mut passes = 0;
+    while recorder.has_room(30) {
+        begin(&mut recorder);
+        let start = recorder.start();
+        for _ in 0..30 {
+            op(&mut recorder, "x", When::Cpu(start));
+        }
+        recorder.write_pending(&Events::default()).unwrap();
+        passes += 1;
+    }
+    assert_eq!(passes, 3);
+    // Without a check, the error of the thread is returned at the latest by the next wait.
+    begin(&mut recorder);
+    let start = recorder.start();
+    for _ in 0..30 {
+        op(&mut recorder, "x", When::Cpu(start));
+    }
+    let written = recorder
+        .write_pending(&Events::default())
+        .and_then(|()| recorder.wait());
+    assert!(
+        matches!(
+            written,
+            Err(Error::Trace(moe_trace::Error::TraceFull { .. }))
+        ),
+        "{written:?}"
+    );
+    assert_eq!(recorder.into_writer().unwrap().finish().unwrap(), 100);
+}
+
+#[test]
+fn pauses_between_passes() {
+    let (mut recorder, dir) = recorder();
+    recorder.wait_for_gpu();
+    let origin = recorder.pass_start;
+    for (name, mode) in [
+        ("first", Some(Mode::All)),
+        ("paused", None),
+        ("experts", Some(Mode::Experts)),
+        ("last", Some(Mode::All)),
+    ] {
+        recorder.set_mode(mode);
+        begin(&mut recorder);
+        let start = recorder.start();
+        op(&mut recorder, name, When::Cpu(start));
+        recorder.write_pending(&Events::default()).unwrap();
+        recorder.wait().unwrap();
+    }
+    let written = written(recorder, &dir, origin);
+    let names: Vec<&str> = written.iter().map(|(name, ..)| name.as_str()).collect();
+    assert_eq!(names, ["first", "last"]);
+}

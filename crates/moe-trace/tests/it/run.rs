@@ -49,6 +49,26 @@ fn reads_a_run_as_written() {
 }
 
 #[test]
+fn waits_until_records_are_in_the_file() {
+    let (_, map) = gpt_oss();
+    let tmp = tempfile::tempdir().unwrap();
+    let mut writer =
+        RunWriter::create(tmp.path(), manifest(), &map, RunOptions::default()).unwrap();
+    let mut n = 0;
+    // Fewer records than a block has, several blocks, more than all blocks, and none.
+    for more in [1, 1000, 20_000, 0, 3] {
+        for _ in 0..more {
+            n += 1;
+            *writer.next_record().unwrap() = record(n, MUL_MAT, "node");
+        }
+        writer.wait().unwrap();
+        let trace = fs::metadata(tmp.path().join("trace.bin")).unwrap();
+        assert_eq!(trace.len(), n * 1024);
+    }
+    assert_eq!(writer.finish().unwrap(), n);
+}
+
+#[test]
 fn flushed_records_are_readable_before_the_end() {
     let (_, map) = gpt_oss();
     let tmp = tempfile::tempdir().unwrap();

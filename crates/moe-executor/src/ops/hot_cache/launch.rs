@@ -114,5 +114,7 @@ impl<'c> GpuLanes<'c> {
                 self.events.failed(ops.failure(gpu));
             }
         }
+        // The CPU computes its lanes now.
+        ops.devices.end_operations();
     }
 }
