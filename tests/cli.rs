@@ -58,6 +58,14 @@ fn usage_errors_are_one_line_and_exit_with_2() {
     for (args, expected) in [
         (&["no-such-command"][..], "unrecognized subcommand 'no-such-command'"),
         (&["gguf-map"], "arguments were not provided: <FILE>"),
+        // Alternatives.
+        (&["parquet", "x"], "arguments were not provided: <--out <DIR>|--dataset <DIR>>;"),
+        (
+            &["plan", "x"],
+            "arguments were not provided: --model or --sizes, --budget-mib or --budget-bytes;",
+        ),
+        (&["plan", "x", "--sizes", "y"], "not provided: --budget-mib or --budget-bytes;"),
+        (&["plan", "x", "--budget-bytes", "1"], "not provided: --model or --sizes;"),
         (
             &["gguf-map", "x", "-o", "xml"],
             "invalid value 'xml' for '--output <ENCODING>' [possible values: table,",

@@ -77,5 +77,8 @@ fn reads_free_memory_of_the_gpu() {
     assert_eq!(plan["lanes"][0]["budget_bytes"], (2050 - 1024) << 20);
     assert_eq!(plan["lanes"][1]["budget_bytes"], (3000u64 - 512) << 20);
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(stderr.contains("lane 0: budget 1026 MiB (2050 MiB free"), "{stderr}");
+    assert!(
+        stderr.contains("lane 0: budget 1026 MiB (2050 MiB free - 0 MiB model and context - "),
+        "{stderr}"
+    );
 }

@@ -7,7 +7,7 @@ use crate::support::fail;
 fn errors_list_available_tables_and_columns() {
     let (dir, run) = fixture();
     let message = |query: &str| fail!["--quiet", "sql", query, run];
-    let tables = "accesses, hotness, map, ops, routing";
+    let tables = "ops, accesses, routing, map, hotness";
     let columns = "routing (token_id, sequence_id, phase, layer_id, slot, expert_id, weight, lane, timestamp_ns)";
     for (query, parts) in [
         ("SELECT * FROM operations", ["operations", tables]),
@@ -24,9 +24,9 @@ fn errors_list_available_tables_and_columns() {
     }
     let route = repository("fixtures/foreign/jsonl/with-weights.jsonl");
     let missing = fail!["--quiet", "sql", "SELECT * FROM ops", route];
-    assert!(missing.contains("with-weights.jsonl: hotness, routing"), "{missing}");
+    assert!(missing.contains("with-weights.jsonl: routing, hotness"), "{missing}");
     let bare = fail!["--quiet", "sql", "SELECT * FROM map", run.join("trace.bin")];
-    assert!(bare.contains("trace.bin: accesses, hotness, ops, routing"), "{bare}");
+    assert!(bare.contains("trace.bin: ops, accesses, routing, hotness"), "{bare}");
     let text = dir.path().join("notes.txt");
     std::fs::write(&text, "notes").unwrap();
     assert!(fail!["--quiet", "sql", "SELECT 1", text].contains("has an unknown format"));

@@ -105,6 +105,41 @@ fn several_runs_are_one_table_with_a_run_column() {
     assert_eq!(stdout, format!("n\n{}\n", N_GENERATED * 6 * 4));
 }
 
+fn tables_of(inputs: &[&Path]) -> String {
+    rows("SHOW TABLES", inputs).join(" ")
+}
+
+#[test]
+fn show_tables_lists_all_tables_of_the_inputs() {
+    let (dir, run) = fixture();
+    let path = |name: &str| dir.path().join(name);
+    run!["--quiet", "parquet", run, "--out", path("tables"), "--dataset", path("dataset")];
+    let foreign = |name: &str| repository(&format!("fixtures/foreign/{name}"));
+    for (input, tables) in [
+        (run.clone(), "ops accesses routing map hotness"),
+        (run.join("trace.bin"), "ops accesses routing hotness"),
+        (path("tables"), "ops accesses routing hotness"),
+        (path("dataset"), "ops accesses routing hotness"),
+        (path("tables/ops.parquet"), "ops"),
+        (path("tables/routing.parquet"), "routing hotness"),
+        (foreign("jsonl/with-weights.jsonl"), "routing hotness"),
+        (foreign("npy/vllm-routed.npy"), "routing hotness"),
+        // The number of experts per token, which the trace needs, is missing.
+        (foreign("rtrace/small.rtrace"), "routing hotness"),
+        (foreign("npy/counts.npy"), "hotness"),
+        (foreign("learn/smallest.json"), "hotness"),
+        (repository(MODEL), "map"),
+    ] {
+        assert_eq!(tables_of(&[&input]), tables, "{}", input.display());
+    }
+    let learn = foreign("learn/smallest.json");
+    assert_eq!(tables_of(&[&learn, &repository(MODEL)]), "map hotness");
+    let json = run!["--quiet", "sql", "show tables;", repository(MODEL), "-o", "jsonl"];
+    assert_eq!(json, "{\"name\":\"map\"}\n");
+    let message = crate::support::fail!["--quiet", "sql", "SELECT * FROM ops", learn];
+    assert!(message.ends_with("smallest.json: hotness\n"), "{message}");
+}
+
 fn entries(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).unwrap();
     entries

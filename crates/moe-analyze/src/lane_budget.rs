@@ -65,25 +65,17 @@ pub struct AutoBudget {
     lane: usize,
     free: u64,
     needed: u64,
-    needed_for: &'static str,
     reserve: u64,
 }
 
 impl AutoBudget {
-    /// The budget of lane number `lane`. `free` is the free memory of its device, `needed` the memory that `needed_for` will allocate
-    /// there, both in bytes. `reserve_mib` remains free; the default is 1024 MiB for the first lane, 512 MiB for others.
-    pub fn new(
-        lane: usize,
-        free: u64,
-        needed: u64,
-        needed_for: &'static str,
-        reserve_mib: Option<f64>,
-    ) -> AutoBudget {
+    /// The budget of lane number `lane`. `free` is the free memory of its device, `needed` the memory that the model and its context
+    /// will allocate there, both in bytes. `reserve_mib` remains free; the default is 1024 MiB for the first lane, 512 MiB for others.
+    pub fn new(lane: usize, free: u64, needed: u64, reserve_mib: Option<f64>) -> AutoBudget {
         AutoBudget {
             lane,
             free,
             needed,
-            needed_for,
             reserve: bytes_of_mib(reserve_mib.unwrap_or(RESERVE_MIB[lane.min(1)])),
         }
     }
@@ -100,12 +92,11 @@ impl fmt::Display for AutoBudget {
         let mib = |bytes: u64| (bytes as f64 / MIB as f64 * 100.0).round() / 100.0;
         write!(
             f,
-            "lane {}: budget {} MiB ({} MiB free - {} MiB {} - {} MiB reserve)",
+            "lane {}: budget {} MiB ({} MiB free - {} MiB model and context - {} MiB reserve)",
             self.lane,
             self.bytes() / MIB,
             mib(self.free),
             mib(self.needed),
-            self.needed_for,
             mib(self.reserve)
         )
     }
@@ -128,14 +119,14 @@ mod tests {
     #[test]
     fn automatic_budget_leaves_the_reserve_free() {
         let (free, needed) = (4096 * MIB + MIB / 2, 1024 * MIB);
-        let auto = |lane, reserve| AutoBudget::new(lane, free, needed, "model", reserve).bytes();
+        let auto = |lane, reserve| AutoBudget::new(lane, free, needed, reserve).bytes();
         assert_eq!(auto(0, Some(512.0)), 2560 * MIB);
         assert_eq!(auto(0, None), 2048 * MIB);
         assert_eq!(auto(2, None), 2560 * MIB);
-        let text = AutoBudget::new(1, free, needed, "model", None).to_string();
+        let text = AutoBudget::new(1, free, needed, None).to_string();
         assert_eq!(
             text,
-            "lane 1: budget 2560 MiB (4096.5 MiB free - 1024 MiB model - 512 MiB reserve)"
+            "lane 1: budget 2560 MiB (4096.5 MiB free - 1024 MiB model and context - 512 MiB reserve)"
         );
     }
 }

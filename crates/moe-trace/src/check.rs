@@ -334,13 +334,13 @@ impl MisleadingCounts {
     }
 }
 
-/// Describes, as a predicate of "the run", why its manifest contains no number of records: it `is still being recorded`, or its
-/// recorder was killed.
+/// Why the manifest of a run contains no number of records, in words that follow "the run is": `still being recorded`, or `incomplete`
+/// with the reason.
 pub fn unfinished_state(run: &Run) -> &'static str {
     match is_locked(&run.path) {
-        Some(true) => "is still being recorded",
-        Some(false) => "is incomplete: its recorder was killed, or the disk was full",
-        None => "is still being recorded, or its recorder was killed, or the disk was full",
+        Some(true) => "still being recorded",
+        Some(false) => "incomplete: its recorder was killed, or the disk was full",
+        None => "still being recorded, or its recorder was killed, or the disk was full",
     }
 }
 
@@ -405,7 +405,7 @@ impl Run {
                 counted(promised, "record")
             )),
             Some(None) => warnings.push(format!(
-                "{trace} {}; the {} in it are used",
+                "{trace} is {}; the {} in it are used",
                 unfinished_state(self),
                 counted(n_records, "record")
             )),

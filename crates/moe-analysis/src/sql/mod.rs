@@ -99,9 +99,18 @@ impl Default for QueryOptions {
 #[derive(Default)]
 pub struct Database {
     tables: BTreeMap<String, Table>,
+    /// Names that SHOW TABLES lists, in this order.
+    names: Vec<String>,
 }
 
 impl Database {
+    /// Adds a name to the result of SHOW TABLES. The table needs no file.
+    pub fn add_name(&mut self, table: &str) {
+        if !self.names.iter().any(|name| name == table) {
+            self.names.push(table.to_owned());
+        }
+    }
+
     /// Adds a Parquet file to a table, which is created if it does not exist. `run` is the value of the column
     /// [`RUN_COLUMN`] for its rows. A table has this column if one of its files has a run.
     ///
@@ -110,11 +119,12 @@ impl Database {
     /// # Errors
     /// [`Error::Trace`] if the file cannot be read, [`Error::Columns`] if it lacks a column of the table's first file.
     pub fn add(&mut self, table: &str, path: &Path, run: Option<&str>) -> Result<(), Error> {
+        self.add_name(table);
         let table = self.tables.entry(table.to_owned()).or_default();
         table.add(path, run)
     }
 
-    /// Names of the tables and their columns.
+    /// Names of the tables with files, and their columns.
     pub fn tables(&self) -> impl Iterator<Item = (&str, Vec<&str>)> {
         let tables = self.tables.iter();
         tables.map(|(name, table)| (name.as_str(), table.column_names()))
@@ -139,6 +149,8 @@ impl Database {
     /// window functions, IN (SELECT …), sorting of all rows) hold the required columns and rows in memory. Groups are held
     /// in memory.
     ///
+    /// SHOW TABLES lists the tables of [`Database::add`] and [`Database::add_name`] in the order in which they were added.
+    ///
     /// # Errors
     /// See [`Error`]. The returned rows may also yield errors of the reader.
     pub fn query(&self, sql: &str, options: &QueryOptions) -> Result<Rows, Error> {
@@ -149,7 +161,13 @@ impl Database {
             for (name, table) in &self.tables {
                 context.register(name, scan::frame(table, &session)?);
             }
-            let plan = plan::prepared(&context.execute(sql)?.logical_plan);
+            let mut result = context.execute(sql)?;
+            if is_show_tables(sql) {
+                // The result of polars lacks tables without files, and is sorted.
+                let names = Column::new("name".into(), self.names.clone());
+                result = DataFrame::new_infer_height(vec![names])?.lazy();
+            }
+            let plan = plan::prepared(&result.logical_plan);
             let columns = LazyFrame::from(plan.clone()).collect_schema()?;
             let plan = merge::reduced(plan, options.step_rows)?;
             let frames = steps::frames(plan, options.step_rows)?;
@@ -170,6 +188,11 @@ impl Database {
 pub fn table_names(sql: &str) -> Result<Vec<String>, Error> {
     check_statement(sql)?;
     catch(|| extract_table_identifiers(sql, false, true))
+}
+
+/// Whether a statement that polars executes is SHOW TABLES. polars rejects all other SHOW statements.
+fn is_show_tables(sql: &str) -> bool {
+    first_word(sql).eq_ignore_ascii_case("SHOW")
 }
 
 /// Rejects statements that are not queries.

@@ -449,6 +449,7 @@ fn rejects_invalid_queries() {
         ("SELECT * FROM 't.parquet'", "t.parquet"),
         ("SELECT unknown_function(id) FROM t", "unknown_function"),
         ("SELECT MIN(id), MAX(id) FROM t", "rename columns with AS"),
+        ("SHOW COLUMNS FROM t", "not supported"),
     ] {
         let error = error(sql);
         assert!(matches!(error, Error::Query { .. }), "{sql}: {error}");
@@ -466,8 +467,23 @@ fn rejects_invalid_queries() {
     ] {
         assert!(matches!(error(sql), Error::NotAQuery { .. }), "{sql}");
     }
-    let tables = result(&database, "SHOW TABLES", &QueryOptions::default());
-    assert_eq!(tables, [[text("labels")], [text("t")]]);
+}
+
+#[test]
+fn show_tables_lists_names_in_the_order_in_which_they_were_added() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut database = database(dir.path());
+    database.add_name("without_file");
+    database.add_name("t");
+    for sql in ["SHOW TABLES", "-- all\nshow tables;"] {
+        let tables = result(&database, sql, &QueryOptions::default());
+        assert_eq!(
+            tables,
+            [[text("t")], [text("labels")], [text("without_file")]]
+        );
+    }
+    let empty = Database::default();
+    assert!(result(&empty, "SHOW TABLES", &QueryOptions::default()).is_empty());
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use moe_files::csv::RecordWriter;
 
-use super::{Cell, RowWriter};
+use super::{Cell, RowWriter, without_negative_zero};
 
 pub struct Csv<'a> {
     records: RecordWriter<&'a mut dyn Write>,
@@ -23,6 +23,7 @@ fn field<'c>(cell: &'c Cell<'_>) -> Cow<'c, [u8]> {
     match cell {
         Cell::Int(value) => value.to_string().into_bytes().into(),
         Cell::Float(value) | Cell::Fixed(value, _) if value.is_finite() => {
+            let value = without_negative_zero(*value);
             value.to_string().into_bytes().into()
         }
         Cell::Null | Cell::Float(_) | Cell::Fixed(..) => Cow::default(),

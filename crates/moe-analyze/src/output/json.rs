@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::{Cell, RowWriter};
+use super::{Cell, RowWriter, without_negative_zero};
 
 pub struct Json<'a> {
     out: &'a mut dyn Write,
@@ -61,7 +61,7 @@ impl RowWriter for Json<'_> {
                 Cell::Int(value) => write!(self.out, "{value}")?,
                 // serde_json writes numbers that are not finite as null.
                 Cell::Float(value) | Cell::Fixed(value, _) => {
-                    serde_json::to_writer(&mut *self.out, value)?
+                    serde_json::to_writer(&mut *self.out, &without_negative_zero(*value))?
                 }
                 Cell::Text(text) => serde_json::to_writer(&mut *self.out, text)?,
                 Cell::Json(value) => serde_json::to_writer(&mut *self.out, value)?,

@@ -127,10 +127,25 @@ pub fn fixed(value: impl Into<Option<f64>>, digits: usize) -> Cell<'static> {
     value.map_or(Cell::Null, |value| Cell::Fixed(value, digits))
 }
 
-/// Rounds a number to `digits` decimal places, as printing does.
+/// Rounds a number to `digits` decimal places, as printing does. A negative number never becomes −0.
 pub fn round(value: f64, digits: usize) -> f64 {
     // Multiplication would differ for ties.
-    format!("{value:.digits$}").parse().unwrap_or(value)
+    without_negative_zero(format!("{value:.digits$}").parse().unwrap_or(value))
+}
+
+/// Returns 0 for −0, and all other numbers unchanged. −0 is also the sum of no numbers.
+fn without_negative_zero(value: f64) -> f64 {
+    if value == 0.0 { 0.0 } else { value }
+}
+
+/// Formats a number with `digits` decimal places. A number that is rounded to 0 has no sign.
+fn decimal(value: f64, digits: usize) -> String {
+    let text = format!("{value:.digits$}");
+    let is_zero = text.bytes().all(|byte| b"-0.".contains(&byte));
+    match text.strip_prefix('-') {
+        Some(zero) if is_zero => zero.to_owned(),
+        _ => text,
+    }
 }
 
 /// Returns the cell of a number that is rounded to `digits` decimal places in all formats.
@@ -161,8 +176,8 @@ impl Cell<'_> {
         match self {
             Cell::Null => "".into(),
             Cell::Int(value) => value.to_string().into(),
-            Cell::Float(value) => format!("{value:.4}").into(),
-            Cell::Fixed(value, digits) => format!("{value:.digits$}").into(),
+            Cell::Float(value) => decimal(*value, 4).into(),
+            Cell::Fixed(value, digits) => decimal(*value, *digits).into(),
             Cell::Text(text) => message::cell(text),
             Cell::Json(value) => message::cell(&value.to_string()).into_owned().into(),
         }
@@ -345,6 +360,34 @@ mod tests {
         let mut out = Vec::new();
         write_rows(&mut out, format, &["name", "count", "share"], rows).unwrap();
         String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn zero_has_no_sign() {
+        let cells = || {
+            vec![
+                Cell::Float(-0.0),
+                Cell::Fixed(-0.0, 1),
+                rounded(-0.04, 1),
+                rounded(-0.06, 1),
+            ]
+        };
+        let print = |format| {
+            let mut out = Vec::new();
+            write_rows(&mut out, format, &["a", "b", "c", "d"], [cells()]).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!(print(Format::Csv), "a,b,c,d\n0,0,0,-0.1\n");
+        assert_eq!(
+            print(Format::Jsonl),
+            "{\"a\":0.0,\"b\":0.0,\"c\":0.0,\"d\":-0.1}\n"
+        );
+        assert_eq!(
+            print(Format::Table),
+            "     a    b    c     d\n0.0000  0.0  0.0  -0.1\n"
+        );
+        assert_eq!(Cell::Float(-1e-9).to_text(), "0.0000");
+        assert_eq!(Cell::Fixed(-1.0, 0).to_text(), "-1");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Binary usage file of the inkling engine of [colibri](https://github.com/JustVugg/colibri): expert counts.
+//! Binary usage file that [colibri](https://github.com/JustVugg/colibri) writes for models of its engine `inkling`: expert counts.
 //!
 //! | bytes | content (little-endian) |
 //! |---|---|

@@ -9,9 +9,9 @@
 //! | SGLang, OpenAI API | `sglext.routed_experts` of the response or of its `choices[]` (some versions: `sgl_ext`) | the same |
 //!
 //! The last generated token is not evaluated, so it has no experts. A response of SGLang may omit the first tokens
-//! (`routed_experts_start_len` of the request), so its first token is `prompt + completion - 1 - tokens`. The chunks of a stream are
-//! read as one response. Each choice is read as a sequence. Compared with our records, the formats lack router weights,
-//! timestamps and lanes.
+//! (`routed_experts_start_len` of the request): with N tokens in the array, the first one is at position
+//! `prompt + completion - 1 - N`. The chunks of a stream are read as one response. Each choice is read as a sequence. Compared
+//! with our records, the formats lack router weights, timestamps and lanes.
 //!
 //! Definitions: <https://github.com/vllm-project/vllm/pull/28284> and <https://github.com/sgl-project/sglang/pull/12162>
 

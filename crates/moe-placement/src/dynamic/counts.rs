@@ -29,7 +29,7 @@ pub struct Counts {
 pub struct PrefetchLoads {
     /// The copy was complete when the layer needed the expert.
     pub timely: u64,
-    /// The layer had to wait for the copy.
+    /// The layer had to wait for the copy, or no slot was free for the prefetch.
     pub late: u64,
     /// The expert was not prefetched.
     pub missed: u64,

@@ -19,7 +19,7 @@ pub enum Weighting {
     Smooth,
     /// Hits × layer weight. The weight grows linearly with the MoE time of the layer, from the minimum to the maximum over the layers.
     Time,
-    /// By rank in the layer, layers with more observed experts first.
+    /// By the number of experts of the layer that were selected at least once, minus the rank in the layer.
     Balanced,
 }
 

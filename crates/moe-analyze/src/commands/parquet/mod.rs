@@ -27,13 +27,14 @@ use crate::traces::{self, TraceArgs};
 /// writes gguf-map.parquet, the offset map of the model.
 #[derive(Debug, clap::Args)]
 #[command(
+    group = clap::ArgGroup::new("outputs").args(["out", "dataset"]).required(true).multiple(true),
     after_help = "Examples:\n  moe-analyze parquet runs/first --out tables\n  moe-analyze parquet runs/first --dataset dataset"
 )]
 pub struct Args {
     /// Run directory, trace.bin, or a trace of another tool
     run: PathBuf,
     /// Directory for ops.parquet, accesses.parquet and routing.parquet; --out or --dataset is required
-    #[arg(long, value_name = "DIR", required_unless_present = "dataset")]
+    #[arg(long, value_name = "DIR")]
     out: Option<OutputPath>,
     /// Dataset directory to add the run to, Hive-partitioned by run (ops/run=ID/part-0.parquet)
     #[arg(long, value_name = "DIR")]

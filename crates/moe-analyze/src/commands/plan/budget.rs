@@ -118,9 +118,9 @@ impl AutoBudgetArgs {
         memory: Option<&Memory>,
         ctx: &Context,
     ) -> anyhow::Result<u64> {
-        let (needed, what) = match (self.kv_mib.get(lane), memory) {
-            (Some(&kv), _) => (bytes_of_mib(kv), "KV cache"),
-            (None, None) => (0, "KV cache"),
+        let needed = match (self.kv_mib.get(lane), memory) {
+            (Some(&kv), _) => bytes_of_mib(kv),
+            (None, None) => 0,
             (None, Some(memory)) => {
                 if let Some(fault) = memory.fault() {
                     bail!("{fault}; pass --kv-mib, or a number to --budget-mib");
@@ -129,11 +129,11 @@ impl AutoBudgetArgs {
                 if lane == 0 && gpu.own.compute.is_none() {
                     ctx.note("warning: the size of the compute buffers is not known for this model; the reserve must be sufficient for them");
                 }
-                (gpu.needed(), "model and context")
+                gpu.needed()
             }
         };
         let reserve = self.reserve_mib.get(lane).copied();
-        let budget = AutoBudget::new(lane, bytes_of_mib(free), needed, what, reserve);
+        let budget = AutoBudget::new(lane, bytes_of_mib(free), needed, reserve);
         ctx.note(budget);
         Ok(budget.bytes())
     }

@@ -43,7 +43,7 @@ pub struct Args {
     #[arg(required = true, value_name = "FILE")]
     paths: Vec<PathBuf>,
     /// Model, a GGUF file: provides the size of each expert; --model or --sizes is required without --update
-    #[arg(long, value_name = "MODEL.gguf", required_unless_present_any = ["sizes", "update"], conflicts_with = "sizes")]
+    #[arg(long, value_name = "MODEL.gguf", conflicts_with = "sizes")]
     model: Option<PathBuf>,
     /// CSV file with the size of each expert, and the header layer,expert,bytes; replaces --model
     #[arg(long, value_name = "FILE.csv")]
@@ -56,7 +56,6 @@ pub struct Args {
         long,
         value_name = "N|auto[,…]",
         value_delimiter = ',',
-        required_unless_present_any = ["budget_bytes", "update"],
         conflicts_with = "budget_bytes",
         help_heading = "Budget"
     )]
@@ -196,7 +195,31 @@ impl Planned<'_> {
     }
 }
 
+/// Rejects a new plan without sizes of experts or without a budget.
+fn check_required(args: &Args) -> anyhow::Result<()> {
+    if args.update.is_some() {
+        return Ok(());
+    }
+    let has_sizes = args.model.is_some() || args.sizes.is_some();
+    let has_budget = !args.budget_mib.is_empty() || !args.budget_bytes.is_empty();
+    let missing: Vec<&str> = [
+        (!has_sizes).then_some("--model or --sizes"),
+        (!has_budget).then_some("--budget-mib or --budget-bytes"),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    if !missing.is_empty() {
+        bail!(
+            "the following required arguments were not provided: {}; see --help",
+            missing.join(", ")
+        );
+    }
+    Ok(())
+}
+
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
+    check_required(&args)?;
     if let Some(out) = &args.out {
         files::require_extension(out, "json")?;
         files::check_output(out, args.force)?;

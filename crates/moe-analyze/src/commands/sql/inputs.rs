@@ -8,12 +8,12 @@ use std::rc::Rc;
 
 use anyhow::bail;
 use moe_analysis::hotness::{ExpertBytes, Hotness, Matrix, Phases};
-use moe_foreign::{Detected, ImportOptions, Input, Records, import};
+use moe_foreign::{Detected, ForeignError, ImportOptions, Input, Records, import};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_trace::record::RECORD_SIZE;
 use moe_trace::tables::{RoutingTable, TABLES, TableOptions, prepare_tables};
-use moe_trace::{Run, map_table};
+use moe_trace::{CountRow, RoutingRow, Run, Sink, SinkError, map_table};
 
 use crate::commands::parquet;
 use crate::context::Context;
@@ -159,7 +159,8 @@ impl QueryInput {
         &self.path
     }
 
-    /// Returns the tables of the input.
+    /// Returns the tables that the input can have. A trace of another tool may contain only counts and thus no routing; see
+    /// [`present_tables`].
     pub fn tables(&self) -> Vec<&'static str> {
         let own = |table: &str| match &self.source {
             Source::Run(_) => table != "map",
@@ -175,6 +176,17 @@ impl QueryInput {
         tables
             .filter(|&table| own(table) || table == "map" && has_map)
             .collect()
+    }
+
+    /// Returns whether the input is a trace of another tool that contains only counts.
+    fn has_only_counts(&self) -> bool {
+        let Source::Foreign(trace) = &self.source else {
+            return false;
+        };
+        let options = &self.trace_options.options;
+        let imported = import(trace.importer, &trace.source, options, &mut FirstRow);
+        // Other errors are those of the query.
+        matches!(imported, Err(ForeignError::NoOrder { .. }))
     }
 
     /// Returns whether the input contains the map of its model, so that `--model` is not needed.
@@ -315,6 +327,31 @@ impl QueryInput {
         }
         Ok(files)
     }
+}
+
+/// Stops at the first row. The error shows whether the row is routing or a count.
+struct FirstRow;
+
+impl Sink for FirstRow {
+    fn routing(&mut self, _: &RoutingRow) -> Result<(), SinkError> {
+        Err(SinkError::Failed("stopped at the first row".into()))
+    }
+
+    fn count(&mut self, _: &CountRow) -> Result<(), SinkError> {
+        Err(SinkError::NeedsOrder)
+    }
+}
+
+/// Returns the tables of all inputs, in the order of [`QUERY_TABLES`].
+pub fn present_tables(inputs: &[QueryInput]) -> Vec<&'static str> {
+    let mut present = BTreeSet::new();
+    for input in inputs {
+        let only_counts = input.has_only_counts();
+        let tables = input.tables().into_iter();
+        present.extend(tables.filter(|&table| table != "routing" || !only_counts));
+    }
+    let tables = QUERY_TABLES.into_iter();
+    tables.filter(|table| present.contains(table)).collect()
 }
 
 /// Writes `ops`, `accesses` and `routing`; returns their directory.

@@ -21,8 +21,9 @@ use temporary::Temporary;
 
 /// Run an SQL query over the tables of runs, traces and models
 ///
-/// The tables are ops, accesses, routing, map and hotness. A trace of another tool has routing and hotness, a model has map. The rows of
-/// several inputs are in one table, with the run in the column `run`. docs/sql.md describes the tables and contains examples.
+/// The tables are ops, accesses, routing, map and hotness. A trace of another tool has routing and hotness (counts: only hotness), a model
+/// has map. SHOW TABLES lists the tables of the inputs. The rows of several inputs are in one table, with the run in the column `run`.
+/// docs/sql.md describes the tables and contains examples.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  moe-analyze sql \"SELECT layer_id, AVG(duration_ns) FROM ops GROUP BY layer_id\" runs/first"
@@ -81,7 +82,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     Ok(ExitStatus::Done)
 }
 
-/// Returns the tables in the query that the inputs have.
+/// Returns the tables in the query that the inputs have. A query without tables may be SHOW TABLES, which lists all tables of
+/// the inputs.
 fn database(
     inputs: &[QueryInput],
     queried: &BTreeSet<String>,
@@ -89,6 +91,11 @@ fn database(
     ctx: &Context,
 ) -> anyhow::Result<Database> {
     let mut database = Database::default();
+    if queried.is_empty() {
+        for table in inputs::present_tables(inputs) {
+            database.add_name(table);
+        }
+    }
     for input in inputs {
         for file in input.files(queried, temporary, ctx)? {
             let run = (inputs.len() > 1 || file.is_partition).then_some(file.run.as_str());
@@ -132,12 +139,10 @@ fn with_tables(
         let columns: Vec<String> = columns.collect();
         return anyhow!("{error}; tables: {}", columns.join(", "));
     }
-    let present: BTreeSet<&str> = inputs.iter().flat_map(QueryInput::tables).collect();
-    let present: Vec<&str> = present.into_iter().collect();
     anyhow!(
         "{error}; tables of {}: {}",
         inputs::names(inputs),
-        present.join(", ")
+        inputs::present_tables(inputs).join(", ")
     )
 }
 

@@ -215,7 +215,7 @@ impl Machine<'_, '_> {
                         ),
                     };
                     let reserve = args.reserve_mib(lane);
-                    let budget = AutoBudget::new(lane, free, needed, "model and context", reserve);
+                    let budget = AutoBudget::new(lane, free, needed, reserve);
                     ctx.note(budget);
                     budget.bytes()
                 }
