@@ -11,6 +11,8 @@
 #   sanitizer   compute-sanitizer
 #   kernels     times of kernels
 #   speed       tokens per second of complete models
+#   trace       cost of recording: paired ratios of blocks of 128 tokens that alternate in one process
+#   parallel    tokens per second of several sequences at the same time
 #   post-fetch  speed of Post-Fetch and overlap of its transfers
 #   replay      the MoE layers alone with every policy
 #
@@ -152,6 +154,45 @@ speed_part() {
     printf '\n%s\n' "$shape"
     local file; file=$(model "$@")
     bench --model "$file" --device cuda -p 512 -n 64 -r 5 -t 8
+  done
+}
+
+# Prints the rows of `bench --trace`.
+trace_of() {
+  printf -- '-- %s\n' "$*"
+  "$moe_analyze" --quiet bench -o json --device cuda -t 16 -p 0 --trace off,experts,all "$@" | python3 -c '
+import json, sys
+for row in json.load(sys.stdin):
+    speed = "%7.2f ± %5.2f tokens/s" % (row["avg_ts"], row["stddev_ts"])
+    ratio = "time %.4f × [%.4f, %.4f]" % (row["time_ratio"], row["time_ratio_low"], row["time_ratio_high"])
+    print("  %-8s %s, %s" % (row["trace"], speed, ratio))
+'
+}
+
+trace_part() {
+  for shape in "gpt-oss-20b MXFP4_MOE" "qwen3-30b-a3b Q4_K_M"; do
+    set -- $shape
+    printf '\n%s\n' "$shape"
+    local file; file=$(model "$@")
+    trace_of --model "$file" -n 128 -r 21
+    trace_of --model "$file" -n 32 -r 15 --cpu-moe --policy post-fetch
+    "$moe_analyze" --quiet record --model "$file" --device cuda -n 64 --ignore-eos --prompt "hello" --trace experts --out "$work/learn" \
+      --force >/dev/null
+    "$moe_analyze" --quiet hotness "$work/learn" --out "$work/learn.json" --force >/dev/null
+    trace_of --model "$file" -n 64 -r 15 --cpu-moe --policy hot-cache --hot-cache "$work/learn.json" --hot-cache-mib 5000
+  done
+}
+
+parallel_part() {
+  for shape in "gpt-oss-20b MXFP4_MOE" "qwen3-30b-a3b Q4_K_M"; do
+    set -- $shape
+    printf '\n%s\n' "$shape"
+    local file; file=$(model "$@")
+    "$moe_analyze" --quiet bench -o json --model "$file" --device cuda -t 16 -p 0 -n 128 -r 3 --parallel 1,2,4,8,16,32 | python3 -c '
+import json, sys
+for row in json.load(sys.stdin):
+    print("  %2d sequences %8.2f ± %6.2f tokens/s" % (row.get("n_parallel", 1), row["avg_ts"], row["stddev_ts"]))
+'
   done
 }
 

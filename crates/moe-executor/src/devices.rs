@@ -226,6 +226,14 @@ impl<'g> Devices<'g> {
         self.gpus.iter_mut().try_for_each(Device::begin_pass)
     }
 
+    /// Starts the copies of everything that is recorded of the pass so far, before a wait that covers them, too.
+    pub(crate) fn begin_end(&mut self) {
+        for gpu in &mut self.gpus {
+            // The end of the pass repeats it after an error.
+            let _ = gpu.begin_end();
+        }
+    }
+
     /// Ends a pass: waits for all work on all GPUs, and finds the times of the events of the pass.
     ///
     /// # Errors

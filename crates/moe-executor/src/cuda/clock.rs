@@ -166,12 +166,12 @@ impl EventClock {
         self.timeline.waited(Instant::now());
     }
 
-    /// Ends the work of the pass on the compute stream: starts the copy of the starts of its kernels.
+    /// Ends the work of the pass on the compute stream: starts the copy of the starts of its kernels, unless all so far are copied.
     ///
     /// # Errors
     /// The copy cannot be started, or as [`EventClock::record`].
     pub(super) fn begin_end(&mut self, gpu: &Gpu) -> Result<()> {
-        if self.starts.is_empty() {
+        if self.starts.are_copied() {
             return Ok(());
         }
         self.next_start(gpu)?;

@@ -45,6 +45,8 @@ pub(super) struct Downloads {
     log: Option<(DeviceBuffer, Pinned)>,
     /// Bytes of the log that this pass needs, including those without room.
     logged: usize,
+    /// Bytes of the log whose copy was started.
+    copied: usize,
     /// Size of the log that is allocated next, in bytes.
     log_bytes: usize,
     /// For other copies. Blocks never move.
@@ -62,7 +64,7 @@ impl Downloads {
             self.log = None;
             self.log_bytes = self.logged;
         }
-        self.logged = 0;
+        (self.logged, self.copied) = (0, 0);
     }
 
     fn log_capacity(&self) -> usize {
@@ -91,12 +93,14 @@ impl Downloads {
         Some((log.ptr().offset(at), download))
     }
 
-    /// Starts the D2H copy of the log, after the last router of a pass.
+    /// Starts the D2H copy of the log, unless everything so far is copied.
     ///
     /// # Errors
     /// The copy cannot be started.
-    pub(super) fn begin_log(&self, gpu: &Gpu) -> Result<()> {
-        let Some((log, copy)) = self.log.as_ref().filter(|_| self.logged > 0) else {
+    pub(super) fn begin_log(&mut self, gpu: &Gpu) -> Result<()> {
+        let is_copied = self.copied == self.logged;
+        self.copied = self.logged;
+        let Some((log, copy)) = self.log.as_ref().filter(|_| !is_copied) else {
             return Ok(());
         };
         let bytes = self.logged.min(copy.len());

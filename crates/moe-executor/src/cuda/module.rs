@@ -268,7 +268,7 @@ impl Module {
         let start = self.next.start.swap(0, Ordering::Relaxed);
         let bits = args.iter().map(|arg| &arg.bits).chain([&start]);
         let params = bits.map(|bits| std::ptr::from_ref(bits).cast_mut().cast());
-        // The driver reads as many as the kernel has. The last one tells the driver of the tests where they end.
+        // The driver reads as many as the kernel has. The null after them is for the driver of the tests, which does not know how many.
         let mut params: Vec<_> = params.chain([null_mut()]).collect();
         let params = params.as_mut_ptr();
         let failed = |source| {

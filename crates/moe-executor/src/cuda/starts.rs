@@ -15,6 +15,8 @@ pub(super) struct KernelStarts {
     memory: Option<(DeviceBuffer, Pinned)>,
     /// Number of reserved starts, including those without room.
     n: usize,
+    /// Number of starts whose copy was started.
+    n_copied: usize,
     /// Number of starts for which memory is allocated next.
     room: usize,
     /// Largest start of earlier passes: a smaller one is left over from such a pass, because its kernel failed.
@@ -30,12 +32,12 @@ impl KernelStarts {
             self.memory = None;
             self.room = self.n;
         }
-        self.n = 0;
+        (self.n, self.n_copied) = (0, 0);
     }
 
-    /// Whether no start was reserved in this pass.
-    pub(super) fn is_empty(&self) -> bool {
-        self.n == 0
+    /// Whether the copies of all starts of this pass were started.
+    pub(super) fn are_copied(&self) -> bool {
+        self.n == self.n_copied
     }
 
     fn capacity(&self) -> usize {
@@ -58,7 +60,8 @@ impl KernelStarts {
     ///
     /// # Errors
     /// The copy cannot be started.
-    pub(super) fn begin_download(&self, gpu: &Gpu) -> Result<()> {
+    pub(super) fn begin_download(&mut self, gpu: &Gpu) -> Result<()> {
+        self.n_copied = self.n;
         let Some((memory, copy)) = &self.memory else {
             return Ok(());
         };

@@ -105,8 +105,9 @@ impl Ops<'_> {
         Ok(())
     }
 
-    /// Copies activations to the CPU before the session reads them.
+    /// Copies the results of a pass to the CPU before the session reads them, with everything that is recorded of the pass.
     pub fn fetch_rows(&mut self, x: &mut Activation) {
+        self.devices.begin_end();
         self.fetch(&mut x.values);
     }
 

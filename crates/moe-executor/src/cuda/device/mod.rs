@@ -43,7 +43,8 @@ pub struct Device {
     hot: hot::HotExperts,
     lane_sum: lane_sum::LaneSum,
     scratch: [Option<DeviceBuffer>; Scratch::COUNT],
-    positions: Vec<u32>,
+    /// The contents of [`Scratch::Places`].
+    places: Vec<u32>,
     /// The end of the last operation on this GPU, if no other device ran an operation since, nor the CPU waited: then the next
     /// operation starts there.
     previous_end: Option<Event>,
@@ -77,7 +78,7 @@ impl Device {
             finder: None,
             lane_sum: lane_sum::LaneSum::default(),
             scratch: [const { None }; Scratch::COUNT],
-            positions: Vec::new(),
+            places: Vec::new(),
             previous_end: None,
             pass_has_ended: false,
             post_fetch: None,
@@ -318,13 +319,21 @@ impl Device {
         Ok(())
     }
 
+    /// Starts the copies of the starts of kernels and of routing decisions, unless everything so far is copied.
+    ///
+    /// # Errors
+    /// The driver reports an error.
+    pub(crate) fn begin_end(&mut self) -> Result<()> {
+        self.gpu.clock_mut().begin_end(&self.gpu)?;
+        self.downloads.begin_log(&self.gpu)
+    }
+
     /// Ends a pass on this GPU: waits for all its work, and reads the GPU times of its events.
     ///
     /// # Errors
     /// Some of the work failed.
     pub(crate) fn end_pass(&mut self) -> Result<()> {
-        self.gpu.clock_mut().begin_end(&self.gpu)?;
-        self.downloads.begin_log(&self.gpu)?;
+        self.begin_end()?;
         self.gpu.synchronize()?;
         self.waited();
         if let Some(post_fetch) = &self.post_fetch {

@@ -3,6 +3,7 @@
 use super::Device;
 use crate::cuda::launch::Kernels;
 use crate::cuda::{DeviceBuffer, Ptr, Result};
+use crate::kv_cache::Batch;
 use crate::recorder::Routing;
 
 /// A scratch buffer, by its purpose.
@@ -14,8 +15,8 @@ pub enum Scratch {
     Worklist,
     /// Partial results of attention.
     Attention,
-    /// Positions of the tokens.
-    Positions,
+    /// Places of the tokens in the KV cache.
+    Places,
     /// Indices of the rows that `get_rows` copies.
     Rows,
     /// Matrices that were copied for one product: gate of experts, or any other matrix except up and down of experts.
@@ -40,6 +41,17 @@ impl Scratch {
     pub(super) const COUNT: usize = Scratch::LaneRows as usize + 1;
 }
 
+/// Places of the tokens of a pass in the KV cache: addresses of u32 `(tokens)`.
+#[derive(Clone, Copy)]
+pub(crate) struct Places {
+    /// Position of each token in its sequence.
+    pub positions: Ptr,
+    /// Row of each token in the keys or values of a layer.
+    pub rows: Ptr,
+    /// Sequence of each token.
+    pub sequences: Ptr,
+}
+
 impl Device {
     /// A scratch buffer of at least `bytes` bytes with unspecified contents.
     ///
@@ -58,20 +70,38 @@ impl Device {
         Ok(room.insert(buffer).ptr())
     }
 
-    /// The positions of the tokens on the GPU. They are copied only if they have changed.
+    /// Places of the tokens in the KV cache, on the GPU. They are copied only if they have changed.
     ///
     /// # Errors
     /// They do not fit, or the copy cannot be started.
-    pub(crate) fn positions(&mut self, positions: &[u32]) -> Result<Ptr> {
-        let room = self.scratch[Scratch::Positions as usize].as_ref();
-        let before = room.map(DeviceBuffer::ptr);
-        let ptr = self.scratch(Scratch::Positions, size_of_val(positions))?;
-        if self.positions != positions || before != Some(ptr) {
-            self.gpu.upload(ptr, positions)?;
-            self.positions.clear();
-            self.positions.extend(positions);
+    pub(crate) fn places(&mut self, batch: Batch) -> Result<Places> {
+        let n = batch.positions.len();
+        let mut places = Vec::with_capacity(3 * n);
+        places.extend(batch.positions);
+        for run in batch.runs {
+            let positions = &batch.positions[run.tokens.clone()];
+            places.extend(
+                positions
+                    .iter()
+                    .map(|at| at * batch.n_seq as u32 + run.sequence as u32),
+            );
         }
-        Ok(ptr)
+        for run in batch.runs {
+            places.extend(run.tokens.clone().map(|_| run.sequence as u32));
+        }
+        let room = self.scratch[Scratch::Places as usize].as_ref();
+        let before = room.map(DeviceBuffer::ptr);
+        let ptr = self.scratch(Scratch::Places, size_of_val(places.as_slice()))?;
+        if self.places != places || before != Some(ptr) {
+            self.gpu.upload(ptr, places.as_slice())?;
+            self.places = places;
+        }
+        let part = |index| ptr.offset(index * n * size_of::<u32>());
+        Ok(Places {
+            positions: part(0),
+            rows: part(1),
+            sequences: part(2),
+        })
     }
 
     /// Scratch memory for `rows` quantized rows of `n_in` activations.

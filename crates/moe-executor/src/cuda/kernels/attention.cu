@@ -25,27 +25,24 @@ KERNEL attention_combine(const float* parts, const float* __restrict__ sinks, un
     }
 }
 
-// Stores of rows of keys or values at their positions: `out` has the rows of a sequence, which are `stride` elements apart. Block:
-// (row, part of its columns).
-__device__ size_t stored_at(const unsigned* positions, unsigned stride, unsigned column) {
-    return size_t(positions[blockIdx.x]) * stride + column;
-}
+// Stores of rows of keys or values as rows `at` of `out`, which has `width` columns. Block: (row, part of its columns).
+__device__ size_t stored_at(const unsigned* at, unsigned width, unsigned column) { return size_t(at[blockIdx.x]) * width + column; }
 
-KERNEL store_rows_f32(const float* x, const unsigned* positions, unsigned width, unsigned stride, float* out, Start start) {
+KERNEL store_rows_f32(const float* x, const unsigned* at, unsigned width, float* out, Start start) {
     follow_previous(start);
     const unsigned i = blockIdx.y * blockDim.x + threadIdx.x;
-    if (i < width) out[stored_at(positions, stride, i)] = x[size_t(blockIdx.x) * width + i];
+    if (i < width) out[stored_at(at, width, i)] = x[size_t(blockIdx.x) * width + i];
 }
 
-KERNEL store_rows_f16(const float* x, const unsigned* positions, unsigned width, unsigned stride, unsigned short* out, Start start) {
+KERNEL store_rows_f16(const float* x, const unsigned* at, unsigned width, unsigned short* out, Start start) {
     follow_previous(start);
     const unsigned i = blockIdx.y * blockDim.x + threadIdx.x;
-    if (i < width) out[stored_at(positions, stride, i)] = half_bits(x[size_t(blockIdx.x) * width + i]);
+    if (i < width) out[stored_at(at, width, i)] = half_bits(x[size_t(blockIdx.x) * width + i]);
 }
 
-// A warp converts a block of 32 elements like the CPU: codes are rounded to the nearest integer, ties to even. `width` and
-// `stride` are multiples of 32, so that either all or no lanes of a warp have an element.
-KERNEL store_rows_q8_0(const float* x, const unsigned* positions, unsigned width, unsigned stride, byte* out, Start start) {
+// A warp converts a block of 32 elements like the CPU: codes are rounded to the nearest integer, ties to even. `width` is
+// a multiple of 32, so that either all or no lanes of a warp have an element.
+KERNEL store_rows_q8_0(const float* x, const unsigned* at, unsigned width, byte* out, Start start) {
     follow_previous(start);
     const unsigned i = blockIdx.y * blockDim.x + threadIdx.x, lane = threadIdx.x % WARP;
     if (i >= width) return;
@@ -53,7 +50,7 @@ KERNEL store_rows_q8_0(const float* x, const unsigned* positions, unsigned width
     // As integers, so that NaN is the largest value and propagates.
     const unsigned most = warp_max(__float_as_uint(value) & 0x7fffffff);
     const float amax = __uint_as_float(most);
-    byte* block = out + stored_at(positions, stride, i) / 32 * 34;
+    byte* block = out + stored_at(at, width, i) / 32 * 34;
     if (lane == 0) *(unsigned short*)block = half_bits(__fdiv_rn(amax, 127));
     block[2 + lane] = byte(__float2int_rn(value * (most == 0 ? 0 : __fdiv_rn(127, amax))));
 }

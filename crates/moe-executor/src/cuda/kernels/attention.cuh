@@ -18,14 +18,15 @@ struct Shape {
     unsigned splits;  // number of parts of the positions
 };
 
-// `stride`: elements between two positions in `k` and `v`. `types`: type of the keys (low 16 bits) and of the values; only the
+// `sequences`: sequence of each token, whose rows follow each other in `k` and `v`; or null, for the first one. Only the kernels for
+// single tokens read it. `stride`: elements between two positions in `k` and `v`. `types`: type of the keys (low 16 bits) and of the values; only the
 // kernels for any type read it.
 #define INPUTS \
-    const float *q, const void *k, const void *v, const unsigned *positions, \
+    const float *q, const void *k, const void *v, const unsigned *positions, const unsigned *sequences, \
     const float* __restrict__ sinks, unsigned n_tokens, unsigned n_head, unsigned n_head_kv, unsigned head_dim, unsigned window, \
     unsigned heads, unsigned splits, unsigned stride, unsigned types, float scale, float *out, float *parts, Start start
 #define ARGUMENTS \
-    q, k, v, positions, sinks, n_tokens, n_head, n_head_kv, head_dim, window, heads, splits, stride, types, scale, out, parts, start
+    q, k, v, positions, sequences, sinks, n_tokens, n_head, n_head_kv, head_dim, window, heads, splits, stride, types, scale, out, parts, start
 #define SHAPE Shape{n_head, n_head_kv, head_dim, window, heads, splits}
 
 __device__ inline float dot(float4 a, float4 b, float sum) {
@@ -95,8 +96,9 @@ __device__ void attend_token(INPUTS) {
     const unsigned first_head = kv_head * per_kv + piece * heads, n_heads = min(heads, per_kv - piece * heads);
     const unsigned fours = head_dim / 4;
     // The keys or values of the head at a position.
+    const unsigned row_head = (sequences ? sequences[token] * n_head_kv : 0) + kv_head;
     const auto cached = [&](const void* cache, unsigned type, unsigned at) {
-        return Row(cache, size_t(kv_head) * head_dim + size_t(at) * stride, type);
+        return Row(cache, size_t(row_head) * head_dim + size_t(at) * stride, type);
     };
 
     // Heads and elements that do not exist are zero.

@@ -96,7 +96,8 @@ __device__ inline void mat_vec_one(
     }
 }
 
-// A few rows of activations per matrix: weights are decoded once for TOKENS rows. Blocks (x, y) compute the entries of matrix y.
+// A few rows of activations per matrix: weights are decoded once for TOKENS rows. Blocks (x, y, z) compute the entries of matrix y from
+// TOKENS · z on.
 template <class W, unsigned TOKENS>
 __device__ inline void mat_vec_several(
     const byte* weights, size_t expert_size, unsigned row_size, const float* bias, const float* x, const void* quantized,
@@ -112,7 +113,16 @@ __device__ inline void mat_vec_several(
     const unsigned units = (n_in + W::UNIT - 1) / W::UNIT;
     const unsigned sets = (n_out + ROWS - 1) / ROWS;
     for (unsigned set = blockIdx.x * VEC_WARPS + threadIdx.x / WARP; set < sets; set += gridDim.x * VEC_WARPS) {
-        for (unsigned chunk = begin; chunk < end; chunk += TOKENS) {
+        for (unsigned chunk = begin + blockIdx.z * TOKENS; chunk < end; chunk += gridDim.z * TOKENS) {
+            // The next unit is loaded while this one is multiplied.
+            typename W::Raw next[ROWS];
+            const auto load = [&](unsigned u) {
+#pragma unroll
+                for (unsigned r = 0; r < ROWS; r++) {
+                    next[r] = W::load(weights + size_t(min(set * ROWS + r, n_out - 1)) * row_size, u, n_in);
+                }
+            };
+            if (lane < units) load(lane);
             unsigned entry[TOKENS];
             typename W::Source sources[TOKENS];
 #pragma unroll
@@ -125,10 +135,8 @@ __device__ inline void mat_vec_several(
             for (unsigned u = lane; u < units; u += WARP) {
                 typename W::Decoded decoded[ROWS];
 #pragma unroll
-                for (unsigned r = 0; r < ROWS; r++) {
-                    const unsigned row = min(set * ROWS + r, n_out - 1);
-                    W::decode(W::load(weights + size_t(row) * row_size, u, n_in), u, decoded[r]);
-                }
+                for (unsigned r = 0; r < ROWS; r++) W::decode(next[r], u, decoded[r]);
+                if (u + WARP < units) load(u + WARP);
 #pragma unroll
                 for (unsigned t = 0; t < TOKENS; t++) {
                     const typename W::Input in = W::input(sources[t], u, n_in);

@@ -18,7 +18,7 @@ kernels! {
     TOKEN_8_128 = "attention_token_8_128",
     TOKEN_1_256 = "attention_token_1_256",
     TOKEN_4_256 = "attention_token_4_256" => (
-        q: Ptr, k: Ptr, v: Ptr, positions: Ptr, sinks: Ptr, n_tokens: U32, n_head: U32, n_head_kv: U32, head_dim: U32,
+        q: Ptr, k: Ptr, v: Ptr, positions: Ptr, sequences: Ptr, sinks: Ptr, n_tokens: U32, n_head: U32, n_head_kv: U32, head_dim: U32,
         window: U32, heads: U32, splits: U32, stride: U32, types: U32, scale: F32, out: Ptr, parts: Ptr,
     );
 }
@@ -39,14 +39,16 @@ pub struct Attention<'a> {
     pub shape: &'a Shape,
     /// Queries `(n_tokens, n_head, head_dim)`.
     pub q: Ptr,
-    /// Keys `(position, n_head_kv, head_dim)`.
+    /// Keys `(position, n_head_kv, head_dim)` of the sequence; with `sequences`, of the first one in the cache.
     pub k: Cached,
-    /// Values `(position, n_head_kv, head_dim)`.
+    /// Values, like the keys.
     pub v: Cached,
     /// Elements between two positions in `k` and `v`.
     pub stride: usize,
     /// u32 `(n_tokens)`: position of each token in the KV cache.
     pub positions: Ptr,
+    /// u32 `(n_tokens)`: sequence of each token, or null if all tokens are of one sequence.
+    pub sequences: Ptr,
     /// Attention sinks `(n_head)`: extra scores in the softmax without a value; or null.
     pub sinks: Ptr,
     /// Number of tokens.
@@ -73,7 +75,7 @@ struct Plan {
 }
 
 impl Kernels {
-    /// Scratch memory in bytes for up to `n_tokens` tokens at positions up to `last_position`.
+    /// Scratch memory in bytes for up to `n_tokens` tokens of one sequence, or of several ones, at positions up to `last_position`.
     ///
     /// # Errors
     /// As [`Kernels::attention`].
@@ -85,9 +87,11 @@ impl Kernels {
     ) -> Result<usize> {
         let mut parts = 0;
         for n in 1..=n_tokens {
-            let splits = self.plan(shape, n, last_position)?.splits;
-            if splits > 1 {
-                parts = parts.max(n * shape.n_head * splits);
+            for of_several in [false, true] {
+                let splits = self.plan(shape, n, last_position, of_several)?.splits;
+                if splits > 1 {
+                    parts = parts.max(n * shape.n_head * splits);
+                }
             }
         }
         Ok(parts * (shape.head_dim + 2) * size_of::<f32>())
@@ -111,12 +115,14 @@ impl Kernels {
                     shape.head_dim, it.k.ty, it.v.ty
                 ),
             })?;
-        let plan = self.plan(shape, it.n_tokens, it.last_position)?;
+        let of_several = it.sequences != Ptr::NULL;
+        let plan = self.plan(shape, it.n_tokens, it.last_position, of_several)?;
         let args = args![
             it.q,
             it.k.at,
             it.v.at,
             it.positions,
+            it.sequences,
             it.sinks,
             it.n_tokens,
             shape.n_head,
@@ -155,7 +161,14 @@ impl Kernels {
         self.combine(stream, &combine, THREADS)
     }
 
-    fn plan(&self, shape: &Shape, n_tokens: usize, last_position: usize) -> Result<Plan> {
+    /// `of_several`: whether the tokens are of several sequences, so that they share no keys.
+    fn plan(
+        &self,
+        shape: &Shape,
+        n_tokens: usize,
+        last_position: usize,
+        of_several: bool,
+    ) -> Result<Plan> {
         let d = shape.head_dim;
         if d == 0 || d > 256 || !d.is_multiple_of(4) {
             return Err(Error::Unsupported {
@@ -168,7 +181,7 @@ impl Kernels {
         let seen = shape.visible(last_position).len() + n_tokens.saturating_sub(1);
         let seen = seen.min(last_position + 1);
         let share = |most: usize| per_kv.div_ceil(per_kv.div_ceil(most));
-        if n_tokens >= TILE_TOKENS && n_tokens * per_kv >= TILE_ROWS {
+        if !of_several && n_tokens >= TILE_TOKENS && n_tokens * per_kv >= TILE_ROWS {
             let (kernel, rows, tile) = match d {
                 ..=128 => (TOKENS_128, 64, 32),
                 _ => (TOKENS_256, 32, 16),

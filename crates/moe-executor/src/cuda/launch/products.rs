@@ -41,8 +41,12 @@ pub struct Weights {
     pub expert_size: usize,
 }
 
-/// Largest number of activation rows that one warp multiplies with a row of weights.
+/// Largest number of activation rows per matrix for matrix-vector kernels, and the largest one if tiles of 64 rows would leave
+/// multiprocessors idle.
 const FEW_ROWS: usize = 8;
+const FEW_ROWS_WITHOUT_TILES: usize = 32;
+/// Activation rows for which a warp decodes a row of weights once, as in the kernel.
+const ROWS_AT_A_TIME: usize = 4;
 /// Threads and warps per block of every kernel in this file.
 const THREADS: usize = 256;
 const WARPS: usize = THREADS / 32;
@@ -244,8 +248,15 @@ impl Kernels {
         let (weights, grouped) = (many.weights, &many.grouped);
         let n_out = weights.n_out;
         let per_expert = grouped.entries.div_ceil(grouped.n_expert.max(1));
-        let (kernel, x, z) = if per_expert <= FEW_ROWS {
-            (MAT_VEC_FEW, n_out.div_ceil(2).div_ceil(WARPS), 1)
+        let tiles = n_out.div_ceil(TILE) * grouped.n_expert * per_expert.div_ceil(TILE);
+        let most = if tiles < self.multiprocessors {
+            FEW_ROWS_WITHOUT_TILES
+        } else {
+            FEW_ROWS
+        };
+        let (kernel, x, z) = if per_expert <= most {
+            let x = n_out.div_ceil(2).div_ceil(WARPS);
+            (MAT_VEC_FEW, x, per_expert.div_ceil(ROWS_AT_A_TIME))
         } else {
             // Up to four times the average, because experts differ in their number of entries. Blocks without a tile end at once.
             let tiles = 4 * per_expert.div_ceil(TILE);

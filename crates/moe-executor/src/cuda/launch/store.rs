@@ -13,14 +13,14 @@ kernels! {
         parts: Ptr, sinks: Ptr, n_head: U32, head_dim: U32, splits: U32, out: Ptr,
     );
     STORE_F32 = "store_rows_f32", STORE_F16 = "store_rows_f16", STORE_Q8_0 = "store_rows_q8_0" => (
-        x: Ptr, positions: Ptr, width: U32, stride: U32, out: Ptr,
+        x: Ptr, at: Ptr, width: U32, out: Ptr,
     );
 }
 
 /// Threads per block in the kernels for stores.
 const THREADS: usize = 256;
 
-/// Keys or values of a sequence, from its first position on.
+/// Keys or values, from the first position of a sequence on.
 #[derive(Clone, Copy, Debug)]
 pub struct Cached {
     /// Their address.
@@ -33,15 +33,13 @@ pub struct Cached {
 pub struct Store {
     /// f32 `(rows, width)`.
     pub x: Ptr,
-    /// u32 `(rows)`: position of each row.
-    pub positions: Ptr,
+    /// u32 `(rows)`: the row of `out` for each row.
+    pub at: Ptr,
     /// Number of rows.
     pub rows: usize,
     /// Elements of a row, a multiple of the block size of the type.
     pub width: usize,
-    /// Elements between two positions in `out`, a multiple of the block size of the type.
-    pub stride: usize,
-    /// Keys or values of the sequence.
+    /// Keys or values of all sequences.
     pub out: Cached,
 }
 
@@ -60,14 +58,14 @@ pub(super) struct Combine {
 }
 
 impl Kernels {
-    /// `out[positions[i]] = x[i]`, converted to the type of the cache.
+    /// `out[at[i]] = x[i]`, converted to the type of the cache.
     pub fn store_rows(&self, stream: &CudaStream, it: &Store) -> Result<()> {
         let kernel = match it.out.ty {
             CacheType::F32 => STORE_F32,
             CacheType::F16 => STORE_F16,
             CacheType::Q8_0 => STORE_Q8_0,
         };
-        let args = args![it.x, it.positions, it.width, it.stride, it.out.at];
+        let args = args![it.x, it.at, it.width, it.out.at];
         let mut blocks = grid(it.rows, THREADS);
         blocks.grid_dim.1 = u32::try_from(it.width.div_ceil(THREADS)).unwrap_or(u32::MAX);
         self.attention.launch(stream, kernel, blocks, &args)

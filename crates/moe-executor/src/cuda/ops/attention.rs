@@ -1,5 +1,7 @@
 //! Rotary position embedding, stores to the KV cache, and attention.
 
+use std::ops::Range;
+
 use crate::activation::Activation;
 use crate::cpu::attention::Shape;
 use crate::cuda::launch::{Attention, Cached, Rope as Rotation, Store};
@@ -39,23 +41,17 @@ impl Device {
         cache: &mut CacheTensor,
     ) -> Result<()> {
         let x = rows.values.device(self.gpu())?;
-        let at = self.positions(batch.positions)?;
+        let places = self.places(batch)?;
         cache.words.reserve_exact(self.gpu())?;
         let out = cache.words.update_device(self.gpu())?;
-        let kernels = self.kernels();
-        for run in batch.runs {
-            let first = run.tokens.start;
-            let store = Store {
-                x: x.offset(first * rows.width * size_of::<f32>()),
-                positions: at.offset(first * size_of::<u32>()),
-                rows: run.tokens.len(),
-                width: rows.width,
-                stride: rows.width * batch.n_seq,
-                out: sequence(cache, out, run),
-            };
-            kernels.store_rows(self.stream(), &store)?;
-        }
-        Ok(())
+        let store = Store {
+            x,
+            at: places.rows,
+            rows: rows.rows,
+            width: rows.width,
+            out: sequence(cache, out, 0),
+        };
+        self.kernels().store_rows(self.stream(), &store)
     }
 
     /// Attention of the rows of `q` over the KV cache of a layer.
@@ -68,36 +64,38 @@ impl Device {
         layer: &mut KvLayer,
         dst: &mut Activation,
     ) -> Result<()> {
-        let last_of = |run: &Run| {
-            let last = batch.positions[run.tokens.clone()].last();
-            last.map_or(0, |&p| p as usize)
-        };
+        let calls: Vec<Call> = Call::of(batch).collect();
         let kernels = self.kernels();
         let mut bytes = 0;
-        for run in batch.runs {
-            let size = kernels.attention_scratch_size(shape, run.tokens.len(), last_of(run))?;
-            bytes = size.max(bytes);
+        for call in &calls {
+            let (n, last) = (call.tokens.len(), call.last_position);
+            bytes = kernels.attention_scratch_size(shape, n, last)?.max(bytes);
         }
         let row = q.width * size_of::<f32>();
         let q = q.values.device(self.gpu())?;
         let k = layer.k.words.device(self.gpu())?;
         let v = layer.v.words.device(self.gpu())?;
         let sinks = self.optional(sinks)?;
-        let at = self.positions(batch.positions)?;
+        let places = self.places(batch)?;
         let out = dst.values.fill_device(self.gpu())?;
         let scratch = self.scratch(Scratch::Attention, bytes)?;
-        for run in batch.runs {
-            let first = run.tokens.start;
+        for call in &calls {
+            let first = call.tokens.start;
+            let at = |places: Ptr| places.offset(first * size_of::<u32>());
             let heads = Attention {
                 shape,
                 q: q.offset(first * row),
-                k: sequence(&layer.k, k, run),
-                v: sequence(&layer.v, v, run),
+                k: sequence(&layer.k, k, call.sequence.unwrap_or(0)),
+                v: sequence(&layer.v, v, call.sequence.unwrap_or(0)),
                 stride: shape.n_head_kv * shape.head_dim * batch.n_seq,
                 sinks,
-                positions: at.offset(first * size_of::<u32>()),
-                n_tokens: run.tokens.len(),
-                last_position: last_of(run),
+                positions: at(places.positions),
+                sequences: match call.sequence {
+                    Some(_) => Ptr::NULL,
+                    None => at(places.sequences),
+                },
+                n_tokens: call.tokens.len(),
+                last_position: call.last_position,
                 out: out.offset(first * row),
                 scratch,
             };
@@ -107,10 +105,39 @@ impl Device {
     }
 }
 
-/// The keys or values of the sequence of a run; `at` is the address of all sequences.
-fn sequence(cache: &CacheTensor, at: Ptr, run: &Run) -> Cached {
+/// Tokens of a pass that one call of attention processes.
+struct Call {
+    tokens: Range<usize>,
+    /// The sequence; `None` for single tokens of several sequences.
+    sequence: Option<usize>,
+    /// Largest position.
+    last_position: usize,
+}
+
+impl Call {
+    /// The calls for a batch: one for each sequence with several tokens, and one for consecutive sequences with a single token.
+    fn of(batch: Batch) -> impl Iterator<Item = Call> {
+        let is_single = |run: &Run| run.tokens.len() == 1;
+        let groups = batch
+            .runs
+            .chunk_by(move |a, b| is_single(a) && is_single(b));
+        groups.filter_map(move |runs| {
+            let (first, last) = (runs.first()?, runs.last()?);
+            let tokens = first.tokens.start..last.tokens.end;
+            let positions = batch.positions[tokens.clone()].iter();
+            Some(Call {
+                tokens,
+                sequence: (runs.len() == 1).then_some(first.sequence),
+                last_position: positions.max().map_or(0, |&position| position as usize),
+            })
+        })
+    }
+}
+
+/// The keys or values of a sequence; `at` is the address of all sequences.
+fn sequence(cache: &CacheTensor, at: Ptr, sequence: usize) -> Cached {
     Cached {
-        at: at.offset(run.sequence * cache.row_size()),
+        at: at.offset(sequence * cache.row_size()),
         ty: cache.ty(),
     }
 }

@@ -127,26 +127,42 @@ fn check(
     let [dk, dv] = [&k_rows, &v_rows].map(|rows| device.upload(rows.words.host()));
     let (dp, ds) = (device.upload(positions), device.upload(&sinks));
     let (out, scratch) = (device.nan_output(q.len()), device.nan_output(size / 4));
-    let it = Attention {
-        shape,
-        q: device.at(&dq),
-        k: sequence(device, &k_rows, &dk, slot[0]),
-        v: sequence(device, &v_rows, &dv, slot[0]),
-        stride: width * slot[1],
-        positions: device.at(&dp),
-        sinks: if with_sinks {
-            device.at(&ds)
-        } else {
-            Ptr::NULL
-        },
-        n_tokens: n,
-        last_position: last,
-        out: device.at(&out),
-        scratch: device.at(&scratch),
-    };
-    let done = device.kernels.attention(&device.stream, &it);
-    let got = device.after(done, &out);
-    report.compare(&case, got, &want, 2e-5);
+    let places = vec![slot[0] as u32; n];
+    let sequences = device.upload(&places);
+    // The same tokens as those of several sequences, one by one.
+    for of_several in [false, true] {
+        let first = if of_several { 0 } else { slot[0] };
+        let it = Attention {
+            shape,
+            q: device.at(&dq),
+            k: sequence(device, &k_rows, &dk, first),
+            v: sequence(device, &v_rows, &dv, first),
+            stride: width * slot[1],
+            positions: device.at(&dp),
+            sequences: if of_several {
+                device.at(&sequences)
+            } else {
+                Ptr::NULL
+            },
+            sinks: if with_sinks {
+                device.at(&ds)
+            } else {
+                Ptr::NULL
+            },
+            n_tokens: n,
+            last_position: last,
+            out: device.at(&out),
+            scratch: device.at(&scratch),
+        };
+        let done = device.kernels.attention(&device.stream, &it);
+        let got = device.after(done, &out);
+        report.compare(
+            &format!("{case}, of several: {of_several}"),
+            got,
+            &want,
+            2e-5,
+        );
+    }
     if let Err(error) = device.read(&scratch) {
         report.fail(format!("{case}: scratch of {size} bytes: {error}"));
     }
@@ -358,15 +374,16 @@ fn stores() {
             }
             let last = positions.iter().max().map_or(0, |p| *p as usize);
             let (mut want, _) = filled(ty, width, &noise((last + 1) * width, 11), slot);
-            let (dx, dp) = (device.upload(&x), device.upload(&positions));
+            let row = |at: &u32| at * n_seq as u32 + sequence_index as u32;
+            let at: Vec<u32> = positions.iter().map(row).collect();
+            let (dx, at) = (device.upload(&x), device.upload(&at));
             let out = device.upload(want.words.host());
             let store = Store {
                 x: device.at(&dx),
-                positions: device.at(&dp),
+                at: device.at(&at),
                 rows: positions.len(),
                 width,
-                stride: width * n_seq,
-                out: sequence(device, &want, &out, sequence_index),
+                out: sequence(device, &want, &out, 0),
             };
             let done = device.kernels.store_rows(&device.stream, &store);
             for (row, position) in x.chunks_exact(width).zip(&positions) {

@@ -138,6 +138,7 @@ fn timings() {
                 v: cached(&v),
                 stride: width,
                 positions: device.at(&positions),
+                sequences: Ptr::NULL,
                 sinks: Ptr::NULL,
                 n_tokens,
                 last_position: last,
