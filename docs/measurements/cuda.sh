@@ -116,7 +116,13 @@ sound_part() {
         done
       done
     done
-  done | side_by_side | tee "$work/sound"
+  done | side_by_side >"$work/sound"
+  # One line for the batch sizes with the same result.
+  awk -F ' --batch-size |: ' '{
+    rest = substr($0, length($1 " --batch-size " $2) + 1)
+    if ($1 == run && rest == result) sizes = sizes ", " $2
+    else { if (run) print run " --batch-size " sizes result; run = $1; sizes = $2; result = rest }
+  } END { if (run) print run " --batch-size " sizes result }' "$work/sound"
   echo "$(wc -l <"$work/sound") runs, $(grep -c FAILED "$work/sound") failed"
 }
 
@@ -188,7 +194,7 @@ parallel_part() {
     set -- $shape
     printf '\n%s\n' "$shape"
     local file; file=$(model "$@")
-    "$moe_analyze" --quiet bench -o json --model "$file" --device cuda -t 16 -p 0 -n 128 -r 3 --parallel 1,2,4,8,16,32 | python3 -c '
+    "$moe_analyze" --quiet bench -o json --model "$file" --device cuda -t 16 -p 0 -n 64 -r 3 --parallel 1,2,4,8,16,32 | python3 -c '
 import json, sys
 for row in json.load(sys.stdin):
     print("  %2d sequences %8.2f ± %6.2f tokens/s" % (row.get("n_parallel", 1), row["avg_ts"], row["stddev_ts"]))

@@ -141,8 +141,17 @@ impl Sampler {
 /// The lowest id of the highest logit; 0 if all logits are NaN.
 fn greedy(logits: &[f32]) -> u32 {
     let highest = maximum(logits);
-    let first = logits.iter().position(|&logit| logit == highest);
-    first.map_or(0, |id| id as u32)
+    // Within a chunk, several logits are compared at a time, because the comparison does not end early.
+    const CHUNK: usize = 1024;
+    let is_highest = |&logit: &f32| logit == highest;
+    let has_highest = |chunk: &[f32]| {
+        chunk
+            .iter()
+            .fold(false, |found, logit| found | is_highest(logit))
+    };
+    let chunk = logits.chunks(CHUNK).position(has_highest).unwrap_or(0);
+    let first = logits.iter().skip(chunk * CHUNK).position(is_highest);
+    first.map_or(0, |id| (chunk * CHUNK + id) as u32)
 }
 
 /// The highest value that is not NaN; negative infinity without one. A vocabulary has up to 10^6 values, so the maxima of several lanes
@@ -213,7 +222,7 @@ mod tests {
     #[test]
     fn greedy_compares_all_logits() {
         let mut sampler = Sampler::new(SamplerParams::default());
-        for n in [1, 31, 32, 33, 64, 100] {
+        for n in [1, 31, 32, 33, 64, 100, 1025] {
             for highest in 0..n {
                 let mut logits: Vec<f32> = (0..n).map(|id| (id % 7) as f32).collect();
                 logits[highest] = 7.5;

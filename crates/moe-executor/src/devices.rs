@@ -186,9 +186,11 @@ impl<'g> Devices<'g> {
         others.for_each(Device::others_ran);
     }
 
-    /// Ends the operations that were launched last: the CPU runs an operation or waits.
-    pub(crate) fn end_operations(&self) {
-        self.gpus.iter().for_each(|gpu| gpu.gpu().end_operation());
+    /// Ends the operations that were launched last on other devices than `device`, which runs an operation now. The CPU also calls
+    /// it before it waits.
+    pub(crate) fn end_operations_before(&self, device: DeviceId) {
+        let others = self.gpus.iter().filter(|gpu| gpu.id() != device);
+        others.for_each(|gpu| gpu.gpu().end_operation());
     }
 
     /// Notes that the CPU has waited for a GPU.

@@ -2,8 +2,6 @@
 
 use moe_executor::hparams::HParams;
 use moe_executor::{CacheParams, CacheType};
-use moe_gguf::Gguf;
-use moe_gguf::kv_cache::{Cells, KvShape, KvTypes, LayerBytes};
 use moe_gguf::text::counted;
 use moe_trace::manifest;
 
@@ -33,14 +31,6 @@ pub struct CacheArgs {
 }
 
 impl CacheArgs {
-    /// Returns the types of keys and values in GGUF's terms.
-    pub fn types(self) -> KvTypes {
-        KvTypes {
-            k: self.cache_type_k.ggml(),
-            v: self.cache_type_v.ggml(),
-        }
-    }
-
     /// Returns the cache of a session with a context of `n_ctx` positions, of which sequences use `n_positions`.
     pub fn params(self, n_ctx: usize, n_positions: usize) -> CacheParams {
         CacheParams {
@@ -48,31 +38,6 @@ impl CacheArgs {
             k: self.cache_type_k,
             v: self.cache_type_v,
             ..CacheParams::new(n_ctx)
-        }
-    }
-
-    /// Returns the description of llama.cpp's cache for the manifest: of one sequence with `n_positions` positions, and passes of
-    /// `n_batch` tokens.
-    pub fn describe_llama_cpp(
-        self,
-        gguf: &Gguf,
-        n_positions: u64,
-        n_batch: u64,
-    ) -> manifest::KvCache {
-        let layers = KvShape::of(gguf).and_then(|shape| {
-            let cells = Cells::of_llama_cpp(n_positions, 1, n_batch, shape.window());
-            shape.bytes(self.types(), cells)
-        });
-        let sum = |layers: Vec<LayerBytes>| {
-            let bytes = layers.iter().map(LayerBytes::kv);
-            bytes.fold(0, u64::saturating_add)
-        };
-        manifest::KvCache {
-            type_k: self.cache_type_k.name().to_owned(),
-            type_v: self.cache_type_v.name().to_owned(),
-            n_seq: Some(1),
-            n_positions: Some(n_positions),
-            size_bytes: layers.ok().map(sum),
         }
     }
 }

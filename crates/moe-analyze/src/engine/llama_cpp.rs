@@ -6,7 +6,9 @@ use std::sync::OnceLock;
 use anyhow::{Context as _, bail};
 use moe_engine::{Engine, EngineInfo, Error, Mode, SessionInfo, Setup};
 use moe_gguf::Gguf;
+use moe_gguf::kv_cache::{Cells, KvShape, KvTypes, LayerBytes};
 use moe_llama_cpp::{Model, OpNumbers, Params, Recording, Session};
+use moe_trace::manifest;
 
 use super::kv_cache::{self, CacheArgs};
 use crate::context::Context;
@@ -119,12 +121,10 @@ impl Engine for LlamaCpp<'_> {
             n_batch: setup.n_batch as u32,
             n_threads: self.n_threads,
             flash_attention: None,
-            kv_types: self.cache.types(),
+            kv_types: types(self.cache),
         };
         let (n_positions, n_batch) = (n_positions as u64, setup.n_batch as u64);
-        let kv_cache = self
-            .cache
-            .describe_llama_cpp(self.gguf, n_positions, n_batch);
+        let kv_cache = describe(self.cache, self.gguf, n_positions, n_batch);
         self.ctx.note(kv_cache::note(&kv_cache));
         let session = SessionInfo {
             kv_cache: Some(kv_cache),
@@ -136,5 +136,33 @@ impl Engine for LlamaCpp<'_> {
         let recording = Recording::new(self.gguf, writer, setup.mode, setup.observer);
         let session = Session::new(&self.model, self.gguf, params, setup.n_ctx, recording);
         Ok(Box::new(session.map_err(Error::engine)?))
+    }
+}
+
+/// The types of keys and values in GGUF's terms.
+fn types(cache: CacheArgs) -> KvTypes {
+    KvTypes {
+        k: cache.cache_type_k.ggml(),
+        v: cache.cache_type_v.ggml(),
+    }
+}
+
+/// The description of llama.cpp's cache for the manifest: of one sequence with `n_positions` positions, and passes of `n_batch`
+/// tokens.
+fn describe(cache: CacheArgs, gguf: &Gguf, n_positions: u64, n_batch: u64) -> manifest::KvCache {
+    let layers = KvShape::of(gguf).and_then(|shape| {
+        let cells = Cells::of_llama_cpp(n_positions, 1, n_batch, shape.window());
+        shape.bytes(types(cache), cells)
+    });
+    let sum = |layers: Vec<LayerBytes>| {
+        let bytes = layers.iter().map(LayerBytes::kv);
+        bytes.fold(0, u64::saturating_add)
+    };
+    manifest::KvCache {
+        type_k: cache.cache_type_k.name().to_owned(),
+        type_v: cache.cache_type_v.name().to_owned(),
+        n_seq: Some(1),
+        n_positions: Some(n_positions),
+        size_bytes: layers.ok().map(sum),
     }
 }

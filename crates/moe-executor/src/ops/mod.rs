@@ -137,10 +137,10 @@ impl<'a> Ops<'a> {
         if self.not_finite.is_some() || x.values.home() != DeviceId::Cpu {
             return;
         }
-        let rows = x.data().chunks_exact(x.width).zip(&self.positions);
-        let bad = rows
-            .into_iter()
-            .find(|(row, _)| row.iter().any(|v| !v.is_finite()));
+        // Without an early end, several values are compared at a time: a row of logits has up to 10^6.
+        let is_bad = |row: &[f32]| row.iter().fold(false, |bad, v| bad | !v.is_finite());
+        let mut rows = x.data().chunks_exact(x.width).zip(&self.positions);
+        let bad = rows.find(|(row, _)| is_bad(row));
         self.not_finite = bad.map(|(_, &position)| (x.name, position));
     }
 

@@ -83,7 +83,7 @@ impl Ops<'_> {
     /// Answers searches for slots, for which a GPU may wait, and ends the operations that were launched last.
     fn before_wait(&mut self) {
         self.serve_slots();
-        self.devices.end_operations();
+        self.devices.end_operations_before(DeviceId::Cpu);
     }
 
     /// Notes that the CPU has waited for a GPU.

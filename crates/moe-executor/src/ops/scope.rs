@@ -101,8 +101,8 @@ impl Ops<'_> {
         is_timed: bool,
         launch: impl FnOnce(&mut Device) -> cuda::Result<()>,
     ) -> bool {
+        self.devices.end_operations_before(device);
         let Some(gpu) = self.devices.gpu_mut(device) else {
-            self.devices.end_operations();
             return false;
         };
         let run = || {

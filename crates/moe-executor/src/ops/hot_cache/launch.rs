@@ -115,6 +115,6 @@ impl<'c> GpuLanes<'c> {
             }
         }
         // The CPU computes its lanes now.
-        ops.devices.end_operations();
+        ops.devices.end_operations_before(DeviceId::Cpu);
     }
 }
