@@ -16,7 +16,7 @@
 //!   the previous one, but not after the end of the kernel.
 //! - An operation that failed on a GPU has the time of its computation on the CPU and a flag.
 //!
-//! In a session with GPUs, another thread writes the records of a pass while the next one runs ([`output`]).
+//! In a session with GPUs, another thread writes the records of a pass while the next one runs.
 //!
 //! The records of a pass are written in the order of their starts. This is the order of the graph, except for CPU operations
 //! that ran concurrently with independent GPU operations. Timestamps never decrease within a run.

@@ -38,6 +38,7 @@ pub struct HotRun {
     /// Counters of the completed requests of a run directory.
     total: Counters,
     /// Counters at the last update of a server, whose requests overlap.
+    #[cfg(feature = "serve")]
     pub(super) at_update: Counters,
     requests: Vec<HotRequest>,
     ctx: Context,
@@ -99,6 +100,7 @@ impl HotRun {
             mode,
             n_expert: n_expert as u64,
             n_expert_used: number(n_expert_used),
+            #[cfg(feature = "serve")]
             at_update: total.clone(),
             total,
             requests: Vec::new(),

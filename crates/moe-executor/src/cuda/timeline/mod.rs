@@ -1,7 +1,7 @@
 //! Times of GPU events on the CPU clock.
 //!
-//! The driver reports the time between two events of a GPU, by the clock of that GPU. It does not report the offset between this
-//! clock and the CPU clock. The CPU knows two limits of every event: it was after the start of the call that recorded it, and
+//! Events are starts of kernels and CUDA events, whose times are known by the clock of their GPU. The offset between this clock
+//! and the CPU clock is not known. The CPU knows two limits of every event: it was after the start of the call that recorded it, and
 //! before the return of a wait that covers it. The offset is chosen so that all limits hold. Then no event is before a CPU
 //! operation that had ended when the event was recorded, and none is after a CPU operation that started when the wait had
 //! returned:
