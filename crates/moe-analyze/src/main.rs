@@ -34,6 +34,7 @@ mod plan_warnings;
 mod plot;
 mod progress;
 mod recording;
+mod trace_mode;
 mod traces;
 
 use std::process::ExitCode;

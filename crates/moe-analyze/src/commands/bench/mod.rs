@@ -28,7 +28,7 @@ use self::caches::Caches;
 use self::numbers::Numbers;
 use self::paired::PairedRatio;
 use self::report::Measured;
-use self::variants::{Trace, Variants};
+use self::variants::Variants;
 use self::weights::Weights;
 use crate::context::Context;
 use crate::engine::device::{DeviceArgs, policy_of_run};
@@ -39,13 +39,15 @@ use crate::model;
 use crate::option_values::{at_least, integer_in};
 use crate::output::{self, Format};
 use crate::progress::Progress;
+use crate::trace_mode::TraceMode;
 
 /// Measure tokens/s of prompt processing and decoding, and the fraction of memory bandwidth used
 ///
 /// Prints one row per test. Each test runs twice to warm up and then -r times, on pseudo-random tokens, like
 /// llama-bench. -p, -n and -t take comma-separated numbers and ranges: FIRST-LAST, FIRST-LAST+STEP or FIRST-LAST*FACTOR. With several
 /// values of --perf (only with --policy hot-cache) or --trace, repetitions alternate between them; the rows contain the median ratio of
-/// their times to those of the first value. With --parallel N, a test evaluates N sequences at the same time, each with the tokens of -p or -n, as
+/// their times to those of the first value. With --parallel N, a test evaluates N sequences at the same time, each with the tokens of -p
+/// or -n, as
 /// `serve` does; tokens/s are those of all sequences together.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  moe-analyze bench -m model.gguf -p 512 -n 128 -t 4-16*2")]
@@ -109,7 +111,7 @@ pub struct Args {
     /// What the repetitions record: off, experts (expert operations), all; several values alternate. The trace is in a temporary
     /// directory (TMPDIR) and is removed at the end
     #[arg(long, value_name = "WHAT[,…]", value_delimiter = ',', value_enum)]
-    trace: Vec<Trace>,
+    trace: Vec<TraceMode>,
     #[command(flatten)]
     cache: CacheArgs,
     // Last, because its headings apply to all options after it.

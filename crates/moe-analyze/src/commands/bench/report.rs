@@ -35,7 +35,7 @@ pub struct Measured {
     /// Value of `--perf`, if there are several.
     pub perf: Option<&'static str>,
     /// Value of `--trace`, if it is given.
-    pub trace: Option<&'static str>,
+    pub trace: Option<String>,
     /// Ratio of the times to those of the first variant, if there are several.
     pub ratio: Option<PairedRatio>,
 }
@@ -110,7 +110,7 @@ pub fn print(out: &mut dyn Write, format: Format, rows: &[Measured]) -> io::Resu
         });
     }
     if rows.iter().any(|row| row.trace.is_some()) {
-        table = table.column("trace", "recorded", |row| row.trace);
+        table = table.column("trace", "recorded", |row| row.trace.clone());
     }
     if rows.iter().any(|row| row.perf.is_some()) {
         table = table.column("perf", "counters", |row| row.perf);

@@ -2,49 +2,22 @@
 
 use anyhow::{Context as _, bail};
 use clap::ValueEnum;
-use moe_engine::{Mode, Session};
+use moe_engine::Session;
 use moe_placement::perf::PerfMode;
 use tempfile::TempDir;
 
-/// What a repetition records.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Trace {
-    /// Nothing
-    Off,
-    /// The operations of experts
-    Experts,
-    /// All operations
-    All,
-}
-
-impl Trace {
-    fn mode(self) -> Option<Mode> {
-        match self {
-            Trace::Off => None,
-            Trace::Experts => Some(Mode::Experts),
-            Trace::All => Some(Mode::All),
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Trace::Off => "off",
-            Trace::Experts => "experts",
-            Trace::All => "all",
-        }
-    }
-}
+use crate::trace_mode::TraceMode;
 
 /// The variants of a test, at least one.
 pub enum Variants {
-    Traces(Vec<Trace>),
+    Traces(Vec<TraceMode>),
     Perf(Vec<PerfMode>),
 }
 
 impl Variants {
     /// # Errors
     /// Both have several values.
-    pub fn new(traces: &[Trace], perf_modes: &[PerfMode]) -> anyhow::Result<Variants> {
+    pub fn new(traces: &[TraceMode], perf_modes: &[PerfMode]) -> anyhow::Result<Variants> {
         if traces.is_empty() {
             return Ok(Variants::Perf(perf_modes.to_vec()));
         }
@@ -65,7 +38,7 @@ impl Variants {
     /// A directory for the trace, which is removed when it is dropped; `None` if nothing is recorded.
     pub fn trace_directory(&self) -> anyhow::Result<Option<TempDir>> {
         match self {
-            Variants::Traces(traces) if traces.iter().any(|trace| *trace != Trace::Off) => {
+            Variants::Traces(traces) if traces.iter().any(|trace| *trace != TraceMode::Off) => {
                 let dir = tempfile::tempdir();
                 let dir = dir.context("cannot create a temporary directory for the trace")?;
                 Ok(Some(dir))
@@ -93,9 +66,12 @@ impl Variants {
     }
 
     /// What a variant records; `None` without `--trace`.
-    pub fn trace(&self, variant: usize) -> Option<&'static str> {
+    pub fn trace(&self, variant: usize) -> Option<String> {
         match self {
-            Variants::Traces(traces) => Some(traces[variant].name()),
+            Variants::Traces(traces) => {
+                let value = traces[variant].to_possible_value()?;
+                Some(value.get_name().to_owned())
+            }
             Variants::Perf(_) => None,
         }
     }

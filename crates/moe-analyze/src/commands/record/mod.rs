@@ -39,6 +39,7 @@ use crate::model;
 use crate::option_values::{ValueError, at_least, first_given, integer_in, number};
 use crate::output::{self, human_bytes, message};
 use crate::recording;
+use crate::trace_mode::TraceMode;
 
 /// Run a model and record the experts that each token uses and the bytes that each operation reads
 ///
@@ -142,27 +143,6 @@ pub struct Args {
     hash_model: bool,
 }
 
-/// Values of `--trace`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
-enum TraceMode {
-    /// None; no run directory is written
-    Off,
-    /// Expert operations (MUL_MAT_ID and ADD_ID), about a tenth of all records
-    Experts,
-    /// All operations
-    #[default]
-    All,
-}
-
-impl TraceMode {
-    fn mode(self) -> Mode {
-        match self {
-            TraceMode::Experts => Mode::Experts,
-            TraceMode::Off | TraceMode::All => Mode::All,
-        }
-    }
-}
-
 impl Args {
     /// Returns the first option that is given and applies to the run directory only.
     fn run_option(&self) -> Option<&'static str> {
@@ -195,7 +175,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     check_fit(&prompts, &tokens, n_ctx, info.n_ctx_train)?;
 
     let limits: Vec<Limits> = prompts.iter().map(|p| limits(&args, p)).collect();
-    let mode = args.trace.mode();
+    let mode = args.trace.mode().unwrap_or(Mode::All);
     let records_per_pass = |n_tokens| engine.records_per_pass(n_tokens, mode);
     let records: u64 = tokens
         .iter()
