@@ -275,6 +275,11 @@ fn rejects_what_it_cannot_serve() {
     assert!(error.contains("pass an API key"), "{error}");
     let error = fail!["serve", "--model", model, "--port", "0", "--api-key", "a b"];
     assert!(error.contains("visible ASCII"), "{error}");
+    let error = fail![
+        "serve", "--model", model, "--port", "0", "--policy", "hot-cache", "--hot-cache",
+        "learn.json", "--update-rate", "1", "--update-after", "prompt"
+    ];
+    assert!(error.contains("when a request ends"), "{error}");
     let missing = Path::new("missing.jinja");
     let error = fail!["serve", "--model", model, "--port", "0", "--chat-template", missing];
     assert!(error.contains("missing.jinja"), "{error}");

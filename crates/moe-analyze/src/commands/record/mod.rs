@@ -82,7 +82,7 @@ pub struct Args {
     /// Run directory to write [default: runs/TIME, with the start time]
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     out: Option<OutputPath>,
-    /// Replace the run directory and the usage file if they exist
+    /// Replace the run directory and the file of --expert-trace-output if they exist
     #[arg(long, help_heading = "Output")]
     force: bool,
     /// Number of CPU threads, 1 to 1024 [default: number of cores]

@@ -134,6 +134,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
+    args.device.hot_cache.check_serve()?;
     let api_key = api_key(&args)?;
     let address = SocketAddr::new(args.host, args.port);
     if !args.host.is_loopback() && api_key.is_none() {

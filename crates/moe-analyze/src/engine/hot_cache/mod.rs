@@ -58,7 +58,8 @@ pub enum UpdateAfter {
     /// After each sequence, by all its activations
     #[default]
     Request,
-    /// After the prompt of each sequence, by the activations of the prompt; the generated tokens of the sequence use the new experts
+    /// After the prompt of each sequence, by the activations of the prompt; the generated tokens of the sequence use the new experts. Not in
+    /// `serve`
     Prompt,
 }
 
@@ -288,6 +289,20 @@ impl HotCacheArgs {
             ),
             None => Ok(()),
         }
+    }
+
+    /// Rejects what a server of several requests at the same time cannot do.
+    ///
+    /// # Errors
+    /// `--update-after prompt`.
+    #[cfg(feature = "serve")]
+    pub fn check_serve(&self) -> anyhow::Result<()> {
+        if self.update_after() == UpdateAfter::Prompt {
+            bail!(
+                "serve exchanges experts when a request ends; pass --update-after request, or omit it"
+            );
+        }
+        Ok(())
     }
 
     /// Returns the learn file, trace or plan of the cache.
