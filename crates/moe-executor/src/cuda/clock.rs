@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaEvent, CudaStream};
 
 use super::starts::KernelStarts;
-use super::timeline::{Stream, Timeline};
+use super::timeline::{GpuTime, Link, Stream, Timeline};
 use super::{Error, Event, Gpu, Ptr, Result};
 
 /// The events of a pass on all streams of one GPU.
@@ -185,33 +185,32 @@ impl EventClock {
     /// # Errors
     /// The work of the GPU failed.
     pub(super) fn end(&mut self) -> Result<()> {
-        let started_at = |event: Event| match self.measures.get(event.0) {
-            Some(Measure::Start(slot)) => self.starts.ns(*slot),
-            _ => None,
-        };
-        let since_first = |index: usize| -> Result<u64> {
+        let end = Instant::now();
+        let since_first = |index: usize| -> Result<Duration> {
             let ms = self.cuda_events[0].elapsed_ms(&self.cuda_events[index]);
             let ms = ms.map_err(|source| Error::driver("reading the time of an event", source))?;
-            Ok((f64::from(ms).max(0.0) * 1e6) as u64)
+            Ok(Duration::from_nanos((f64::from(ms).max(0.0) * 1e6) as u64))
+        };
+        let time = |event: Event| -> Result<Option<GpuTime>> {
+            Ok(match self.measures[event.0] {
+                Measure::CudaEvent(index) => Some(GpuTime::SinceFirst(since_first(index)?)),
+                Measure::Start(slot) => {
+                    let start = self.starts.ns(slot);
+                    start.map(|ns| GpuTime::Timer(Duration::from_nanos(ns)))
+                }
+            })
         };
         // The last kernel of the pass only stores its start, about a microsecond before the event that follows it.
-        let (last, end) = match (self.last_start.and_then(started_at), self.end) {
-            (Some(last), Some(Event(event))) => match self.measures[event] {
-                Measure::CudaEvent(index) => (last, since_first(index)?),
-                Measure::Start(_) => (last, 0),
+        let link = match (self.last_start, self.end) {
+            (Some(last), Some(end)) => match (time(last)?, time(end)?) {
+                (Some(GpuTime::Timer(timer)), Some(GpuTime::SinceFirst(since_first))) => {
+                    Some(Link { timer, since_first })
+                }
+                _ => None,
             },
-            _ => (0, 0),
+            _ => None,
         };
-        let since_first = |event: Event| match self.measures[event.0] {
-            Measure::CudaEvent(index) => Ok(Some(since_first(index)?)),
-            Measure::Start(slot) => {
-                let before_last = self.starts.ns(slot).map(|start| last.saturating_sub(start));
-                Ok(before_last.map(|before_last| end.saturating_sub(before_last)))
-            }
-        };
-        self.timeline.end(Instant::now(), |event| {
-            Ok(since_first(event)?.map(Duration::from_nanos))
-        })
+        self.timeline.end(end, link, time)
     }
 
     /// Finds the CPU times of the events of all GPUs, in the order of the list, once the pass has [ended](EventClock::end) on

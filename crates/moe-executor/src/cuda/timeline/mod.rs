@@ -44,6 +44,24 @@ struct Call {
     stream: Stream,
 }
 
+/// The GPU time of an event, as it was measured.
+#[derive(Clone, Copy)]
+pub(super) enum GpuTime {
+    /// Of a CUDA event: since the first event of the pass.
+    SinceFirst(Duration),
+    /// Of the start of a kernel: on the global timer of the GPU.
+    Timer(Duration),
+}
+
+/// A time that is known on both clocks of a GPU: at most a few microseconds after `timer`, the driver recorded a CUDA event.
+#[derive(Clone, Copy)]
+pub(super) struct Link {
+    /// On the global timer.
+    pub timer: Duration,
+    /// Of the CUDA event, since the first event of the pass.
+    pub since_first: Duration,
+}
+
 /// End and GPU times of a pass that has ended.
 struct Measured {
     /// When the wait for all streams returned.
@@ -81,29 +99,60 @@ impl Timeline {
         self.waits.push(at);
     }
 
-    /// Ends the pass: a wait for all streams returned at `end`. `elapsed` returns the GPU time from the first event to another
-    /// one; `None` if it did not happen.
+    /// Ends the pass: a wait for all streams returned at `end`. `time` returns the GPU time of an event; `None` if it did not
+    /// happen. `link` relates the two clocks of the GPU; without it, the global timer starts at the first event.
     ///
     /// # Errors
-    /// Those of `elapsed`.
+    /// Those of `time`.
     pub(super) fn end<E>(
         &mut self,
         end: Instant,
-        elapsed: impl Fn(Event) -> Result<Option<Duration>, E>,
+        link: Option<Link>,
+        time: impl Fn(Event) -> Result<Option<GpuTime>, E>,
     ) -> Result<(), E> {
-        let mut since_first = Vec::with_capacity(self.events.len());
+        let mut times = Vec::with_capacity(self.events.len());
         for (at, call) in self.events.iter_mut().enumerate() {
-            let since = match call {
-                Some(_) if at > 0 => elapsed(Event(at))?,
-                _ => Some(Duration::ZERO),
+            let time = match call {
+                Some(_) if at > 0 => time(Event(at))?,
+                _ => Some(GpuTime::SinceFirst(Duration::ZERO)),
             };
-            if since.is_none() {
+            if time.is_none() {
                 *call = None;
             }
-            since_first.push(since.unwrap_or_default());
+            times.push(time.unwrap_or(GpuTime::SinceFirst(Duration::ZERO)));
         }
-        self.measured = Some(Measured { end, since_first });
+        let link = link.map(|link| self.corrected(link, &times, end));
+        let since_first = times.into_iter().map(|time| match (time, link) {
+            (GpuTime::SinceFirst(since_first), _) => since_first,
+            (GpuTime::Timer(at), None) => at,
+            (GpuTime::Timer(at), Some(link)) => (link.since_first + at).saturating_sub(link.timer),
+        });
+        self.measured = Some(Measured {
+            end,
+            since_first: since_first.collect(),
+        });
         Ok(())
+    }
+
+    /// The link without the time that the driver took to record its CUDA event, as far as it is known: between the first event and
+    /// the start of a kernel is less time than between the call of the former and the return of the wait for the latter.
+    fn corrected(&self, link: Link, times: &[GpuTime], end: Instant) -> Link {
+        let Some(Some(first)) = self.events.first() else {
+            return link;
+        };
+        let limits = self.events.iter().zip(times).filter_map(|(call, time)| {
+            let (Some(call), GpuTime::Timer(at)) = (call, time) else {
+                return None;
+            };
+            let wait = self.waits.get(call.segment).copied().unwrap_or(end);
+            let since_first = wait.saturating_duration_since(first.start);
+            Some((since_first + link.timer).saturating_sub(*at))
+        });
+        let since_first = limits.fold(link.since_first, Duration::min);
+        Link {
+            since_first,
+            ..link
+        }
     }
 
     /// Finds the times of all events of a pass that has [ended](Timeline::end) on all GPUs. The place of a timeline is the index
@@ -194,10 +243,11 @@ mod tests {
         /// Ends the pass. Returns the times of all events, µs.
         fn resolve(mut self, end: u64) -> Vec<u64> {
             let (end, gpu) = (self.at(end), self.gpu.clone());
-            let elapsed = |event: Event| -> Result<Option<Duration>, ()> {
-                Ok(Some(Duration::from_micros(gpu[event.0] - gpu[0])))
+            let time = |event: Event| -> Result<Option<GpuTime>, ()> {
+                let since_first = Duration::from_micros(gpu[event.0] - gpu[0]);
+                Ok(Some(GpuTime::SinceFirst(since_first)))
             };
-            self.timeline.end(end, elapsed).unwrap();
+            self.timeline.end(end, None, time).unwrap();
             Timeline::find_times(&mut [&mut self.timeline]);
             let times = (0..self.gpu.len()).map(|i| self.timeline.time(Event(i)).unwrap());
             times
@@ -272,6 +322,33 @@ mod tests {
         pass.event(20, 150);
         pass.waited(60);
         assert_eq!(pass.resolve(500), [0, 10, 300, 50]);
+    }
+
+    #[test]
+    fn late_event_at_the_end_moves_no_kernel_after_its_wait() {
+        let us = Duration::from_micros;
+        let mut pass = TimedPass::new();
+        // The first event is at 0. Two kernels start at 10 and 14 µs, and the CPU has waited for them at 20 µs.
+        pass.event(0, 0);
+        pass.event(2, 5010);
+        pass.event(3, 5014);
+        pass.waited(20);
+        pass.event(30, 5040);
+        let gpu = pass.gpu.clone();
+        let times = |event: Event| -> Result<Option<GpuTime>, ()> {
+            Ok(Some(GpuTime::Timer(us(gpu[event.0]))))
+        };
+        // The driver recorded the event after the last kernel, which started at 40 µs, 500 µs late.
+        let link = Link {
+            timer: us(5040),
+            since_first: us(540),
+        };
+        let end = pass.at(600);
+        pass.timeline.end(end, Some(link), times).unwrap();
+        Timeline::find_times(&mut [&mut pass.timeline]);
+        let start = pass.start;
+        let at = |i| (pass.timeline.time(Event(i)).unwrap() - start).as_micros();
+        assert_eq!([0, 1, 2, 3].map(at), [0, 16, 20, 46]);
     }
 
     #[test]
