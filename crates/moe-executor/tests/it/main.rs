@@ -7,6 +7,7 @@ mod cuda_models;
 mod hot_cache;
 mod hparams;
 mod llama_cpp;
+#[cfg(feature = "cuda")]
 mod ptx;
 mod records;
 mod reference;
