@@ -30,6 +30,9 @@ mod router;
 mod run;
 mod scope;
 
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use moe_engine::{Observer, TokenSequence};
 use moe_trace::{LayerId, TokenId};
 
@@ -49,6 +52,10 @@ pub(crate) use experts::Projection;
 pub(crate) use hot_cache::{ExpertIo, ExpertNodes};
 pub(crate) use router::{Gating, Groups, RouterSpec, RouterState};
 use scope::Scope;
+
+/// Smallest size in bytes of values that all threads check together. The threads sleep while a GPU computes; waking them takes longer
+/// than a smaller check.
+const MIN_PARALLEL_CHECK: usize = 4 << 20;
 
 /// Runs operations and records them.
 pub(crate) struct Ops<'a> {
@@ -137,11 +144,24 @@ impl<'a> Ops<'a> {
         if self.not_finite.is_some() || x.values.home() != DeviceId::Cpu {
             return;
         }
-        // Without an early end, several values are compared at a time: a row of logits has up to 10^6.
-        let is_bad = |row: &[f32]| row.iter().fold(false, |bad, v| bad | !v.is_finite());
-        let mut rows = x.data().chunks_exact(x.width).zip(&self.positions);
-        let bad = rows.find(|(row, _)| is_bad(row));
-        self.not_finite = bad.map(|(_, &position)| (x.name, position));
+        let data = x.data();
+        let has_bad = AtomicBool::new(false);
+        let check = |part: Range<usize>| {
+            // Without an early end, several values are compared at a time: a row of logits has up to 10^6.
+            if data[part].iter().fold(false, |bad, v| bad | !v.is_finite()) {
+                has_bad.store(true, Ordering::Relaxed);
+            }
+        };
+        if size_of_val(data) < MIN_PARALLEL_CHECK {
+            check(0..data.len());
+        } else {
+            self.threads.split(data.len(), size_of_val(data), check);
+        }
+        if has_bad.into_inner() {
+            let mut rows = data.chunks_exact(x.width).zip(&self.positions);
+            let bad = rows.find(|(row, _)| row.iter().any(|v| !v.is_finite()));
+            self.not_finite = bad.map(|(_, &position)| (x.name, position));
+        }
     }
 
     /// `dst = weights · src` for each row of `src (row, n_in)`, `dst (row, n_out)`.
