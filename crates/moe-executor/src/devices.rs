@@ -229,10 +229,10 @@ impl<'g> Devices<'g> {
     }
 
     /// Starts the copies of everything that is recorded of the pass so far, before a wait that covers them, too.
-    pub(crate) fn begin_end(&mut self) {
+    pub(crate) fn copy_recorded(&mut self) {
         for gpu in &mut self.gpus {
             // The end of the pass repeats it after an error.
-            let _ = gpu.begin_end();
+            let _ = gpu.copy_recorded();
         }
     }
 

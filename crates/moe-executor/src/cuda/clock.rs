@@ -170,14 +170,14 @@ impl EventClock {
     ///
     /// # Errors
     /// The copy cannot be started, or as [`EventClock::record`].
-    pub(super) fn begin_end(&mut self, gpu: &Gpu) -> Result<()> {
+    pub(super) fn copy_starts(&mut self, gpu: &Gpu) -> Result<()> {
         if self.starts.are_copied() {
             return Ok(());
         }
         self.next_start(gpu)?;
         gpu.end_operation();
         self.end = Some(self.record(gpu, gpu.stream())?);
-        self.starts.begin_download(gpu)
+        self.starts.begin_copy(gpu)
     }
 
     /// Ends the pass, after a wait for all streams: reads the GPU times of its events.

@@ -3,13 +3,11 @@
 
 use zerocopy::FromBytes;
 
-use super::{DeviceBuffer, Gpu, Pinned, Ptr, Result};
+use super::pass_log::PassLog;
+use super::{Gpu, Pinned, Ptr, Result};
 
 /// Smallest size of a block of pinned memory in bytes.
 const BLOCK_BYTES: usize = 1 << 20;
-
-/// Size of the log at first, in bytes. If a pass needs more, the next pass has it.
-const FIRST_LOG_BYTES: usize = 64 << 10;
 
 /// The copy of the selected experts of a layer and their weights: where it is after the pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,14 +39,8 @@ enum Place {
 /// Pinned memory for the routing decisions of a pass.
 #[derive(Default)]
 pub(super) struct Downloads {
-    /// The log on the GPU, and its copy.
-    log: Option<(DeviceBuffer, Pinned)>,
-    /// Bytes of the log that this pass needs, including those without room.
-    logged: usize,
-    /// Bytes of the log whose copy was started.
-    copied: usize,
-    /// Size of the log that is allocated next, in bytes.
-    log_bytes: usize,
+    /// What routers write.
+    log: PassLog,
     /// For other copies. Blocks never move.
     blocks: Vec<Pinned>,
     /// Index of the current block, and its bytes in use.
@@ -60,29 +52,12 @@ impl Downloads {
     /// Removes the copies of the previous pass.
     pub(super) fn clear(&mut self) {
         (self.block, self.used) = (0, 0);
-        if self.logged > self.log_capacity() {
-            self.log = None;
-            self.log_bytes = self.logged;
-        }
-        (self.logged, self.copied) = (0, 0);
-    }
-
-    fn log_capacity(&self) -> usize {
-        self.log.as_ref().map_or(0, |(_, copy)| copy.len())
+        self.log.clear();
     }
 
     /// Reserves a part of the log for `n` selected experts and their weights. Returns its address, or `None` without room.
     pub(super) fn reserve(&mut self, gpu: &Gpu, n: usize) -> Option<(Ptr, Download)> {
-        if self.logged == 0 && self.log.is_none() {
-            let bytes = self.log_bytes.max(FIRST_LOG_BYTES).next_power_of_two();
-            self.log = gpu.alloc(bytes).ok().zip(gpu.pinned(bytes).ok());
-        }
-        let at = self.logged;
-        self.logged += 2 * n * size_of::<i32>();
-        let (log, _) = self
-            .log
-            .as_ref()
-            .filter(|_| self.logged <= self.log_capacity())?;
+        let (at, ptr) = self.log.reserve(gpu, 2 * n * size_of::<i32>())?;
         let download = Download {
             gpu: gpu.index(),
             place: Place::Log,
@@ -90,22 +65,15 @@ impl Downloads {
             n,
             has_weights: true,
         };
-        Some((log.ptr().offset(at), download))
+        Some((ptr, download))
     }
 
     /// Starts the D2H copy of the log, unless everything so far is copied.
     ///
     /// # Errors
     /// The copy cannot be started.
-    pub(super) fn begin_log(&mut self, gpu: &Gpu) -> Result<()> {
-        let is_copied = self.copied == self.logged;
-        self.copied = self.logged;
-        let Some((log, copy)) = self.log.as_ref().filter(|_| !is_copied) else {
-            return Ok(());
-        };
-        let bytes = self.logged.min(copy.len());
-        // SAFETY: both have at least this size. `get` reads the copy after the wait at the end of the pass.
-        unsafe { gpu.begin_download(log.ptr(), copy, 0, bytes) }
+    pub(super) fn copy_log(&mut self, gpu: &Gpu) -> Result<()> {
+        self.log.begin_copy(gpu)
     }
 
     /// Starts the copies of `n` selected experts, and of their weights if they are given.
@@ -154,13 +122,13 @@ impl Downloads {
     /// The compute stream was waited for after the copies were started, and none was started since.
     pub(super) unsafe fn get(&self, download: &Download) -> (&[i32], &[f32]) {
         let bytes = download.n * size_of::<i32>();
-        let block = match (download.place, &self.log) {
-            (Place::Block(block), _) => &self.blocks[block],
-            (Place::Log, Some((_, copy))) => copy,
-            (Place::Log, None) => return (&[], &[]),
-        };
         // SAFETY: the caller ensures that no copy is in flight.
-        let block = unsafe { block.bytes() };
+        let block = unsafe {
+            match download.place {
+                Place::Block(block) => self.blocks[block].bytes(),
+                Place::Log => self.log.copy(),
+            }
+        };
         let (ids, weights) = block[download.at..][..2 * bytes].split_at(bytes);
         let weights = if download.has_weights {
             weights

@@ -24,6 +24,7 @@ mod launch;
 mod memory;
 mod module;
 mod ops;
+mod pass_log;
 mod policy;
 pub mod post_fetch;
 mod queue;

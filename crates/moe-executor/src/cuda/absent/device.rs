@@ -99,7 +99,7 @@ impl Device {
         match self.never {}
     }
 
-    pub(crate) fn begin_end(&mut self) -> Result<()> {
+    pub(crate) fn copy_recorded(&mut self) -> Result<()> {
         match self.never {}
     }
 

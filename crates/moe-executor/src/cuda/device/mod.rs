@@ -323,9 +323,9 @@ impl Device {
     ///
     /// # Errors
     /// The driver reports an error.
-    pub(crate) fn begin_end(&mut self) -> Result<()> {
-        self.gpu.clock_mut().begin_end(&self.gpu)?;
-        self.downloads.begin_log(&self.gpu)
+    pub(crate) fn copy_recorded(&mut self) -> Result<()> {
+        self.gpu.clock_mut().copy_starts(&self.gpu)?;
+        self.downloads.copy_log(&self.gpu)
     }
 
     /// Ends a pass on this GPU: waits for all its work, and reads the GPU times of its events.
@@ -333,7 +333,7 @@ impl Device {
     /// # Errors
     /// Some of the work failed.
     pub(crate) fn end_pass(&mut self) -> Result<()> {
-        self.begin_end()?;
+        self.copy_recorded()?;
         self.gpu.synchronize()?;
         self.waited();
         if let Some(post_fetch) = &self.post_fetch {
