@@ -8,6 +8,8 @@ use moe_gguf::Gguf;
 use moe_testkit::fixture;
 use moe_trace::Phase;
 
+use crate::hot_cache::synthetic::{ARCHITECTURES, synthetic};
+
 const N_CTX: usize = 256;
 
 fn session<'a, 'g>(
@@ -107,36 +109,47 @@ fn entries(slot: usize, position: usize, tokens: &[u32]) -> Vec<BatchEntry> {
 /// Prompts in one pass, then one token of each sequence per pass.
 #[test]
 fn batches_of_several_sequences_have_the_tokens_of_each_alone() {
-    const N: usize = 16;
-    let threads = Threads::new(2).unwrap();
     for file in ["random-qwen3moe-F16.gguf", "random-gpt-oss-F16.gguf"] {
         let gguf = Gguf::open(fixture(file)).unwrap();
-        let model = Model::load(&gguf).unwrap();
-        let n_vocab = model.hparams().n_vocab;
-        let cache = CacheParams::of_type(CacheType::F32, N_CTX).with_sequences(4);
-        let mut session = session(&model, &threads, cache);
-        // Slot 1 stays empty.
-        let slots = [2, 0, 3];
-        let prompts = prompts();
-        let of_prompt = |(slot, tokens): (&usize, &Vec<u32>)| entries(*slot, 0, tokens);
-        let mut batch: Vec<BatchEntry> = slots.iter().zip(&prompts).flat_map(of_prompt).collect();
-        let mut generated = vec![Vec::new(); 3];
-        for _ in 0..N {
-            let logits = session.decode_batch(&batch).unwrap();
-            assert_eq!(logits.len(), 3 * n_vocab);
-            let tokens: Vec<u32> = logits.chunks_exact(n_vocab).map(best).collect();
-            batch.clear();
-            for (i, token) in tokens.into_iter().enumerate() {
-                generated[i].push(token);
-                let position = session.slot_len(slots[i]).unwrap();
-                batch.extend(entries(slots[i], position, &[token]));
-            }
+        compare_batch_with_each_alone(&gguf, file, &prompts());
+    }
+    for (seed, arch) in (0..).zip(ARCHITECTURES) {
+        let prompts = [
+            (20..40).collect(),
+            vec![7, 390, 33],
+            (100..190).rev().collect(),
+        ];
+        compare_batch_with_each_alone(&synthetic(arch, seed), arch, &prompts);
+    }
+}
+
+fn compare_batch_with_each_alone(gguf: &Gguf, name: &str, prompts: &[Vec<u32>; 3]) {
+    const N: usize = 16;
+    let threads = Threads::new(2).unwrap();
+    let model = Model::load(gguf).unwrap();
+    let n_vocab = model.hparams().n_vocab;
+    let cache = CacheParams::of_type(CacheType::F32, N_CTX).with_sequences(4);
+    let mut session = session(&model, &threads, cache);
+    // Slot 1 stays empty.
+    let slots = [2, 0, 3];
+    let of_prompt = |(slot, tokens): (&usize, &Vec<u32>)| entries(*slot, 0, tokens);
+    let mut batch: Vec<BatchEntry> = slots.iter().zip(prompts).flat_map(of_prompt).collect();
+    let mut generated = vec![Vec::new(); 3];
+    for _ in 0..N {
+        let logits = session.decode_batch(&batch).unwrap();
+        assert_eq!(logits.len(), 3 * n_vocab);
+        let tokens: Vec<u32> = logits.chunks_exact(n_vocab).map(best).collect();
+        batch.clear();
+        for (i, token) in tokens.into_iter().enumerate() {
+            generated[i].push(token);
+            let position = session.slot_len(slots[i]).unwrap();
+            batch.extend(entries(slots[i], position, &[token]));
         }
-        assert_eq!(session.slot_len(1).unwrap(), 0);
-        for (tokens, generated) in prompts.iter().zip(&generated) {
-            let alone = alone(&model, &threads, tokens, N, CacheType::F32);
-            assert_eq!(*generated, alone, "{file}");
-        }
+    }
+    assert_eq!(session.slot_len(1).unwrap(), 0);
+    for (tokens, generated) in prompts.iter().zip(&generated) {
+        let alone = alone(&model, &threads, tokens, N, CacheType::F32);
+        assert_eq!(*generated, alone, "{name}");
     }
 }
 

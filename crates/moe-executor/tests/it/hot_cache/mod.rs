@@ -5,7 +5,7 @@ pub mod dynamic;
 mod exchanges;
 mod plans;
 mod results;
-mod synthetic;
+pub mod synthetic;
 
 pub use synthetic::{ARCHITECTURES, random_plan, synthetic};
 
