@@ -9,6 +9,7 @@ use std::{fs, thread};
 use moe_testkit::Need;
 use serde_json::{Value, json};
 
+use crate::support::gpu::stand_in;
 use crate::support::{fail, repository, run};
 
 /// A running server; dropping it kills it.
@@ -19,13 +20,19 @@ struct Server {
 
 impl Server {
     fn start(options: &[&str]) -> Server {
-        let mut process = Command::new(assert_cmd::cargo::cargo_bin!("moe-analyze"))
+        Server::start_with(options, |_| ())
+    }
+
+    /// `set_up` changes the command of the server.
+    fn start_with(options: &[&str], set_up: impl FnOnce(&mut Command)) -> Server {
+        let mut command = Command::new(assert_cmd::cargo::cargo_bin!("moe-analyze"));
+        command
             .args(["serve", "--port", "0", "--threads", "1", "--model"])
             .arg(repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf"))
             .args(options)
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+            .stderr(Stdio::piped());
+        set_up(&mut command);
+        let mut process = command.spawn().unwrap();
         let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
         let address = lines
             .by_ref()
@@ -265,6 +272,35 @@ fn responses_conform_to_the_openapi_description() {
     let dir = tempfile::tempdir().unwrap();
     let server = start_for_clients(dir.path());
     check(&python, "check_schema.py", &server, &["--max-examples", "10"]);
+    assert_eq!(server.stop(), Some(0));
+}
+
+/// A GPU that fails for good while requests run: each request gets an answer, and the server ends as usual.
+#[test]
+fn answers_every_request_if_the_gpu_fails() {
+    let Some(stand_in) = stand_in() else { return };
+    let options = ["--device", "cuda", "--parallel", "2"];
+    let server = Server::start_with(&options, |command| {
+        command.env("LD_LIBRARY_PATH", stand_in.path());
+        command.env("STAND_IN_FAILS", "lost");
+    });
+    let ask = || server.send("POST", "/completion", &completion(200).to_string());
+    let answers: Vec<(u16, String)> = thread::scope(|scope| {
+        let clients: Vec<_> = (0..4).map(|_| scope.spawn(ask)).collect();
+        clients
+            .into_iter()
+            .map(|client| client.join().unwrap())
+            .collect()
+    });
+    for (status, answer) in &answers {
+        let answer: Value = serde_json::from_str(answer).unwrap();
+        assert_eq!(*status, 500, "{answer}");
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.contains("CUDA_ERROR_LAUNCH_FAILED"), "{message}");
+    }
+    assert_eq!(server.send("GET", "/health", "").0, 200);
+    let (_, metrics) = server.send("GET", "/metrics", "");
+    assert!(metrics.contains("\nmoe_running_requests 0\n"), "{metrics}");
     assert_eq!(server.stop(), Some(0));
 }
 

@@ -20,7 +20,8 @@
    wait        no stream can wait for a value
    weights     every H2D copy of at least 64 KiB that are not all zero fails
    search      the first such copy after a kernel has found slots fails
-   kernel      every launch fails */
+   kernel      every launch fails
+   lost        after 1500 launches, every launch, copy, allocation and wait fails */
 
 #define _POSIX_C_SOURCE 200809L
 #include <stddef.h>
@@ -41,6 +42,9 @@ static int fails_at(const char *step) {
     const char *at = getenv("STAND_IN_FAILS");
     return at && strcmp(at, step) == 0;
 }
+
+static unsigned n_launches;
+static int is_lost(void) { return n_launches > 1500 && fails_at("lost"); }
 
 static int is_loaded(void) { return getenv("STAND_IN_LOAD") != NULL; }
 
@@ -106,12 +110,14 @@ static uint64_t now(void) {
 static uint64_t later(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
 static int wait_until(uint64_t end) {
+    if (is_lost()) return LAUNCH_FAILED;
     while (now() < end) {}
     return SUCCESS;
 }
 
 /* Adds work to a stream. */
 static int work(struct stream *stream, uint64_t ns) {
+    if (is_lost()) return LAUNCH_FAILED;
     if (stream->context != current) return INVALID_CONTEXT;
     stream->end = later(stream->end, now() + START) + ns;
     last_end = later(last_end, stream->end);
@@ -124,6 +130,7 @@ static int create(void **out, size_t bytes) {
 }
 
 static int allocate(void **out, size_t bytes) {
+    if (is_lost()) return LAUNCH_FAILED;
     return fails_at("memory") ? OUT_OF_MEMORY : create(out, bytes);
 }
 
@@ -188,6 +195,7 @@ int cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags) {
 int cuMemHostUnregister(void *address) { return SUCCESS; }
 
 static int copy(void *to, const void *from, size_t bytes, struct stream *stream) {
+    if (is_lost()) return LAUNCH_FAILED;
     memcpy(to, from, bytes);
     return work(stream, COPY);
 }
@@ -227,7 +235,8 @@ int cuFuncGetAttribute(int *value, int attribute, char *function) { *value = 0; 
 int cuFuncSetAttribute(char *function, int attribute, int value) { return SUCCESS; }
 
 static int launch(const char *function, void **args, struct stream *stream) {
-    if (fails_at("kernel")) return LAUNCH_FAILED;
+    n_launches++;
+    if (fails_at("kernel") || is_lost()) return LAUNCH_FAILED;
     /* The last argument is the address for the start of the kernel. */
     size_t n = 0;
     while (args[n]) n++;
