@@ -82,7 +82,8 @@ pub trait BatchSession {
     /// a device failed and its values are lost, or the trace cannot be written.
     fn decode_batch(&mut self, entries: &[BatchEntry]) -> Result<&[f32]>;
 
-    /// Replaces the observer of the routing; `None` removes it. An observer costs a transfer per layer if a GPU has the results.
+    /// Replaces the observer of the routing; `None` removes it. It is called for each layer when a pass has ended, without router
+    /// logits.
     fn set_observer(&mut self, observer: Option<Observer<'static>>);
 
     /// Updates the expert cache by the activations since the last update. Called between two passes after the end of a request.

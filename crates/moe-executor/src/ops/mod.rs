@@ -25,6 +25,7 @@ mod elementwise;
 mod experts;
 mod hot_cache;
 pub(crate) mod number;
+mod observed;
 mod post_fetch;
 mod router;
 mod run;
@@ -50,6 +51,7 @@ use crate::weights::{Linear, Matrix, Vector};
 pub(crate) use crate::cpu::glu::Glu;
 pub(crate) use experts::Projection;
 pub(crate) use hot_cache::{ExpertIo, ExpertNodes};
+use observed::BatchObserver;
 pub(crate) use router::{Gating, Groups, RouterSpec, RouterState};
 use scope::Scope;
 
@@ -65,6 +67,8 @@ pub(crate) struct Ops<'a> {
     pub recorder: Recorder,
     /// Called with the routing decisions of each MoE layer.
     pub observer: Option<Observer<'a>>,
+    /// Called at the end of a pass.
+    pub batch_observer: BatchObserver<'a>,
     /// Devices of the session.
     pub devices: Devices<'a>,
     /// The hot expert cache, if it is enabled.
@@ -108,6 +112,7 @@ impl<'a> Ops<'a> {
             threads,
             recorder,
             observer: None,
+            batch_observer: BatchObserver::default(),
             devices,
             hot: None,
             dynamic: None,

@@ -107,7 +107,7 @@ impl Ops<'_> {
 
     /// Copies the results of a pass to the CPU before the session reads them, with everything that is recorded of the pass.
     pub fn fetch_rows(&mut self, x: &mut Activation) {
-        self.devices.begin_end();
+        self.devices.copy_recorded();
         self.fetch(&mut x.values);
     }
 
@@ -116,6 +116,7 @@ impl Ops<'_> {
     /// # Errors
     /// A GPU reports an error.
     pub fn begin_pass(&mut self) -> Result<()> {
+        self.batch_observer.begin_pass();
         self.first_position = TokenId(self.positions.first().copied().unwrap_or(0));
         if let Some(cache) = &mut self.hot {
             cache.begin_pass(self.positions.len());
@@ -137,6 +138,7 @@ impl Ops<'_> {
             cache.end_pass(&self.devices)?;
         }
         self.record_slot_lanes();
+        self.report_routing()?;
         let samples = self.devices.samples()?;
         self.recorder.transfers(&samples, self.first_position)?;
         self.recorder.end(&self.devices)

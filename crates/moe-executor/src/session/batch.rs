@@ -79,7 +79,7 @@ impl BatchSession for Session<'_, '_> {
     }
 
     fn set_observer(&mut self, observer: Option<Observer<'static>>) {
-        self.ops.observer = observer;
+        self.ops.batch_observer.set(observer);
     }
 
     fn counters(&self) -> Option<SharedCounters> {

@@ -18,13 +18,14 @@ use moe_testkit::repository;
 use crate::hot_cache::{Request, moe_layers, open, random_lanes, request};
 
 /// Tests that need no results of kernels.
-const WITHOUT_RESULTS: [&str; 6] = [
+const WITHOUT_RESULTS: [&str; 7] = [
     "cuda_models::hot_cache::exchanges_replace_experts_on_the_gpu",
     "cuda_models::hot_cache::layers_that_do_not_fit_stay_cold",
     "cuda_models::hot_cache::layers_with_all_experts_cached_wait_only_for_logits_and_end_of_pass",
     "cuda_models::hot_cache::layers_with_cold_experts_wait_once",
     "cuda_models::hot_cache::records_and_counts_the_lane_of_each_expert",
     "cuda_models::soundness::records_a_sound_run_with_every_hot_cache",
+    "cuda_models::waits::observer_of_batches_adds_no_wait",
 ];
 
 /// Runs tests of this program with the driver, one after the other.

@@ -183,6 +183,7 @@ impl Ops<'_> {
             });
             self.observer = Some(observer);
         }
+        self.note_routing(il, routing);
         from
     }
 
@@ -204,7 +205,7 @@ impl Ops<'_> {
         let home = scores.values.home();
         let device = if fits { home } else { DeviceId::Cpu };
         routing.copy = None;
-        let is_recorded = self.recorder.is_on();
+        let is_recorded = self.recorder.is_on() || self.batch_observer.is_on();
         let is_counted = self
             .hot
             .as_ref()
@@ -221,10 +222,10 @@ impl Ops<'_> {
         scope
     }
 
-    /// Starts the D2H copy of routing decisions that only a GPU has, if they are recorded and not in the log.
+    /// Starts the D2H copy of routing decisions that only a GPU has, if they are recorded or observed, and not in the log.
     fn download(&mut self, gpu: DeviceId, routing: &mut Routing) {
         if let Some(gpu) = self.devices.gpu_mut(gpu)
-            && self.recorder.is_on()
+            && (self.recorder.is_on() || self.batch_observer.is_on())
             && routing.copy.is_none()
             && let Err(error) = gpu.begin_download(routing)
         {

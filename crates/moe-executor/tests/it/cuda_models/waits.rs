@@ -1,6 +1,14 @@
 //! Number of waits of the CPU for GPUs.
 
+use std::cell::Cell;
+use std::rc::Rc;
+
+use moe_engine::{BatchEntry, BatchSession};
+use moe_executor::cpu::threads::Threads;
 use moe_executor::cuda::Policy;
+use moe_executor::recorder::Recorder;
+use moe_executor::{CacheParams, Model, Session};
+use moe_trace::Phase;
 use moe_trace::record::{PHASE_GENERATE, lane};
 
 use super::recording::record;
@@ -42,4 +50,48 @@ fn waits_only_for_logits_and_end_of_pass() {
         }
     }
     report.finish();
+}
+
+/// The observer of batches gets the routing of each layer when the pass has ended, without a wait of its own.
+#[test]
+fn observer_of_batches_adds_no_wait() {
+    if !has_gpu() {
+        return;
+    }
+    let gguf = open("random-gpt-oss-F16");
+    let model = Model::load(&gguf).unwrap();
+    let threads = Threads::new(1).unwrap();
+    let devices = case(Policy::Gpu).open(&gguf, &model);
+    let cache = CacheParams::new(64).with_sequences(2);
+    let mut session =
+        Session::with_devices(&model, &threads, devices, Recorder::new(None), cache).unwrap();
+    let n_observed = Rc::new(Cell::new(0));
+    let seen = n_observed.clone();
+    session.set_observer(Some(Box::new(move |routed| {
+        assert_eq!(
+            routed.ids.len(),
+            routed.positions.len() * routed.n_expert_used
+        );
+        assert_eq!(routed.weights.len(), routed.ids.len());
+        seen.set(seen.get() + routed.positions.len());
+    })));
+    let n_layer = model.hparams().n_layer;
+    for position in 0..4 {
+        let entry = |slot| BatchEntry {
+            slot,
+            token: 5,
+            position,
+            phase: Phase::Generate,
+            logits: true,
+        };
+        let waits = session.devices().gpus()[0].gpu().waits();
+        session.decode_batch(&[0, 1].map(entry)).unwrap();
+        let waits = session.devices().gpus()[0].gpu().waits() - waits;
+        assert_eq!(n_observed.take(), 2 * n_layer, "position {position}");
+        // The first passes allocate memory.
+        assert!(
+            position < 2 || waits == 2,
+            "position {position}: {waits} waits"
+        );
+    }
 }
