@@ -334,22 +334,6 @@ impl Ops<'_> {
         (DeviceId::Cpu, lane::CPU)
     }
 
-    /// `gate = glu(gate, up)` of a dense block or a shared expert.
-    pub fn glu(&mut self, name: NodeName, glu: Glu, gate: &mut Activation, up: &mut Activation) {
-        let mut scope = self.start();
-        let before = Source::from(&*gate);
-        let device = gate.values.home();
-        let done = self.on(&mut scope, device, |gpu| gpu.glu(glu, gate, up));
-        if !done {
-            self.fetch(&mut gate.values);
-            self.fetch(&mut up.values);
-            glu.apply(self.threads, gate.data_mut(), up.data());
-        }
-        gate.name = name;
-        let sources = [before, (&*up).into()];
-        self.record(&mut scope, number::GLU, name, &sources);
-    }
-
     /// `dst[t] = Σ weight[t, slot] · experts[t, slot]`.
     fn merge_experts(
         &mut self,
