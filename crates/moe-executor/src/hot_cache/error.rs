@@ -4,7 +4,7 @@ use moe_gguf::text::counted;
 use moe_gguf::{ExpertId, LayerId};
 use moe_placement::plan::MAX_LANES;
 
-use crate::placement::DeviceId;
+use crate::device_id::DeviceId;
 
 /// Why a model cannot have a hot cache with the requested contents.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -4,8 +4,8 @@ use crate::activation::{Activation, NodeName};
 use crate::buffers::Input;
 use crate::cpu::glu::Glu;
 use crate::cpu::quant::dequantize_row;
+use crate::device_id::DeviceId;
 use crate::ops::{Ops, Scope, number};
-use crate::placement::DeviceId;
 use crate::recorder::Source;
 use crate::weights::{Matrix, Vector};
 

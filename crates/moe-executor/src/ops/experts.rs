@@ -9,9 +9,9 @@ use crate::activation::{Activation, NodeName};
 use crate::cpu::glu::Glu;
 use crate::cpu::matmul::{self, Entries, RowOf};
 use crate::cuda::{Device, Policy, Ptr};
+use crate::device_id::DeviceId;
 use crate::hot_cache::replace_lanes;
 use crate::ops::{Ops, Scope, number, router};
-use crate::placement::DeviceId;
 use crate::recorder::{LaneCounts, Lanes, Routing, Source};
 use crate::weights::{Linear, Matrix, Vector};
 

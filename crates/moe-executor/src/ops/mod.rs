@@ -42,9 +42,9 @@ use crate::cpu::matmul::{self, Quantized, Worklist};
 use crate::cpu::rope::Angles;
 use crate::cpu::threads::Threads;
 use crate::cuda;
+use crate::device_id::DeviceId;
 use crate::devices::Devices;
 use crate::hot_cache::{DynamicSlots, HotCache};
-use crate::placement::DeviceId;
 use crate::recorder::Recorder;
 use crate::weights::{Linear, Matrix, Vector};
 

@@ -9,9 +9,9 @@ use moe_trace::LayerId;
 use crate::activation::{Activation, NodeName};
 use crate::buffers::{Input, Inventory, id_at_home};
 use crate::cuda::Device;
+use crate::device_id::DeviceId;
 use crate::mirrored::{Mirrored, Plain};
 use crate::ops::{Ops, Scope};
-use crate::placement::DeviceId;
 use crate::recorder::{Routing, Source};
 use crate::weights::{Linear, Vector};
 
