@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::str::FromStr;
 
 use fancy_regex::Regex;
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 
 use moe_gguf::LayerId;
 

@@ -2,7 +2,7 @@
 
 use moe_analysis::hotness::Hotness;
 use moe_analysis::stability::{self, HOT_PERCENT, Stability};
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 
 use super::inputs::{Counted, InputArgs};
 use crate::phase_choice::PhaseChoice;

@@ -2,7 +2,7 @@
 
 use moe_executor::hparams::HParams;
 use moe_executor::{CacheParams, CacheType};
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_trace::manifest;
 
 use crate::output::human_bytes;

@@ -1,6 +1,6 @@
 //! Errors of the contents of a hot cache.
 
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_gguf::{ExpertId, LayerId};
 use moe_placement::plan::MAX_LANES;
 

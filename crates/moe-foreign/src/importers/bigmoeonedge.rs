@@ -31,7 +31,7 @@
 
 use std::path::Path;
 
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_trace::record::lane;
 use moe_trace::{ModelInfo, Phase, RoutingRow, TokenId};
 

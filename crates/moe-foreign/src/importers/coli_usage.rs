@@ -13,7 +13,7 @@
 //!
 //! Definition: `c/route_trace.h` in that repository.
 
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_trace::{CountRow, ExpertId, ModelInfo};
 
 use crate::source::{Lines, sample_lines};

@@ -13,7 +13,7 @@
 //! sequences, phases, router weights, timestamps and lanes.
 
 use moe_files::csv::LineReader;
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_trace::{CountRow, ExpertId, LayerId, RoutingRow, TokenId};
 
 use crate::passes::Passes;

@@ -16,7 +16,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_trace::{LayerId, RoutingRow, TokenId};
 use serde::Deserialize;
 use xxhash_rust::xxh3::Xxh3;

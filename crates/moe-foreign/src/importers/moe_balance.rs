@@ -13,7 +13,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_trace::{LayerId, RoutingRow, TokenId};
 use serde::Deserialize;
 

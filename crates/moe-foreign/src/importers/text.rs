@@ -5,7 +5,7 @@
 use std::str::FromStr;
 
 use moe_files::csv::{LineFault, LineReader};
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 
 use crate::Output;
 

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use anyhow::{Context as _, anyhow, bail};
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 
 use crate::context::Context;
 use crate::lane_budget::{AutoBudget, LaneBudget, bytes_of_mib, mib};

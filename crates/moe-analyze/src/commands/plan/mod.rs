@@ -10,7 +10,7 @@ mod update;
 use std::path::PathBuf;
 
 use anyhow::bail;
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_placement::learn::{LearnFile, is_usable};
 use moe_placement::plan::{Entry, Explanation, LayerCurve, Plan, Strategy, Weighting, rank};
 use moe_trace::{ExpertId, LayerId, ModelInfo};
