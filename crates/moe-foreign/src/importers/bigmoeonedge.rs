@@ -38,7 +38,7 @@ use moe_trace::{ModelInfo, Phase, RoutingRow, TokenId};
 use crate::source::{Lines, sample_lines};
 use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source, check_model};
 
-use super::text::{
+use super::shared::text::{
     Columns, LineError, has_columns, number, optional_number, required_number, shown,
 };
 

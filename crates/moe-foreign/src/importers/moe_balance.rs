@@ -19,7 +19,7 @@ use serde::Deserialize;
 
 use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source};
 
-use super::jsonl::{Nested, first_line_has, for_each_line, zip_weights};
+use super::shared::json_lines::{Nested, first_line_has, for_each_line, zip_weights};
 
 /// Importer of moe-balance's JSONL.
 pub struct MoeBalance;
