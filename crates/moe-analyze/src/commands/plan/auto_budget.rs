@@ -1,4 +1,4 @@
-//! The budget of each lane: a number, or the free memory of a GPU.
+//! Options of `--budget-mib auto`, and the free memory of the GPUs that automatic budgets are computed from.
 
 use std::process::Command;
 
