@@ -1,7 +1,7 @@
 //! The values of `--phase`.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use moe_analysis::hotness::Phases;
+use moe_analysis::Phases;
 use moe_files::text::counted;
 use moe_trace::Phase;
 
