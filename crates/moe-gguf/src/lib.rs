@@ -54,7 +54,7 @@ mod value;
 pub mod verify;
 
 pub use error::{Error, Fault, ShardFault};
-pub use gguf::{Gguf, GgufFile, Tensor};
+pub use gguf::{Gguf, GgufFile, MAX_EXPERT_ROWS, Tensor};
 pub use metadata::Metadata;
 pub use moe_ids::{ExpertId, LayerId};
 pub use non_finite::NonFinite;
