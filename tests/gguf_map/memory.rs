@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use moe_gguf::map::MAX_EXPERT_ROWS;
+use moe_gguf::MAX_EXPERT_ROWS;
 
 use crate::support::{Arg, arg, args};
 use moe_testkit::gguf::{ARRAY, F32, Raw};

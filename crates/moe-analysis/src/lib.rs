@@ -12,7 +12,8 @@
 //! | [`overlap`] | overlap of expert transfers with computation |
 //! | `sql` (feature `sql`) | SQL queries over Parquet tables |
 //!
-//! Inputs are runs, tables and streams of rows of [`moe_trace`]. Outputs are plain data.
+//! Inputs are runs, tables and streams of rows of [`moe_trace`]. Outputs are plain data. [`Phases`] selects the tokens of a result, and
+//! [`ExpertTally`] contains the selections of an expert.
 //!
 //! The modules share these terms:
 //!
@@ -30,6 +31,7 @@ pub mod diff;
 pub mod hotness;
 pub mod measures;
 pub mod overlap;
+mod phases;
 mod quantile;
 pub mod simulate;
 #[cfg(feature = "sql")]
@@ -37,6 +39,10 @@ pub mod sql;
 pub mod stability;
 mod stack;
 pub mod survey;
+mod tally;
+
+pub use phases::Phases;
+pub use tally::ExpertTally;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -1,4 +1,4 @@
-//! The budget of a lane of a hot cache: a number, or the free memory of a GPU.
+//! The value of a budget option: a number of MiB or `auto`, and the arithmetic of automatic budgets.
 
 use std::fmt;
 use std::str::FromStr;

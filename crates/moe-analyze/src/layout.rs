@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use moe_files::AtomicFile;
+use moe_files::text::counted;
 use moe_gguf::check::LayoutReport;
 use moe_gguf::layers::LayerOrder;
 use moe_gguf::map::OffsetMap;
-use moe_gguf::text::counted;
 use moe_gguf::{Gguf, LayerId};
 use moe_trace::manifest::ModelFile;
 use moe_trace::map_table;

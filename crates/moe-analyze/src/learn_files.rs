@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use moe_analysis::hotness::{Hotness, Phases};
+use moe_analysis::Phases;
+use moe_analysis::hotness::Hotness;
 use moe_foreign::{Contents, ImportOptions, check_model};
 use moe_placement::learn::LearnFile;
 use moe_trace::{ModelInfo, bounded};

@@ -1,11 +1,11 @@
 //! Memory of a model and its context, in addition to the cache: on each GPU, computed from the header.
 
-use moe_executor::Model;
-use moe_executor::placement::{DeviceId, Placement};
+use moe_executor::placement::Placement;
+use moe_executor::{DeviceId, Model};
+use moe_files::text::counted;
 use moe_gguf::Gguf;
 use moe_gguf::kv_cache::{Cells, KvShape, KvTypes, LayerBytes};
 use moe_gguf::names::{Category, Role};
-use moe_gguf::text::counted;
 
 /// Number and length of the sequences of a context.
 #[derive(Debug, Clone, Copy)]

@@ -1,8 +1,8 @@
 //! The values of `--phase`.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use moe_analysis::hotness::Phases;
-use moe_gguf::text::counted;
+use moe_analysis::Phases;
+use moe_files::text::counted;
 use moe_trace::Phase;
 
 /// The tokens of one phase, or of both phases.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_placement::plan::{ExpertSizes, LayerCurve, MAX_LANES, Strategy, Weighting};
 use moe_trace::{ExpertId, LayerId, bounded};
 use serde::Deserialize;

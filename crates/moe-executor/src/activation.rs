@@ -5,8 +5,8 @@ use std::fmt;
 use moe_trace::LayerId;
 
 use crate::cuda::{DeviceBuffer, Gpu, Ptr};
+use crate::device_id::DeviceId;
 use crate::mirrored::{Mirrored, PerGpu};
-use crate::placement::DeviceId;
 
 /// Name of a graph node in llama.cpp's spelling: `attn_norm-3`, `result_norm`, `cache_k_l3`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

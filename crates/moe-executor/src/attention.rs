@@ -6,11 +6,11 @@ use moe_gguf::LayerId;
 use crate::activation::{Activation, NodeName};
 use crate::buffers::Inventory;
 use crate::cpu::attention::Shape;
+use crate::device_id::DeviceId;
 use crate::error::Result;
 use crate::hparams::{HParams, Rope};
 use crate::kv_cache::KvCache;
 use crate::ops::{At, Ops};
-use crate::placement::DeviceId;
 use crate::weights::{Linear, Loader, Vector};
 
 /// Elements over which the RMS norm of queries and keys is computed.

@@ -10,8 +10,8 @@ use moe_trace::buffers::{Buffer, BufferEvent, Change, usage};
 
 use crate::activation::Activation;
 use crate::cuda::DeviceBuffer;
+use crate::device_id::DeviceId;
 use crate::mirrored::{Mirrored, PerGpu, Plain};
-use crate::placement::DeviceId;
 
 /// First buffer id of the weights (the f32 vectors, then the model files), above the ids of the caches.
 pub(crate) const WEIGHT_BUFFERS: u64 = 1 << 24;

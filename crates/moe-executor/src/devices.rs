@@ -8,7 +8,8 @@ use moe_trace::manifest;
 
 use crate::cuda::post_fetch::{Sample, Settings};
 use crate::cuda::{Device, Download, Event, Gpu, Policy, Registered, Result};
-use crate::placement::{DeviceId, Placement};
+use crate::device_id::DeviceId;
+use crate::placement::Placement;
 use crate::weights::Matrix;
 
 /// A time read from the CPU's clock, or an event of a GPU.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_trace::{ExpertId, LayerId, TokenId};
 
 /// Errors of the executor. Each message names the file and the key or tensor at fault.

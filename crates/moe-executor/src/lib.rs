@@ -24,6 +24,7 @@ mod capture;
 pub mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "cuda/absent.rs")]
 pub mod cuda;
+mod device_id;
 pub mod devices;
 mod error;
 mod ffn;
@@ -42,6 +43,7 @@ pub mod session;
 pub mod tokenizer;
 mod weights;
 
+pub use device_id::{DeviceId, NotADevice};
 pub use devices::Devices;
 pub use error::{Error, Result, Warning};
 pub use kv_cache::{CacheParams, CacheType, UnknownCacheType};

@@ -8,9 +8,9 @@ use moe_gguf::names::{Projection, Role};
 
 use crate::arch::decoder::OutputRows;
 use crate::cpu::quant::Kernel;
+use crate::hparams::Gating;
 use crate::model::Model;
 use crate::moe::SharedWidth;
-use crate::ops::Gating;
 
 /// Bytes that scratch buffers on a GPU are rounded up to.
 const GPU_ALIGN: u64 = 1 << 16;

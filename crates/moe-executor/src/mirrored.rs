@@ -5,7 +5,7 @@ use std::collections::TryReserveError;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::cuda::{DeviceBuffer, Gpu, Ptr, Result, Wanted};
-use crate::placement::DeviceId;
+use crate::device_id::DeviceId;
 
 /// Types that can be copied as plain bytes.
 pub trait Plain: FromBytes + IntoBytes + Immutable + Copy + Default {}

@@ -5,13 +5,11 @@ use moe_gguf::LayerId;
 
 use crate::activation::{Activation, NodeName};
 use crate::buffers::Inventory;
+use crate::device_id::DeviceId;
 use crate::error::Result;
 use crate::ffn::{FFN_OPS, Ffn, FfnState};
-use crate::hparams::HParams;
-use crate::ops::{
-    At, ExpertIo, ExpertNodes, Gating, Glu, Groups, Ops, Projection, RouterSpec, RouterState,
-};
-use crate::placement::DeviceId;
+use crate::hparams::{Gating, Groups, HParams};
+use crate::ops::{At, ExpertIo, ExpertNodes, Glu, Ops, Projection, RouterSpec, RouterState};
 use crate::recorder::{LaneCounts, Routing};
 use crate::weights::{Linear, Loader, Matrix, Vector};
 

@@ -9,12 +9,11 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use tempfile::{NamedTempFile, TempPath};
 
 use crate::error::Error;
+use crate::stale::{self, temporary_names};
 use crate::temporary::{Registry, registry};
 use crate::transaction::Transaction;
-use crate::{check_inputs, inputs, parent_of, stale};
+use crate::{check_inputs, inputs, parent_of};
 
-/// Maximum number of bytes of an output's name in its temporary name; file systems limit a name to 255 bytes.
-const MAX_NAME: usize = 200;
 /// Maximum number of temporary files to create for one output. Another process may remove a new one as stale.
 const MAX_ATTEMPTS: usize = 16;
 
@@ -241,26 +240,6 @@ pub(crate) fn check_path(path: &Path, replace: bool) -> Result<(), Error> {
         });
     }
     Ok(())
-}
-
-/// Calls `make` with a builder of temporary names for `path`.
-pub(crate) fn temporary_names<T>(
-    path: &Path,
-    make: impl FnOnce(&tempfile::Builder<'_, '_>) -> T,
-) -> T {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let is_boundary = |&end: &usize| name.is_char_boundary(end);
-    let end = (0..=MAX_NAME.min(name.len()))
-        .rev()
-        .find(is_boundary)
-        .unwrap_or(0);
-    let prefix = format!(".{}.", &name[..end]);
-    let mut builder = tempfile::Builder::new();
-    builder
-        .prefix(&prefix)
-        .suffix(stale::SUFFIX)
-        .rand_bytes(stale::N_RANDOM);
-    make(&builder)
 }
 
 /// Creates a temporary file or directory for `path` in `dir` by `create`, and locks it.

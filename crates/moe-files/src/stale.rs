@@ -8,9 +8,28 @@ use std::fs;
 use std::path::Path;
 
 /// Suffix of every temporary name.
-pub(crate) const SUFFIX: &str = ".moe-tmp";
+const SUFFIX: &str = ".moe-tmp";
 /// Number of random characters in a temporary name.
-pub(crate) const N_RANDOM: usize = 12;
+const N_RANDOM: usize = 12;
+/// Maximum number of bytes of an output's name in its temporary name; file systems limit a name to 255 bytes.
+const MAX_NAME: usize = 200;
+
+/// Calls `make` with a builder of temporary names for `path`.
+pub(crate) fn temporary_names<T>(
+    path: &Path,
+    make: impl FnOnce(&tempfile::Builder<'_, '_>) -> T,
+) -> T {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let is_boundary = |&end: &usize| name.is_char_boundary(end);
+    let end = (0..=MAX_NAME.min(name.len()))
+        .rev()
+        .find(is_boundary)
+        .unwrap_or(0);
+    let prefix = format!(".{}.", &name[..end]);
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(&prefix).suffix(SUFFIX).rand_bytes(N_RANDOM);
+    make(&builder)
+}
 
 /// Whether `name` is a temporary name of this crate; with `output`, whether it belongs to that output.
 pub fn is_temporary_name(name: &OsStr, output: Option<&str>) -> bool {

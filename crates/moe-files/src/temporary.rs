@@ -6,9 +6,9 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-use crate::atomic::temporary_names;
 use crate::error::Error;
 use crate::parent_of;
+use crate::stale::temporary_names;
 
 /// The temporary files and new directories of this process.
 #[derive(Debug, Default)]

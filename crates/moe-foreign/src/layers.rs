@@ -4,7 +4,7 @@
 //! follow the hidden layers: `block_count` includes `nextn_predict_layers`. A server writes one of two layouts: one row per
 //! hidden layer, where the rows of dense layers are empty, or one row per MoE layer. Neither has rows for blocks of the MTP head.
 
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_trace::{LayerId, MAX_ID, ModelInfo};
 
 /// Why the layers of a trace cannot be mapped to the blocks of the model.

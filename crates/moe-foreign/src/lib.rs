@@ -1,4 +1,4 @@
-//! Importers and exporters for the traces of other tools: one file per format and direction.
+//! Importers and exporters for the traces of other tools.
 //!
 //! A format contains one of two things:
 //!
@@ -80,7 +80,7 @@ pub use counts::{Counts, ExpertCount, LayerCounts};
 pub use error::{ForeignError, Location, Missing, check_model};
 pub use export::{Export, ExportError, Exporter, FilesExporter, UnsupportedTrace};
 pub use importers::responses::ResponseError;
-pub use importers::text::LineError;
+pub use importers::shared::text::LineError;
 pub use input::Input;
 pub use json::JsonError;
 pub use layers::LayerError;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::error::Error as StdError;
 use std::path::{Path, PathBuf};
 
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_trace::{
     CountRow, ExpertId, LayerId, LayerRow, MAX_ID, ModelInfo, RoutingRow, Sink, SinkError,
 };

@@ -34,7 +34,7 @@ pub const IMPORTERS: &[&dyn Importer] = &[
     &importers::lattice::Lattice,
     &importers::megatron::Megatron,
     &importers::moe_balance::MoeBalance,
-    &importers::token_jsonl::TokenJsonl,
+    &importers::jsonl::Jsonl,
     &importers::layer_expert::LayerExpert,
     &importers::colibri_trace::ColibriTrace,
     &importers::coli_usage::ColiUsage,

@@ -5,8 +5,8 @@ use serde::Serialize;
 use crate::gguf::{Gguf, GgufFile, Tensor};
 use crate::map::Category;
 use crate::names::Role;
-use crate::text::counted;
 use crate::types::GgmlType;
+use moe_files::text::counted;
 
 /// The result of [`check`]. Sums are over all files of the model.
 ///

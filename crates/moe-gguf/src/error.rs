@@ -249,7 +249,7 @@ pub enum Fault {
     #[error("the sum of the padded tensor sizes is 2^63 bytes or more")]
     TotalOverflow,
     /// The stacked expert tensors up to `tensor` have `claimed` expert slices, more than
-    /// [`MAX_EXPERT_ROWS`](crate::map::MAX_EXPERT_ROWS).
+    /// [`MAX_EXPERT_ROWS`](crate::MAX_EXPERT_ROWS).
     #[error(
         "the stacked expert tensors up to {tensor:?} have {claimed} expert slices, but at most {limit} are supported in a model"
     )]

@@ -26,7 +26,6 @@
 //! | [`format`](mod@format) | constants of the GGUF format, for writers |
 //! | [`content`] | recognizes other file formats by their first bytes |
 //! | [`tensor_tracer`] | offset map in the formats of the [tensor tracer](https://github.com/ErsjanKeri/BSC) of E. Keri's BSc thesis |
-//! | [`text`] | numbers in messages |
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::cast_possible_truncation))]
@@ -50,13 +49,12 @@ mod non_finite;
 mod per_layer;
 mod shards;
 pub mod tensor_tracer;
-pub mod text;
 mod types;
 mod value;
 pub mod verify;
 
 pub use error::{Error, Fault, ShardFault};
-pub use gguf::{Gguf, GgufFile, Tensor};
+pub use gguf::{Gguf, GgufFile, MAX_EXPERT_ROWS, Tensor};
 pub use metadata::Metadata;
 pub use moe_ids::{ExpertId, LayerId};
 pub use non_finite::NonFinite;

@@ -12,10 +12,6 @@ use crate::types::GgmlType;
 
 pub use crate::names::{Category, Projection};
 
-/// Maximum number of expert slices of a model. A header of a few bytes can declare any number of experts, and a sparse file
-/// can seem to contain them. The largest current models have about 70,000 slices; 96 layers with 3 × 1024 have 294,912.
-pub const MAX_EXPERT_ROWS: u64 = 5 << 16;
-
 /// The offset map of a model. Its rows are in the order of the tensor table; the rows of a tensor cover it exactly.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OffsetMap {
@@ -56,7 +52,7 @@ impl OffsetMap {
         let n_rows = gguf
             .tensors()
             .iter()
-            .map(|t| n_stacked(t).unwrap_or(1))
+            .map(|t| t.n_stacked().unwrap_or(1))
             .sum::<u64>();
         let mut rows = Vec::with_capacity(usize::try_from(n_rows).unwrap_or(0));
         for tensor in gguf.tensors() {
@@ -64,15 +60,6 @@ impl OffsetMap {
         }
         OffsetMap { rows }
     }
-}
-
-/// Returns the number of experts in a stacked tensor (`ne[2]`), or `None` if the tensor is one row of the map.
-///
-/// A tensor is stacked if it has the name of stacked expert weights and three dimensions.
-pub fn n_stacked(tensor: &Tensor) -> Option<u64> {
-    let [_, _, n_expert, rest] = tensor.ne;
-    (tensor.n_dims >= 3 && rest == 1 && n_expert > 0 && Role::of(&tensor.name).stacked)
-        .then_some(n_expert)
 }
 
 fn push_rows(rows: &mut Vec<MapRow>, tensor: &Tensor) {
@@ -90,7 +77,7 @@ fn push_rows(rows: &mut Vec<MapRow>, tensor: &Tensor) {
         file_offset: tensor.offset,
         size_bytes: tensor.size_bytes,
     };
-    let Some(n_expert) = n_stacked(tensor) else {
+    let Some(n_expert) = tensor.n_stacked() else {
         rows.push(whole);
         return;
     };

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 
 /// Errors of llama.cpp. Each message is one line.
 #[derive(Debug, thiserror::Error)]

@@ -9,7 +9,7 @@ use std::fs::{File, TryLockError};
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
 
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 
 use crate::buffers;
 use crate::correlation::Correlation;

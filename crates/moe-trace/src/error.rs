@@ -4,8 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use moe_files::text::counted;
 use moe_gguf::content::Content;
-use moe_gguf::text::counted;
 #[cfg(feature = "parquet")]
 use parquet::errors::ParquetError;
 

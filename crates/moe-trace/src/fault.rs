@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_ids::ExpertId;
 
 use crate::json;

@@ -7,12 +7,12 @@ use moe_gguf::map::OffsetMap;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::Error;
+use crate::first_of_layer::RoutingOperations;
 use crate::manifest::Manifest;
 #[cfg(feature = "parquet")]
 use crate::map_table;
 use crate::ops::{self, OpTable};
 use crate::pass_table::PassTable;
-use crate::routing::RoutingOperations;
 use crate::trace::Trace;
 
 /// Name of the trace in a run directory.

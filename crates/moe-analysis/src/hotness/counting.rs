@@ -7,8 +7,10 @@ use moe_trace::manifest::Model;
 use moe_trace::{ExpertId, LayerId, MAX_ID, ModelInfo, Phase, TokenId, TokenKey, TokenStarts};
 
 use super::origin::Origin;
-use super::{ByPhase, Error, ExpertTally, Hotness, LayerPhase, Number};
+use super::{Error, Hotness, LayerPhase, Number};
+use crate::phases::ByPhase;
 use crate::survey::SelectedExpert;
+use crate::tally::ExpertTally;
 
 /// Numbers of experts of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,8 +11,10 @@ use parquet::errors::ParquetError;
 use parquet::file::metadata::KeyValue;
 use parquet::file::properties::WriterProperties;
 
-use super::{Error, ExpertBytes, ExpertTally, Hotness, Phases};
+use super::{Error, ExpertBytes, Hotness};
+use crate::phases::Phases;
 use crate::survey::Groups;
+use crate::tally::ExpertTally;
 
 /// Number of rows per record batch.
 const BATCH_ROWS: usize = 1 << 14;

@@ -8,7 +8,6 @@ mod counting;
 mod matrix;
 mod number;
 mod origin;
-mod phases;
 #[cfg(test)]
 mod properties;
 mod ranked;
@@ -21,12 +20,13 @@ use std::path::PathBuf;
 use moe_placement::learn::{LayerCounts, LearnFile};
 use moe_trace::{InvalidModel, LayerId, ModelInfo, ModelMismatch};
 
+use crate::phases::{ByPhase, Phases};
+use crate::tally::ExpertTally;
+
 pub use bytes::ExpertBytes;
 pub use matrix::{Matrix, MatrixRow, Value};
 use number::Number;
 use origin::Origin;
-pub(crate) use phases::ByPhase;
-pub use phases::Phases;
 pub use ranked::RankedExpert;
 pub use sink::RowCounter;
 pub use summary::LayerSummary;
@@ -115,15 +115,6 @@ pub enum Error {
     /// A table of a matrix cannot be written.
     #[error("cannot write the matrix: {0}")]
     Parquet(#[from] parquet::errors::ParquetError),
-}
-
-/// Selections of one expert.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct ExpertTally {
-    /// Number of selections.
-    pub count: u64,
-    /// Sum of the known router weights of the selections; see [`Hotness::has_mass`].
-    pub mass: f64,
 }
 
 /// One layer in one phase.

@@ -3,10 +3,11 @@
 use moe_trace::{ExpertId, LayerId, Phase, TokenId};
 use proptest::prelude::*;
 
+use super::Hotness;
 use super::counting::Counter;
 use super::origin::Origin;
-use super::{Hotness, Phases};
 use crate::measures::{LoadBalance, hottest};
+use crate::phases::Phases;
 use crate::survey::{GroupBy, SelectedExpert, Survey, SurveyOptions};
 
 const N_LAYER: u16 = 3;

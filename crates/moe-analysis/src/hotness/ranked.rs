@@ -4,7 +4,8 @@ use std::cmp::Reverse;
 
 use moe_trace::{ExpertId, LayerId};
 
-use super::{Hotness, Phases};
+use super::Hotness;
+use crate::phases::Phases;
 
 /// An expert of a layer, with its count.
 #[derive(Debug, Clone, Copy, PartialEq)]

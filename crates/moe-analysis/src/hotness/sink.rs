@@ -6,8 +6,9 @@ use moe_trace::{CountRow, LayerRow, ModelInfo, RoutingRow, Sink, SinkError};
 
 use super::counting::Counter;
 use super::origin::Origin;
-use super::{Error, ExpertTally, Hotness};
+use super::{Error, Hotness};
 use crate::survey::{SelectedExpert, Survey};
+use crate::tally::ExpertTally;
 
 /// Counts the rows of one trace, with tokens or with counts only.
 pub struct RowCounter<'a> {
@@ -92,8 +93,8 @@ impl Sink for RowCounter<'_> {
 mod tests {
     use moe_trace::{ExpertId, LayerId};
 
-    use super::super::Phases;
     use super::*;
+    use crate::phases::Phases;
 
     /// One position, with slot 0 in sequence 0 and slot 1 without a sequence.
     #[test]

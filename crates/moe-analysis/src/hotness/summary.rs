@@ -1,7 +1,8 @@
 //! Summary of the load balance of layers.
 
-use super::{Hotness, Phases};
+use super::Hotness;
 use crate::measures::{LoadBalance, hottest};
+use crate::phases::Phases;
 use moe_trace::{ExpertId, LayerId};
 
 /// Load balance of one layer.

@@ -14,7 +14,7 @@ mod sampled_lru;
 mod speed;
 mod windows;
 
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_placement::cache::BuildError;
 use moe_trace::{ExpertId, LayerId};
 

@@ -8,7 +8,7 @@ use crate::survey::Survey;
 /// hot.
 ///
 /// Source: the rule of five for chi-square tests (Cochran 1954).
-const MIN_SELECTIONS_PER_EXPERT: f64 = 5.0;
+pub const MIN_SELECTIONS_PER_EXPERT: f64 = 5.0;
 /// Minimum in-sample gain in coverage over a uniform router for which a cache is useful.
 const MIN_GAIN: f64 = 0.05;
 /// Minimum fraction of the gain that remains out of sample for [`Stability::Generalizes`].
@@ -22,7 +22,7 @@ const GENERALIZES_IN_PART: f64 = 0.6;
 pub enum Stability {
     /// The input contains counts without order.
     Unordered,
-    /// A split has fewer than five selections per expert on average.
+    /// A split has fewer than [`MIN_SELECTIONS_PER_EXPERT`] selections per expert on average.
     TooShort,
     /// Uniform router: the in-sample gain over a uniform router is below 0.05.
     Uniform,

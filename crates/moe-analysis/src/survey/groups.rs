@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 
-use crate::hotness::ExpertTally;
 use moe_trace::{ExpertId, LayerId};
+
+use crate::tally::ExpertTally;
 
 /// Maximum number of tallies in memory (256 MiB).
 const MAX_CELLS: usize = 1 << 24;

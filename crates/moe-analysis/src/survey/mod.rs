@@ -13,7 +13,8 @@ use std::collections::HashMap;
 
 use moe_trace::{ExpertId, LayerId, Phase, TokenId, TokenKey, TokenStarts};
 
-use crate::hotness::{ExpertTally, Phases};
+use crate::phases::Phases;
+use crate::tally::ExpertTally;
 
 pub use distinct::{BATCHES, Distinct};
 pub use groups::Groups;

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use moe_analysis::hotness::{Error, Hotness, Phases};
+use moe_analysis::Phases;
+use moe_analysis::hotness::{Error, Hotness};
 use moe_gguf::map::OffsetMap;
 use moe_trace::manifest::Model;
 use moe_trace::record::{EXT_V1, FLAG_CONTINUATION, MAX_EXPERTS, set_name};

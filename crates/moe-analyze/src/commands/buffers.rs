@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_trace::buffers::{self, BufferEvent, Timeline, TimelineBuffer};
 use moe_trace::{Manifest, TRACE_FILE, Trace};
 

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use moe_files::AtomicFiles;
+use moe_files::text::counted;
 use moe_foreign::{EXPORTERS, Export, Exporter, FILES_EXPORTERS, FilesExporter, IMPORTERS, Input};
 use moe_gguf::experts::expert_bytes_by_layer;
-use moe_gguf::text::counted;
 use moe_trace::ModelInfo;
 
 use crate::context::Context;

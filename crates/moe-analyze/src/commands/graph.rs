@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_trace::graph::{self, Graph};
 use moe_trace::{Manifest, Phase};
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Context as _;
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_synth::model::{Spec, Synth, SynthOptions};
 
 use crate::context::Context;

@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use moe_analysis::hotness::{ExpertBytes, Hotness, Phases};
+use moe_analysis::Phases;
+use moe_analysis::hotness::{ExpertBytes, Hotness};
 use moe_analysis::survey::{self, Labels, Survey};
+use moe_files::text::counted;
 use moe_gguf::map::OffsetMap;
-use moe_gguf::text::counted;
 use moe_trace::bounded;
 
 use super::read_with;

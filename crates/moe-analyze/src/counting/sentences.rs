@@ -1,8 +1,8 @@
 //! One-line descriptions of counts: the amount, and whether hotness generalizes.
 
 use moe_analysis::hotness::Hotness;
-use moe_analysis::stability::{self, HOT_PERCENT, Stability};
-use moe_gguf::text::counted;
+use moe_analysis::stability::{self, HOT_PERCENT, MIN_SELECTIONS_PER_EXPERT, Stability};
+use moe_files::text::counted;
 
 use super::inputs::{Counted, InputArgs};
 use crate::phase_choice::PhaseChoice;
@@ -45,7 +45,9 @@ pub fn verdict(read: &Counted) -> String {
         );
     }
     if assessment.verdict == Stability::TooShort {
-        line += "; a verdict needs at least 5 activations per expert in each half";
+        line += &format!(
+            "; a verdict needs at least {MIN_SELECTIONS_PER_EXPERT} activations per expert in each half"
+        );
     }
     line
 }

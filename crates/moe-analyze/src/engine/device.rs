@@ -5,7 +5,7 @@ use moe_executor::cuda::post_fetch::Settings;
 use moe_executor::cuda::{self, Gpu, GpuSpec, Policy};
 use moe_executor::placement::{Override, Rules};
 use moe_executor::{Devices, Model};
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 
 use super::device_list::DeviceList;
 use super::dynamic::{DynamicArgs, HOT_CACHE_OPTIONS};

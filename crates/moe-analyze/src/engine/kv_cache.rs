@@ -2,7 +2,8 @@
 
 use moe_executor::hparams::HParams;
 use moe_executor::{CacheParams, CacheType};
-use moe_gguf::text::counted;
+use moe_files::text::counted;
+use moe_gguf::kv_cache::KvTypes;
 use moe_trace::manifest;
 
 use crate::output::human_bytes;
@@ -38,6 +39,14 @@ impl CacheArgs {
             k: self.cache_type_k,
             v: self.cache_type_v,
             ..CacheParams::new(n_ctx)
+        }
+    }
+
+    /// Returns the types of keys and values as tensor types.
+    pub fn types(self) -> KvTypes {
+        KvTypes {
+            k: self.cache_type_k.ggml(),
+            v: self.cache_type_v.ggml(),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use anyhow::{Context as _, bail};
 use moe_engine::{Engine, EngineInfo, Error, Mode, SessionInfo, Setup};
 use moe_gguf::Gguf;
-use moe_gguf::kv_cache::{Cells, KvShape, KvTypes, LayerBytes};
+use moe_gguf::kv_cache::{Cells, KvShape, LayerBytes};
 use moe_llama_cpp::{Model, OpNumbers, Params, Recording, Session};
 use moe_trace::manifest;
 
@@ -121,7 +121,7 @@ impl Engine for LlamaCpp<'_> {
             n_batch: setup.n_batch as u32,
             n_threads: self.n_threads,
             flash_attention: None,
-            kv_types: types(self.cache),
+            kv_types: self.cache.types(),
         };
         let (n_positions, n_batch) = (n_positions as u64, setup.n_batch as u64);
         let kv_cache = describe(self.cache, self.gguf, n_positions, n_batch);
@@ -139,20 +139,12 @@ impl Engine for LlamaCpp<'_> {
     }
 }
 
-/// The types of keys and values in GGUF's terms.
-fn types(cache: CacheArgs) -> KvTypes {
-    KvTypes {
-        k: cache.cache_type_k.ggml(),
-        v: cache.cache_type_v.ggml(),
-    }
-}
-
 /// The description of llama.cpp's cache for the manifest: of one sequence with `n_positions` positions, and passes of `n_batch`
 /// tokens.
 fn describe(cache: CacheArgs, gguf: &Gguf, n_positions: u64, n_batch: u64) -> manifest::KvCache {
     let layers = KvShape::of(gguf).and_then(|shape| {
         let cells = Cells::of_llama_cpp(n_positions, 1, n_batch, shape.window());
-        shape.bytes(types(cache), cells)
+        shape.bytes(cache.types(), cells)
     });
     let sum = |layers: Vec<LayerBytes>| {
         let bytes = layers.iter().map(LayerBytes::kv);

@@ -8,8 +8,8 @@ use moe_executor::recorder::Recorder;
 #[cfg(feature = "serve")]
 use moe_executor::tokenizer::Tokenizer;
 use moe_executor::{CacheParams, Devices, Model, Session};
+use moe_files::text::counted;
 use moe_gguf::Gguf;
-use moe_gguf::text::counted;
 use moe_placement::perf::{Counters, PerfMode};
 use moe_trace::{Phase, manifest};
 

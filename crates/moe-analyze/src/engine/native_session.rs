@@ -2,11 +2,11 @@
 //! its results at the end.
 
 use moe_engine::{BatchEntry, BatchSession, Decode, Error, Logits, Mode, Observer, Result};
+#[cfg(feature = "serve")]
+use moe_executor::DeviceId;
 use moe_executor::Session;
 #[cfg(feature = "serve")]
 use moe_executor::hot_cache::HotCache;
-#[cfg(feature = "serve")]
-use moe_executor::placement::DeviceId;
 use moe_placement::perf::{PerfMode, SharedCounters};
 use moe_trace::{Phase, RunWriter, manifest};
 

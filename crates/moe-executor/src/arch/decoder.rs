@@ -6,13 +6,13 @@ use moe_gguf::LayerId;
 use crate::activation::{Activation, NodeName};
 use crate::attention::{AttentionLayer, AttentionSpec, AttentionState};
 use crate::buffers::{Input, Inventory};
+use crate::device_id::DeviceId;
 use crate::error::Result;
 use crate::ffn::{FFN_OPS, Ffn, FfnState};
 use crate::hparams::HParams;
 use crate::kv_cache::KvCache;
 use crate::moe::{MoeLayer, MoeSpec, MoeState};
 use crate::ops::Ops;
-use crate::placement::DeviceId;
 use crate::weights::{Loader, Vector};
 
 /// The layers of an architecture.

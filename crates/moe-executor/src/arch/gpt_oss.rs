@@ -8,9 +8,9 @@
 use crate::arch::decoder::{Decoder, DecoderSpec, OutputRows};
 use crate::attention::AttentionSpec;
 use crate::error::Result;
-use crate::hparams::{ExpertWidth, HParams, Keys, Layout};
+use crate::hparams::{ExpertWidth, Gating, HParams, Keys, Layout};
 use crate::moe::MoeSpec;
-use crate::ops::{Gating, Glu};
+use crate::ops::Glu;
 use crate::weights::Loader;
 
 const SPEC: DecoderSpec = DecoderSpec {

@@ -9,8 +9,10 @@
 mod caches;
 #[path = "absent/device.rs"]
 mod device;
+mod fallbacks;
 #[path = "absent/gpu.rs"]
 mod gpu;
+mod gpu_info;
 mod handles;
 #[path = "absent/ops.rs"]
 mod ops;
@@ -18,11 +20,13 @@ mod policy;
 
 pub(crate) use caches::Found;
 pub use device::Device;
+pub use fallbacks::Fallbacks;
 pub use gpu::Gpu;
 pub(crate) use gpu::{DeviceBuffer, Download, Registered};
+pub use gpu_info::{GpuInfo, GpuSpec};
 pub(crate) use handles::{Event, Ptr, Wanted};
 pub(crate) use ops::{Entries, HotCall, HotInput};
-pub use policy::{Fallbacks, GpuInfo, GpuSpec, Policy};
+pub use policy::Policy;
 
 /// Post-Fetch, which needs a GPU.
 pub mod post_fetch {

@@ -9,10 +9,10 @@ use super::{
     DroppedLayer, Error, HotCache, HotCacheReport, LaneContents, LaneEvents, LaneScratch, Profile,
     Sampling,
 };
+use crate::device_id::DeviceId;
 use crate::devices::Devices;
 use crate::error::Result;
 use crate::model::Model;
-use crate::placement::DeviceId;
 
 impl HotCache {
     /// Copies the experts of `lanes` to their devices. A layer that does not fit, or whose experts a GPU has already, is missing

@@ -8,9 +8,9 @@ use moe_placement::perf::{LaneIndex, LayerCall, PerfMode};
 use super::HotCache;
 use super::times::PendingTimes;
 use crate::cuda::Download;
+use crate::device_id::DeviceId;
 use crate::devices::Devices;
 use crate::error::Result;
-use crate::placement::DeviceId;
 
 /// What a pass has to count at its end. Memory is reused between passes.
 #[derive(Default)]

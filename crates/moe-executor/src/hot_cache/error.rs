@@ -1,10 +1,10 @@
 //! Errors of the contents of a hot cache.
 
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_gguf::{ExpertId, LayerId};
 use moe_placement::plan::MAX_LANES;
 
-use crate::placement::DeviceId;
+use crate::device_id::DeviceId;
 
 /// Why a model cannot have a hot cache with the requested contents.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

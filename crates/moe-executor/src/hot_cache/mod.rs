@@ -37,7 +37,7 @@ use moe_placement::update;
 use crate::activation::Activation;
 use crate::buffers::Inventory;
 use crate::cpu::matmul::Worklist;
-use crate::placement::DeviceId;
+use crate::device_id::DeviceId;
 
 pub(crate) use contents::{Compact, LayerCache, Projections};
 pub(crate) use count::PassCounts;

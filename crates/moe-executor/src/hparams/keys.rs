@@ -5,7 +5,7 @@ use std::ops::Range;
 use moe_gguf::{Gguf, PerLayer, Value, ValueType};
 
 use crate::error::{Error, Result};
-use crate::ops::Gating;
+use crate::hparams::Gating;
 
 /// Maximum width of a vector inside a model, elements.
 pub(crate) const MAX_WIDTH: usize = 1 << 20;

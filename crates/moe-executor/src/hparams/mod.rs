@@ -2,14 +2,16 @@
 
 mod keys;
 mod known;
+mod router;
 
 use moe_gguf::LayerId;
 
 use crate::error::{Error, Result};
-use crate::ops::Groups;
 
 pub(crate) use keys::{Keys, MAX_WIDTH};
 pub(crate) use known::ignored;
+pub(crate) use router::Gating;
+pub use router::Groups;
 
 /// Hyper-parameters of a decoder with mixture-of-experts layers.
 #[derive(Debug, Clone)]

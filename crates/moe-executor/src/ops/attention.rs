@@ -6,11 +6,11 @@ use crate::activation::{Activation, NodeName};
 use crate::buffers::Input;
 use crate::cpu::attention::{self, Inputs, Shape};
 use crate::cpu::rope;
+use crate::device_id::DeviceId;
 use crate::hparams::Rope;
 use crate::kv_cache::{Batch, CacheTensor, KvCache, Run};
 use crate::ops::elementwise::input;
 use crate::ops::{At, Ops, number};
-use crate::placement::DeviceId;
 use crate::recorder::Source;
 use crate::weights::Vector;
 

@@ -1,10 +1,11 @@
-//! Row-wise operations: norms, sums, row lookups.
+//! Row-wise and element-wise operations: norms, sums, activations, row lookups.
 
 use crate::activation::{Activation, NodeName};
 use crate::buffers::Input;
+use crate::cpu::glu::Glu;
 use crate::cpu::quant::dequantize_row;
+use crate::device_id::DeviceId;
 use crate::ops::{Ops, Scope, number};
-use crate::placement::DeviceId;
 use crate::recorder::Source;
 use crate::weights::{Matrix, Vector};
 
@@ -173,6 +174,22 @@ impl Ops<'_> {
         }
         let sources = [(&*a).into(), (&*b).into()];
         self.record(&mut scope, number::ADD, name, &sources);
+    }
+
+    /// `gate = glu(gate, up)` of a dense block or a shared expert.
+    pub fn glu(&mut self, name: NodeName, glu: Glu, gate: &mut Activation, up: &mut Activation) {
+        let mut scope = self.start();
+        let before = Source::from(&*gate);
+        let device = gate.values.home();
+        let done = self.on(&mut scope, device, |gpu| gpu.glu(glu, gate, up));
+        if !done {
+            self.fetch(&mut gate.values);
+            self.fetch(&mut up.values);
+            glu.apply(self.threads, gate.data_mut(), up.data());
+        }
+        gate.name = name;
+        let sources = [before, (&*up).into()];
+        self.record(&mut scope, number::GLU, name, &sources);
     }
 }
 

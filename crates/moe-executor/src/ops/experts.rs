@@ -9,9 +9,9 @@ use crate::activation::{Activation, NodeName};
 use crate::cpu::glu::Glu;
 use crate::cpu::matmul::{self, Entries, RowOf};
 use crate::cuda::{Device, Policy, Ptr};
+use crate::device_id::DeviceId;
 use crate::hot_cache::replace_lanes;
 use crate::ops::{Ops, Scope, number, router};
-use crate::placement::DeviceId;
 use crate::recorder::{LaneCounts, Lanes, Routing, Source};
 use crate::weights::{Linear, Matrix, Vector};
 
@@ -332,22 +332,6 @@ impl Ops<'_> {
             return (gpu, lane::CACHE_MISS);
         }
         (DeviceId::Cpu, lane::CPU)
-    }
-
-    /// `gate = glu(gate, up)` of a dense block or a shared expert.
-    pub fn glu(&mut self, name: NodeName, glu: Glu, gate: &mut Activation, up: &mut Activation) {
-        let mut scope = self.start();
-        let before = Source::from(&*gate);
-        let device = gate.values.home();
-        let done = self.on(&mut scope, device, |gpu| gpu.glu(glu, gate, up));
-        if !done {
-            self.fetch(&mut gate.values);
-            self.fetch(&mut up.values);
-            glu.apply(self.threads, gate.data_mut(), up.data());
-        }
-        gate.name = name;
-        let sources = [before, (&*up).into()];
-        self.record(&mut scope, number::GLU, name, &sources);
     }
 
     /// `dst[t] = Σ weight[t, slot] · experts[t, slot]`.

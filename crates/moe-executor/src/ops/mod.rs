@@ -42,9 +42,9 @@ use crate::cpu::matmul::{self, Quantized, Worklist};
 use crate::cpu::rope::Angles;
 use crate::cpu::threads::Threads;
 use crate::cuda;
+use crate::device_id::DeviceId;
 use crate::devices::Devices;
 use crate::hot_cache::{DynamicSlots, HotCache};
-use crate::placement::DeviceId;
 use crate::recorder::Recorder;
 use crate::weights::{Linear, Matrix, Vector};
 
@@ -52,7 +52,7 @@ pub(crate) use crate::cpu::glu::Glu;
 pub(crate) use experts::Projection;
 pub(crate) use hot_cache::{ExpertIo, ExpertNodes};
 use observed::BatchObserver;
-pub(crate) use router::{Gating, Groups, RouterSpec, RouterState};
+pub(crate) use router::{RouterSpec, RouterState};
 use scope::Scope;
 
 /// Smallest size in bytes of values that all threads check together. The threads sleep while a GPU computes; waking them takes longer

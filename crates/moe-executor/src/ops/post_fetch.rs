@@ -12,9 +12,9 @@ use crate::activation::Activation;
 use crate::cpu::glu::Glu;
 use crate::cpu::matmul::{self, Entries, RowOf};
 use crate::cuda::{Device, Policy};
+use crate::device_id::DeviceId;
 use crate::ops::Ops;
 use crate::ops::experts::{Experts, Projection};
-use crate::placement::DeviceId;
 use crate::recorder::{LaneCounts, Lanes, Routing};
 use crate::weights::Linear;
 

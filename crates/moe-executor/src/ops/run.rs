@@ -4,10 +4,10 @@ use moe_trace::TokenId;
 
 use crate::activation::Activation;
 use crate::cuda::{self, Wanted};
+use crate::device_id::DeviceId;
 use crate::error::Result;
 use crate::mirrored::{Mirrored, Plain};
 use crate::ops::Ops;
-use crate::placement::DeviceId;
 use crate::recorder::Routing;
 use crate::weights::Matrix;
 

@@ -6,9 +6,9 @@ use moe_engine::Mode;
 
 use crate::activation::NodeName;
 use crate::cuda::{self, Device, Event};
+use crate::device_id::DeviceId;
 use crate::devices::TimePoint;
 use crate::ops::Ops;
-use crate::placement::DeviceId;
 use crate::recorder::{Lanes, PassTokens, RoutedRows, Routing, Source, When};
 
 /// An operation from its start to its record. If [`Ops::on`] does not run it on a GPU, the CPU computes it. After its record

@@ -41,9 +41,9 @@ use crate::buffers::Timestamp;
 use crate::capture::Capture;
 use crate::cuda::Event;
 use crate::cuda::post_fetch::Sample;
+use crate::device_id::DeviceId;
 use crate::devices::Devices;
 use crate::error::{Error, Result};
-use crate::placement::DeviceId;
 
 use output::Output;
 pub use routing::{LaneCounts, Lanes, Routing};

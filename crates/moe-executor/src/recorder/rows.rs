@@ -9,9 +9,9 @@ use moe_trace::{LayerId, RunWriter, TensorAccessLog};
 
 use super::{Lanes, PassTokens, Recorder, Routing, When};
 use crate::cuda::{self, Download, Event};
+use crate::device_id::DeviceId;
 use crate::devices::Devices;
 use crate::error::{Error, Result};
-use crate::placement::DeviceId;
 
 /// The tokens of an expert operation. Each has one record, or several if it has more than 16 experts.
 pub(super) struct Rows<'a> {

@@ -21,6 +21,7 @@ use moe_trace::{ExpertId, LayerId, TokenId};
 use crate::activation::{Activation, NodeName};
 use crate::cpu::threads::Threads;
 use crate::cuda::{self, Device};
+use crate::device_id::DeviceId;
 use crate::devices::{Devices, TimePoint};
 use crate::error::{Error, Result};
 use crate::hot_cache::{DynamicParams, DynamicReport, DynamicSlots};
@@ -28,7 +29,6 @@ use crate::hot_cache::{HotCache, HotCacheReport, LaneContents};
 use crate::model::Model;
 use crate::moe::MoeState;
 use crate::ops::{At, Ops};
-use crate::placement::DeviceId;
 use crate::recorder::{self, LaneCounts, Recorder, Routing};
 
 pub use collect::Collector;

@@ -1,6 +1,6 @@
 //! JSONL with one line per token and layer: `{"t":0,"layer":0,"experts":[3,1],"phase":"decode"}`.
 //!
-//! The layout is described in [`crate::importers::token_jsonl`]. `phase`, `weights` and `seq` are written if they are known. An
+//! The layout is described in [`crate::importers::jsonl`]. `phase`, `weights` and `seq` are written if they are known. An
 //! empty slot is -1 with the weight `null`, so that the other experts keep their ranks. Compared with our records, the format
 //! lacks timestamps and lanes.
 

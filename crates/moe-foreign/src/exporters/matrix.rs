@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_trace::LayerId;
 
 use crate::binary::array::ElementType;

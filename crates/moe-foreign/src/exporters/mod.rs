@@ -13,7 +13,7 @@ mod tokens;
 
 use std::collections::BTreeMap;
 
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_trace::LayerId;
 
 use crate::{Export, LayerCounts};

@@ -31,14 +31,14 @@
 
 use std::path::Path;
 
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_trace::record::lane;
 use moe_trace::{ModelInfo, Phase, RoutingRow, TokenId};
 
 use crate::source::{Lines, sample_lines};
 use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source, check_model};
 
-use super::text::{
+use super::shared::text::{
     Columns, LineError, has_columns, number, optional_number, required_number, shown,
 };
 

@@ -13,13 +13,13 @@
 //!
 //! Definition: `c/route_trace.h` in that repository.
 
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_trace::{CountRow, ExpertId, ModelInfo};
 
 use crate::source::{Lines, sample_lines};
 use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source};
 
-use super::text::{LineError, are_integers, number};
+use super::shared::text::{LineError, are_integers, number};
 
 /// The supported version of the format.
 const VERSION: i64 = 1;

@@ -16,7 +16,7 @@ use crate::passes::Passes;
 use crate::source::{Lines, sample_lines};
 use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source};
 
-use super::text::{LineError, are_integers, number};
+use super::shared::text::{LineError, are_integers, number};
 
 /// Importer of ROUTE_TRACE.
 pub struct ColibriTrace;

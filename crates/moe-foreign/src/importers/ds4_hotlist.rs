@@ -19,7 +19,7 @@ use moe_trace::{CountRow, ModelInfo};
 use crate::source::Lines;
 use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source};
 
-use super::text::{LineError, number, shown};
+use super::shared::text::{LineError, number, shown};
 
 const MAGIC: &str = "# ds4 expert hotlist v";
 const VERSION: &str = "1";

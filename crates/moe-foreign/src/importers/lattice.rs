@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source};
 
-use super::jsonl::{TokenOrder, first_line_has, for_each_line, zip_weights};
+use super::shared::json_lines::{TokenOrder, first_line_has, for_each_line, zip_weights};
 
 /// Importer of lattice's JSONL.
 pub struct Lattice;

@@ -13,14 +13,14 @@
 //! sequences, phases, router weights, timestamps and lanes.
 
 use moe_files::csv::LineReader;
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_trace::{CountRow, ExpertId, LayerId, RoutingRow, TokenId};
 
 use crate::passes::Passes;
 use crate::source::{Lines, sample_lines};
 use crate::{ForeignError, ImportOptions, Importer, Location, Missing, Output, Source};
 
-use super::text::{Columns, LineError, are_integers, has_columns, required_number};
+use super::shared::text::{Columns, LineError, are_integers, has_columns, required_number};
 
 const COLUMNS: [&str; 2] = ["layer", "expert"];
 /// Columns of tables with one line per expert, such as sizes and plans, which are not traces.

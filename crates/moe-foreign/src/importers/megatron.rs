@@ -16,7 +16,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_trace::{LayerId, RoutingRow, TokenId};
 use serde::Deserialize;
 use xxhash_rust::xxh3::Xxh3;
@@ -24,7 +24,7 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::layers::{LayerError, Layouts};
 use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source};
 
-use super::jsonl::{Nested, first_line_has, for_each_line};
+use super::shared::json_lines::{Nested, first_line_has, for_each_line};
 
 /// Highest rank.
 const MAX_RANK: u32 = 65_535;

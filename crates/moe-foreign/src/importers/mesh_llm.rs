@@ -22,7 +22,7 @@ use moe_trace::CountRow;
 use crate::source::{Lines, sample_lines};
 use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source};
 
-use super::text::{Columns, LineError, has_columns, number, required_number};
+use super::shared::text::{Columns, LineError, has_columns, number, required_number};
 
 /// Columns by which a ranking is recognized.
 const REQUIRED: [&str; 3] = ["expert_id", "total_mass", "selection_count"];

@@ -1,4 +1,4 @@
-//! Importers: one file per format, and helpers that several of them share.
+//! Importers: one module per format, or for related formats of the same tools. [`shared`] contains the helpers of several formats.
 
 pub(crate) mod bigmoeonedge;
 pub(crate) mod coli_usage;
@@ -8,7 +8,7 @@ pub(crate) mod eplb;
 pub(crate) mod expert_tracer;
 pub(crate) mod iku1;
 pub(crate) mod imatrix;
-mod jsonl;
+pub(crate) mod jsonl;
 pub(crate) mod lattice;
 pub(crate) mod layer_expert;
 pub(crate) mod learn;
@@ -18,10 +18,8 @@ pub(crate) mod mesh_llm;
 pub(crate) mod moe_balance;
 pub(crate) mod npy;
 pub(crate) mod responses;
-mod routed_experts;
 pub(crate) mod rtrace;
 pub(crate) mod sglang_json;
 pub(crate) mod sglang_pt;
-pub(crate) mod text;
+pub(crate) mod shared;
 pub(crate) mod thesis;
-pub(crate) mod token_jsonl;

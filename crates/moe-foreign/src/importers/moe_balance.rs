@@ -13,13 +13,13 @@
 
 use std::collections::{HashMap, HashSet};
 
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_trace::{LayerId, RoutingRow, TokenId};
 use serde::Deserialize;
 
 use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source};
 
-use super::jsonl::{Nested, first_line_has, for_each_line, zip_weights};
+use super::shared::json_lines::{Nested, first_line_has, for_each_line, zip_weights};
 
 /// Importer of moe-balance's JSONL.
 pub struct MoeBalance;

@@ -17,6 +17,7 @@
 
 mod array;
 mod document;
+mod routed_experts;
 
 use std::path::Path;
 
@@ -24,10 +25,10 @@ use crate::arrays::{Tokens, element_of, import_tokens};
 use crate::source::{is_partial, read_text};
 use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source, json};
 
-use super::routed_experts::{RoutedExperts, has_keys, is_event_stream};
 use array::Counts;
 pub use array::ResponseError;
 use document::{Batch, Response};
+use routed_experts::{RoutedExperts, has_keys, is_event_stream};
 
 /// Importer of responses of vLLM.
 pub struct Vllm;

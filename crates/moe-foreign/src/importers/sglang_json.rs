@@ -10,7 +10,7 @@
 //!
 //! Definition: `python/sglang/srt/eplb/expert_location.py`.
 
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use serde::Deserialize;
 
 use crate::arrays::{CountError, CountSums, PhysicalMap, element, element_of};

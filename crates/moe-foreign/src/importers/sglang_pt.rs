@@ -18,7 +18,7 @@
 mod records;
 mod sequences;
 
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_trace::{Phase, RoutingRow, TokenId};
 
 use crate::arrays::{

@@ -49,13 +49,15 @@
 //! reason `other`).
 
 mod counters;
+mod layer;
 mod report;
 mod shared;
 
 use std::fmt;
 use std::str::FromStr;
 
-pub use counters::{Counters, LayerCall, LayerTimes};
+pub use counters::{Counters, LayerCall};
+pub use layer::LayerTimes;
 pub use shared::SharedCounters;
 
 use crate::plan::MAX_LANES;

@@ -6,7 +6,8 @@ use moe_ids::{ExpertId, LayerId};
 use serde_json::{Map, Value, json};
 
 use super::PerfMode;
-use super::counters::{Counters, LayerCounters, LayerTimes};
+use super::counters::Counters;
+use super::layer::{LayerCounters, LayerTimes};
 use crate::learn::{LearnFile, SCHEMA};
 use crate::plan::MAX_LANES;
 

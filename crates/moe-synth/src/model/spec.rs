@@ -1,6 +1,6 @@
 //! The description of a synthetic model.
 
-use moe_gguf::map::MAX_EXPERT_ROWS;
+use moe_gguf::MAX_EXPERT_ROWS;
 use serde::Deserialize;
 
 use super::Error;

@@ -1,6 +1,6 @@
 //! Errors of layouts.
 
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_gguf::{ExpertId, Fault, LayerId};
 
 /// Why a model cannot be written in the requested order. The message is one line.

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use moe_gguf::map::n_stacked;
 use moe_gguf::names::{Category, Role, is_chunked, split_layer};
 use moe_gguf::{ExpertId, GgmlType, Gguf, LayerId, Tensor};
 
@@ -27,7 +26,7 @@ pub fn n_experts(gguf: &Gguf) -> BTreeMap<LayerId, u32> {
         let n = match role.expert_id {
             Some(expert) => Some(u64::from(expert.0) + 1).filter(|&n| n <= n_tensors),
             None if is_chunked(&tensor.name) => None,
-            None => n_stacked(tensor),
+            None => tensor.n_stacked(),
         };
         if let Some(n) = n.and_then(|n| u32::try_from(n).ok()) {
             let count = counts.entry(layer).or_insert(0);

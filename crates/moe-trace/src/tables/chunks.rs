@@ -3,9 +3,9 @@
 
 use std::ops::RangeInclusive;
 
+use crate::first_of_layer::FirstOfLayer;
 use crate::operations::Operations;
 use crate::record::TensorAccessLog;
-use crate::routing::FirstOfLayer;
 
 /// Records of a chunk. A chunk becomes a row group: small ones are slow to read, because each column has a fixed cost, and
 /// large ones need memory.

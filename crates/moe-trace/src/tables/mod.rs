@@ -11,7 +11,7 @@ mod ops;
 mod pending;
 mod read;
 mod routing;
-mod routing_table;
+mod routing_writer;
 mod rows;
 mod table;
 mod write;
@@ -23,7 +23,7 @@ pub use pending::PendingTables;
 pub use read::{
     CountingBatch, RoutingBatch, RoutingFile, RoutingReader, read_routing, routing_files,
 };
-pub use routing_table::RoutingTable;
+pub use routing_writer::RoutingTable;
 pub use write::{
     TableOptions, TableSummary, add_to_dataset, dataset_paths, prepare_for_dataset, prepare_tables,
     table_paths, write_tables,

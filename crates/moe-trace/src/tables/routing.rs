@@ -12,10 +12,10 @@ use arrow::error::ArrowError;
 use super::rows::{Context, PHASE_NAMES, Rows, strings};
 use crate::error::Error;
 use crate::fault::RecordFault;
+use crate::first_of_layer::FirstOfLayer;
 use crate::operations::Operation;
 use crate::parquet_columns::{dictionary, may_be_absent, name_type, optional, required};
 use crate::record::lane;
-use crate::routing::FirstOfLayer;
 
 /// Columns of the table.
 pub(crate) static ROUTING: LazyLock<SchemaRef> = LazyLock::new(|| {

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use moe_analysis::accesses::{AccessReport, Histogram, PhaseVolume};
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_trace::Phase;
 
 use crate::output::{Format, Table, fixed, human_bytes};

@@ -18,9 +18,9 @@ use clap::ValueEnum;
 use moe_engine::{CreateRun, Engine, Logits, Mode, Observer, Session, Setup};
 use moe_executor::cpu::bandwidth::read_bandwidth;
 use moe_executor::cpu::threads::{Threads, n_cores};
+use moe_files::text::counted;
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
-use moe_gguf::text::counted;
 use moe_trace::{LayerId, Manifest, Phase, RunOptions, RunWriter};
 use tempfile::TempDir;
 

@@ -7,7 +7,7 @@ use moe_analysis::diff::{
     BytesDiff, DiffReport, LayerBytes, LayerRouting, OperationsDiff, RangeDifference, RoutingDiff,
     RoutingDifference, RoutingDifferenceKind,
 };
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_trace::Expert;
 use moe_trace::Phase;
 

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use moe_files::AtomicFile;
+use moe_files::text::counted;
 use moe_gguf::Gguf;
-use moe_gguf::text::counted;
 use moe_gguf::verify::{self, Algorithm, Difference, ManifestEntry, VerifiedTensor};
 use serde::Serialize;
 

@@ -3,11 +3,11 @@
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
+use moe_files::text::counted;
 use moe_gguf::Gguf;
 use moe_gguf::check::{LayoutReport, check};
 use moe_gguf::layers::{LayerOrder, layer_order};
 use moe_gguf::map::OffsetMap;
-use moe_gguf::text::counted;
 use serde::{Serialize, Serializer};
 
 use super::data::Data;

@@ -1,7 +1,8 @@
 //! The command line of `hotness`.
 
 use anyhow::bail;
-use moe_analysis::hotness::{Phases, Value};
+use moe_analysis::Phases;
+use moe_analysis::hotness::Value;
 use moe_analysis::survey::GroupBy;
 
 use crate::counting::inputs::InputArgs;

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use anyhow::bail;
-use moe_analysis::hotness::{Matrix, Phases, Value};
+use moe_analysis::Phases;
+use moe_analysis::hotness::{Matrix, Value};
 use moe_files::AtomicFile;
 use moe_foreign::{npy_header_f64, npy_header_u64};
 use moe_trace::{ExpertId, LayerId};

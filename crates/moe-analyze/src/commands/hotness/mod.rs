@@ -9,7 +9,8 @@ mod tables;
 use std::io::Write;
 
 use anyhow::bail;
-use moe_analysis::hotness::{Hotness, Phases};
+use moe_analysis::Phases;
+use moe_analysis::hotness::Hotness;
 use moe_analysis::survey;
 
 use crate::context::Context;

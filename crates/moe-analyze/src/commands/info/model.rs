@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
+use moe_files::text::counted;
 use moe_gguf::check::check;
 use moe_gguf::layers::layer_order;
 use moe_gguf::map::OffsetMap;
-use moe_gguf::text::counted;
 use moe_gguf::{Gguf, Metadata, PerLayer};
 use serde_json::{Value, json};
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_trace::check::{
     CheckReport, mismatched_map, report, stale_tables, truncated_files, unfinished_state,
 };

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_trace::tables::{FORMAT_KEY, RUN_ID_KEY, SCHEMA_KEY, TABLES, TableMetadata, dataset_parts};
 use serde_json::json;
 

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use moe_analysis::overlap::{DurationStats, OverlapReport};
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_trace::Phase;
 use moe_trace::manifest::Gpu;
 

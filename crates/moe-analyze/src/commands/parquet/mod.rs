@@ -5,9 +5,9 @@ mod foreign;
 use std::path::PathBuf;
 
 use anyhow::bail;
+use moe_files::text::counted;
 use moe_foreign::{Detected, ImportOptions, Input};
 use moe_gguf::map::OffsetMap;
-use moe_gguf::text::counted;
 use moe_trace::Run;
 use moe_trace::tables::{
     PendingTables, TableOptions, TableSummary, dataset_paths, prepare_for_dataset, prepare_tables,

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use moe_executor::placement::Rules;
-use moe_executor::{CacheParams, CacheType, Model};
+use moe_executor::{CacheType, Model};
 use moe_gguf::Gguf;
-use moe_gguf::kv_cache::KvTypes;
 
+use crate::engine::kv_cache::CacheArgs;
 use crate::model_memory::{ContextSize, Memory, n_hidden_layer, trained_context};
 use crate::option_values::integer_in;
 
@@ -15,6 +15,10 @@ const HEADING: &str = "Memory of the context (with --model)";
 
 /// Options of the context, whose memory is subtracted from automatic budgets.
 #[derive(Debug, clap::Args)]
+#[command(
+    mut_arg("cache_type_k", |arg| arg.help_heading(HEADING)),
+    mut_arg("cache_type_v", |arg| arg.help_heading(HEADING)),
+)]
 pub struct MemoryArgs {
     /// Context size in tokens of all sequences together, 1 to 16777216; `serve --ctx-size` is the size for one request [default: the
     /// model's training context]
@@ -26,12 +30,8 @@ pub struct MemoryArgs {
     /// Prompt tokens per forward pass (llama.cpp's ubatch), 1 to 1048576
     #[arg(long, visible_alias = "ubatch-size", value_name = "N", default_value_t = 512, value_parser = integer_in(1u32..=1 << 20), help_heading = HEADING)]
     batch_size: u32,
-    /// Type of the keys in the KV cache: f32, f16 or q8_0
-    #[arg(long, value_name = "TYPE", default_value_t, help_heading = HEADING)]
-    cache_type_k: CacheType,
-    /// Type of the values in the KV cache: f32, f16 or q8_0
-    #[arg(long, value_name = "TYPE", default_value_t, help_heading = HEADING)]
-    cache_type_v: CacheType,
+    #[command(flatten)]
+    cache: CacheArgs,
 }
 
 impl MemoryArgs {
@@ -62,11 +62,14 @@ impl MemoryArgs {
     }
 
     fn cache_types(&self) -> Vec<String> {
-        [("k", self.cache_type_k), ("v", self.cache_type_v)]
-            .into_iter()
-            .filter(|(_, ty)| *ty != CacheType::default())
-            .map(|(half, ty)| format!("--cache-type-{half} {ty}"))
-            .collect()
+        [
+            ("k", self.cache.cache_type_k),
+            ("v", self.cache.cache_type_v),
+        ]
+        .into_iter()
+        .filter(|(_, ty)| *ty != CacheType::default())
+        .map(|(half, ty)| format!("--cache-type-{half} {ty}"))
+        .collect()
     }
 
     /// Computes the memory of a model in both engines. `split` contains the share of the layers on the GPU of each lane, as for
@@ -83,10 +86,7 @@ impl MemoryArgs {
                 .or_else(|| trained_context(&gguf)),
             n_seq: self.parallel.into(),
             n_batch: self.batch_size.into(),
-            types: KvTypes {
-                k: self.cache_type_k.ggml(),
-                v: self.cache_type_v.ggml(),
-            },
+            types: self.cache.types(),
         };
         let rules = Rules::new(n_hidden_layer(&gguf), usize::MAX, Vec::new());
         let rules = rules.split_layers(split.to_vec()).experts_on_cpu(None);
@@ -95,12 +95,7 @@ impl MemoryArgs {
         if let (None, Some(n_ctx)) = (memory.fault(), context.n_ctx) {
             match Model::load(&gguf) {
                 Ok(model) => {
-                    let cache = CacheParams {
-                        k: self.cache_type_k,
-                        v: self.cache_type_v,
-                        ..CacheParams::new(1)
-                    };
-                    cache.check(&gguf, model.hparams())?;
+                    self.cache.params(1, 1).check(&gguf, model.hparams())?;
                     memory.add_executor(&model, &placement, context.n_batch.min(n_ctx));
                 }
                 Err(error) => memory

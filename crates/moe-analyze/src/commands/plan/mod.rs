@@ -1,6 +1,6 @@
 //! `plan`: the contents of a hot expert cache, and updates of a running cache.
 
-mod budget;
+mod auto_budget;
 mod command_line;
 mod memory;
 mod memory_report;
@@ -10,7 +10,7 @@ mod update;
 use std::path::PathBuf;
 
 use anyhow::bail;
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_placement::learn::{LearnFile, is_usable};
 use moe_placement::plan::{Entry, Explanation, LayerCurve, Plan, Strategy, Weighting, rank};
 use moe_trace::{ExpertId, LayerId, ModelInfo};
@@ -69,7 +69,7 @@ pub struct Args {
     )]
     budget_bytes: Vec<u64>,
     #[command(flatten)]
-    auto_budget: budget::AutoBudgetArgs,
+    auto_budget: auto_budget::AutoBudgetArgs,
     #[command(flatten)]
     memory: memory::MemoryArgs,
     /// Function that computes scores from activations: flat and balanced (rank in the layer), pressure, smooth and
@@ -243,12 +243,12 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     };
 
     let (mib, bytes) = (&args.budget_mib, &args.budget_bytes);
-    let free = budget::free_mib(mib, bytes, &args.auto_budget)?;
-    let split = budget::layer_split(&free);
+    let free = auto_budget::free_mib(mib, bytes, &args.auto_budget)?;
+    let split = auto_budget::layer_split(&free);
     let memory = args.model.as_ref();
     let memory = memory.map(|path| args.memory.memory(path, &split));
     let memory = memory.transpose()?;
-    let budgets = budget::lanes(mib, bytes, &free, &args.auto_budget, memory.as_ref(), ctx)?;
+    let budgets = auto_budget::lanes(mib, bytes, &free, &args.auto_budget, memory.as_ref(), ctx)?;
     let plan = Plan::new(
         &ranking,
         &experts.sizes,

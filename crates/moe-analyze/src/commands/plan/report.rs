@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_placement::plan::{ExpertRank, Explanation, PlanVerdict, Selected};
 use moe_placement::{ExpertId, LayerId};
 use serde_json::{Value, json};

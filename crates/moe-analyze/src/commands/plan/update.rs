@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::{anyhow, bail};
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_placement::learn::{ExpertObservation, LearnFile, has_schema};
 use moe_placement::plan::Entry;
 use moe_placement::update::{Cache, Update};

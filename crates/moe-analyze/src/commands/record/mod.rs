@@ -18,8 +18,8 @@ use moe_engine::{
     max_records,
 };
 use moe_executor::cpu::threads::n_cores;
+use moe_files::text::counted;
 use moe_gguf::map::OffsetMap;
-use moe_gguf::text::counted;
 use moe_trace::manifest::Gpu;
 use moe_trace::record::RECORD_SIZE;
 use moe_trace::{RunOptions, RunWriter};

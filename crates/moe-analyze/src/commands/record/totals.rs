@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use moe_engine::{Generated, Stop};
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_trace::manifest::{Sequence, Tokens};
 use moe_trace::record::RECORD_SIZE;
 

@@ -6,9 +6,9 @@ mod verify;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
+use moe_files::text::counted;
 use moe_gguf::Gguf;
 use moe_gguf::layers::{LayerOrder, layer_order};
-use moe_gguf::text::counted;
 use moe_synth::relayout::{Error, ExpertOrders, Layout, TensorOrder};
 
 use crate::context::Context;

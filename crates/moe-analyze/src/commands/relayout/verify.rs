@@ -6,9 +6,9 @@ use moe_engine::{Decode, Logits};
 use moe_executor::cpu::threads::{Threads, n_cores};
 use moe_executor::recorder::Recorder;
 use moe_executor::{CacheParams, CacheType, Model, Session};
+use moe_files::text::counted;
 use moe_gguf::Gguf;
 use moe_gguf::check::check;
-use moe_gguf::text::counted;
 use moe_synth::relayout::Layout;
 use moe_trace::Phase;
 

@@ -13,9 +13,9 @@ use moe_executor::cpu::threads::{Threads, n_cores};
 use moe_executor::recorder::Recorder;
 use moe_executor::replay::{Collector, Replay, Routes};
 use moe_executor::{CacheParams, Devices, Model};
+use moe_files::text::counted;
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
-use moe_gguf::text::counted;
 use moe_trace::manifest::{Gpu, Sampling, Tokens};
 use moe_trace::{LayerId, Phase, RunOptions, RunWriter};
 

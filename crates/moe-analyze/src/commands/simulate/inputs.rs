@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use moe_analysis::simulate::{Batches, Collector};
+use moe_files::text::counted;
 use moe_foreign::{ImportOptions, Input};
 use moe_gguf::map::OffsetMap;
-use moe_gguf::text::counted;
 use moe_placement::learn::LayerObservation;
 use moe_placement::plan::ExpertSizes;
 use moe_placement::predict::ExternalPredictions;

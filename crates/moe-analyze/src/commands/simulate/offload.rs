@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use moe_analysis::simulate::{BatchTime, MAX_BATCH, Offload};
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 
 use crate::context::Context;
 use crate::output::{Format, Table, rounded};

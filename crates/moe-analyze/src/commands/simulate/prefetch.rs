@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use moe_analysis::simulate::{Batches, Machine, PrefetchOptions, PrefetchOutcome, prefetch};
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_placement::cache::{PolicyInputs, PolicyName};
 use moe_placement::plan::MIB;
 use moe_placement::predict::{ExternalPredictions, Predictor, PredictorName};

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use moe_analysis::simulate::{Machine, PolicyResult, Workload};
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_placement::cache::PolicyName;
 use moe_placement::plan::MIB;
 

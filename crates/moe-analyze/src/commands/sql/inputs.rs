@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use anyhow::bail;
-use moe_analysis::hotness::{ExpertBytes, Hotness, Matrix, Phases};
+use moe_analysis::Phases;
+use moe_analysis::hotness::{ExpertBytes, Hotness, Matrix};
 use moe_foreign::{Detected, ForeignError, ImportOptions, Input, Records, import};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;

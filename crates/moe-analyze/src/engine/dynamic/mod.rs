@@ -3,8 +3,8 @@
 mod run;
 
 use anyhow::{Context as _, bail};
+use moe_executor::DeviceId;
 use moe_executor::hot_cache::DynamicParams;
-use moe_executor::placement::DeviceId;
 use moe_placement::cache::{Experts, OnlinePolicy, PolicyName};
 use moe_placement::dynamic::Settings;
 use moe_placement::predict::PredictorName;

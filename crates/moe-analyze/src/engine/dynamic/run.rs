@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 use moe_executor::hot_cache::{DynamicParams, DynamicSlots, HotCache};
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_placement::dynamic;
 use moe_placement::perf::PerfMode;
 use moe_trace::RunWriter;

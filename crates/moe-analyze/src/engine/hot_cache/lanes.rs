@@ -3,9 +3,8 @@
 use std::collections::BTreeSet;
 
 use anyhow::bail;
-use moe_executor::Devices;
-use moe_executor::placement::DeviceId;
-use moe_gguf::text::counted;
+use moe_executor::{DeviceId, Devices};
+use moe_files::text::counted;
 use moe_placement::plan::MAX_LANES;
 
 use crate::lane_budget::{LaneBudget, mib};

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, bail};
 use moe_executor::hot_cache::LaneContents;
-use moe_executor::placement::DeviceId;
-use moe_executor::{CacheParams, Devices, Model};
+use moe_executor::{CacheParams, DeviceId, Devices, Model};
 use moe_gguf::kv_cache::KvTypes;
 use moe_gguf::map::OffsetMap;
 use moe_placement::learn::LayerObservation;

@@ -7,7 +7,7 @@ use moe_executor::Devices;
 use moe_executor::cpu::bandwidth::read_bandwidth;
 use moe_executor::cpu::threads::Threads;
 use moe_executor::hot_cache::{HotCache, HotCacheReport};
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_placement::learn::{LayerCounts, LayerObservation};
 use moe_placement::perf::{Counters, PerfMode};
 use moe_placement::plan::rank;

@@ -7,7 +7,8 @@ use moe_trace::manifest;
 
 use super::post_fetch::{self, Sample, Settings};
 use super::{Download, Event, Fallbacks, Gpu, Never, Result, Wanted};
-use crate::placement::{DeviceId, Placement};
+use crate::device_id::DeviceId;
+use crate::placement::Placement;
 use crate::recorder::Routing;
 use crate::weights::Matrix;
 

@@ -20,7 +20,8 @@ use super::launch::Kernels;
 use super::post_fetch::{self, PostFetch, Sample, Selected, Settings};
 use super::staging::StagingBuffer;
 use super::{DeviceBuffer, Error, Event, Fallbacks, Gpu, Pinned, Ptr, Result, Wanted};
-use crate::placement::{DeviceId, Placement};
+use crate::device_id::DeviceId;
+use crate::placement::Placement;
 use crate::recorder::Routing;
 use crate::weights::Matrix;
 

@@ -6,7 +6,7 @@ use super::{Kernels, grid};
 use crate::cuda::kernel::kernels;
 use crate::cuda::module::args;
 use crate::cuda::{Error, Ptr, Result};
-use crate::ops::Gating;
+use crate::hparams::Gating;
 
 kernels! {
     ROUTE_1 = "route_1",

@@ -4,8 +4,8 @@ use crate::activation::Activation;
 use crate::cpu::glu::Glu;
 use crate::cuda::launch::{Down, GateUp, Kernels, MulMatId, Rows};
 use crate::cuda::{Device, Ptr, Result, Scratch};
+use crate::device_id::DeviceId;
 use crate::hot_cache::Projections;
-use crate::placement::DeviceId;
 
 /// Rows of activations on a GPU.
 #[derive(Clone, Copy)]

@@ -3,8 +3,8 @@
 use moe_testkit::{Need, skip};
 
 use crate::cuda::{Error, Gpu, GpuSpec};
+use crate::device_id::DeviceId;
 use crate::mirrored::Mirrored;
-use crate::placement::DeviceId;
 
 /// Opens the first GPU twice with these limits in bytes. Skips the running test if there is no GPU.
 #[track_caller]

@@ -6,9 +6,9 @@ use moe_placement::dynamic::Slot;
 use super::super::HotCache;
 use super::super::contents::{Compact, Projections};
 use crate::cuda::Device;
+use crate::device_id::DeviceId;
 use crate::devices::Devices;
 use crate::model::Model;
-use crate::placement::DeviceId;
 use crate::weights::Linear;
 
 /// The slots of all classes, and the weights that are copied to them.

@@ -22,10 +22,10 @@ use moe_trace::record::lane;
 
 use super::contents::{LaneLayer, LayerCache};
 use super::{DroppedLayer, Error, HotCache};
+use crate::device_id::DeviceId;
 use crate::devices::Devices;
 use crate::error::Result;
 use crate::model::Model;
-use crate::placement::DeviceId;
 
 use ahead::Ahead;
 use memory::{CopyOrder, SlotMemory};

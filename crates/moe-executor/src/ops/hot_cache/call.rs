@@ -7,8 +7,8 @@ use moe_placement::perf::LaneIndex;
 use super::{ExpertIo, ExpertNodes};
 use crate::activation::NodeName;
 use crate::cpu::matmul::Worklist;
+use crate::device_id::DeviceId;
 use crate::hot_cache::{Compact, LANES, LaneWorklist, LayerCache, N_LANES};
-use crate::placement::DeviceId;
 
 /// What the steps of a call have in common.
 pub(super) struct LaneCall<'c, 'g> {

@@ -7,10 +7,10 @@ use moe_trace::record::lane;
 
 use super::ExpertNodes;
 use crate::cuda::Download;
+use crate::device_id::DeviceId;
 use crate::devices::TimePoint;
 use crate::hot_cache::{CallTimes, PendingTimes};
 use crate::ops::{At, Ops};
-use crate::placement::DeviceId;
 use crate::recorder::{LaneCounts, Routing};
 
 impl Ops<'_> {

@@ -5,9 +5,9 @@ use moe_placement::perf::LaneIndex;
 use super::call::LaneCall;
 use crate::activation::Activation;
 use crate::cuda::{Entries, HotCall, HotInput};
+use crate::device_id::DeviceId;
 use crate::hot_cache::{LaneEvents, LaneSums, N_LANES, Span};
 use crate::ops::{Ops, Scope};
-use crate::placement::DeviceId;
 
 /// The lanes of a call that GPUs compute.
 pub(super) struct GpuLanes<'c> {

@@ -22,13 +22,13 @@ use products::Products;
 use crate::activation::{Activation, NodeName};
 use crate::cpu::glu::Glu;
 use crate::cuda::{Device, Policy};
+use crate::device_id::DeviceId;
 use crate::devices::TimePoint;
 use crate::error::Result;
 use crate::hot_cache::{Call, HotCache, HotCacheReport, LaneContents, replace_lanes};
 use crate::model::Model;
 use crate::ops::experts::Projection;
 use crate::ops::{At, Ops};
-use crate::placement::DeviceId;
 use crate::recorder::{LaneCounts, Lanes, Routing};
 use crate::weights::Linear;
 

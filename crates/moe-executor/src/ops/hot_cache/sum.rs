@@ -4,9 +4,9 @@ use super::call::LaneCall;
 use super::launch::GpuLanes;
 use crate::activation::{Activation, NodeName};
 use crate::cpu::disjoint::Disjoint;
+use crate::device_id::DeviceId;
 use crate::hot_cache::N_LANES;
 use crate::ops::{Ops, Scope, number, router};
-use crate::placement::DeviceId;
 use crate::recorder::{Routing, Source};
 
 impl Ops<'_> {

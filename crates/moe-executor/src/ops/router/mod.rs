@@ -9,32 +9,12 @@ use moe_trace::LayerId;
 use crate::activation::{Activation, NodeName};
 use crate::buffers::{Input, Inventory, id_at_home};
 use crate::cuda::Device;
+use crate::device_id::DeviceId;
+use crate::hparams::{Gating, Groups};
 use crate::mirrored::{Mirrored, Plain};
 use crate::ops::{Ops, Scope};
-use crate::placement::DeviceId;
 use crate::recorder::{Routing, Source};
 use crate::weights::{Linear, Vector};
-
-/// Function from router scores to probabilities.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Gating {
-    /// Softmax over all experts.
-    Softmax,
-    /// Sigmoid of each score.
-    Sigmoid,
-    /// Softmax over the scores of the selected experts only (gpt-oss).
-    SoftmaxOfSelected,
-}
-
-/// Group-limited selection: experts are selected from the best groups only ("DeepSeek-V3 Technical Report", 2024, section
-/// 2.1.2).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Groups {
-    /// Number of groups. All have the same size of at least two experts.
-    pub n: usize,
-    /// Groups per token: those with the highest sum of their two best experts.
-    pub n_used: usize,
-}
 
 /// The router of one layer.
 pub struct RouterSpec<'a, 'g> {

@@ -2,8 +2,9 @@
 
 use moe_trace::LayerId;
 
-use super::{GROUPS_BUFFER, Gating, Groups, RouterState, SUMS_BUFFER, ids, small, weights};
+use super::{GROUPS_BUFFER, RouterState, SUMS_BUFFER, ids, small, weights};
 use crate::activation::{Activation, NodeName};
+use crate::hparams::{Gating, Groups};
 use crate::ops::{Ops, Scope, number};
 use crate::recorder::{Routing, Source};
 use crate::weights::Vector;

@@ -3,9 +3,8 @@
 use moe_executor::cpu::threads::Threads;
 use moe_executor::cuda::Policy;
 use moe_executor::hot_cache::{DynamicParams, DynamicSlots};
-use moe_executor::placement::DeviceId;
 use moe_executor::recorder::Recorder;
-use moe_executor::{CacheParams, Model, Session};
+use moe_executor::{CacheParams, DeviceId, Model, Session};
 use moe_placement::cache::{OnlinePolicy, PolicyName};
 use moe_placement::dynamic::{Counts, Settings};
 use moe_placement::perf::PerfMode;

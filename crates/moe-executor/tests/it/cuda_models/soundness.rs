@@ -7,13 +7,11 @@ use moe_executor::cpu::threads::Threads;
 use moe_executor::cuda::Policy;
 use moe_executor::cuda::post_fetch::Settings;
 use moe_executor::recorder::Recorder;
-use moe_executor::{CacheParams, CacheType, Model, Session};
+use moe_executor::{CacheParams, CacheType, DeviceId, Model, Session};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_testkit::Report;
 use moe_trace::{Manifest, Run, RunOptions, RunWriter, check};
-
-use moe_executor::placement::DeviceId;
 
 use super::{Case, MODELS, RandomLanes, TWICE, case, has_gpu, open};
 

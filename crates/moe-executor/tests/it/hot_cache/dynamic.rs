@@ -2,9 +2,8 @@
 
 use moe_executor::cpu::threads::Threads;
 use moe_executor::hot_cache::{DynamicParams, Error};
-use moe_executor::placement::DeviceId;
 use moe_executor::recorder::Recorder;
-use moe_executor::{CacheParams, Model, Session};
+use moe_executor::{CacheParams, DeviceId, Model, Session};
 use moe_gguf::experts::expert_bytes_by_layer;
 use moe_gguf::map::OffsetMap;
 use moe_gguf::{ExpertId, Gguf};

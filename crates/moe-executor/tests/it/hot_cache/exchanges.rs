@@ -107,7 +107,7 @@ fn impossible_exchanges_have_no_effect() {
     let [a, b, c] = [0, 1, 2].map(ExpertId);
     assert_eq!(session.exchange(&[exchange(layer, a, c)]), 0, "no cache");
     let lanes = [LaneContents {
-        device: moe_executor::placement::DeviceId::Cpu,
+        device: moe_executor::DeviceId::Cpu,
         experts: [(layer, vec![a, b])].into(),
     }];
     session.enable_hot_cache(&lanes, PerfMode::Off).unwrap();

@@ -12,10 +12,9 @@ pub use synthetic::{ARCHITECTURES, random_plan, synthetic};
 use std::collections::{BTreeMap, BTreeSet};
 
 use moe_engine::{Decode, Logits};
-use moe_executor::Model;
 use moe_executor::Session;
 use moe_executor::hot_cache::LaneContents;
-use moe_executor::placement::DeviceId;
+use moe_executor::{DeviceId, Model};
 use moe_gguf::{ExpertId, Gguf, LayerId};
 use moe_placement::random::SplitMix64;
 use moe_testkit::fixture;

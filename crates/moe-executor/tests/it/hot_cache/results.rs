@@ -2,9 +2,8 @@
 
 use moe_executor::cpu::threads::Threads;
 use moe_executor::hot_cache::{Error, HotCacheReport, LaneContents};
-use moe_executor::placement::DeviceId;
 use moe_executor::recorder::Recorder;
-use moe_executor::{CacheParams, Model, Session};
+use moe_executor::{CacheParams, DeviceId, Model, Session};
 use moe_gguf::{ExpertId, LayerId};
 use moe_placement::perf::PerfMode;
 use moe_placement::random::SplitMix64;

@@ -6,8 +6,8 @@ use crate::binary::npy;
 use crate::layers::Layouts;
 use crate::{ForeignError, ImportOptions, Location, Missing, Output};
 
-use super::super::routed_experts::RoutedExperts;
 use super::document::Extension;
+use super::routed_experts::RoutedExperts;
 
 /// Why the routing in a response is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

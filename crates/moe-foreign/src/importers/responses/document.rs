@@ -6,8 +6,8 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::super::routed_experts::RoutedExperts;
 use super::array::ResponseError;
+use super::routed_experts::RoutedExperts;
 
 /// Maximum number of choices of a response: prompts × choices per prompt.
 const MAX_CHOICES: usize = 1 << 14;

@@ -23,7 +23,7 @@ use crate::json::invalid_in_stream;
 use crate::source::text_reader;
 use crate::{Contents, ForeignError, ImportOptions, Importer, Location, Output, Records, Source};
 
-use super::super::text::shown;
+use super::super::shared::text::shown;
 use super::import_records;
 
 /// Maximum size of an entry in bytes; most have less than 1000.

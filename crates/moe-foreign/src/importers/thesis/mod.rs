@@ -20,7 +20,7 @@
 mod json;
 mod passes;
 
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_trace::record::{EXT_NONE, MAX_EXPERTS, NAME_SIZE, RECORD_SIZE, TensorAccessLog};
 use moe_trace::{PassTable, RoutingRow, Run, Trace, is_trace};
 use zerocopy::FromBytes;

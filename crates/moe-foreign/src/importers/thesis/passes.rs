@@ -3,7 +3,7 @@
 //! The thesis numbers the generated tokens; our records have token positions. The number of tokens of a pass is the size of the
 //! input of its first expert operation divided by the size in a pass of one token.
 
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 use moe_trace::ops::OpTable;
 use moe_trace::record::{MAX_EXPERTS, TensorAccessLog};
 use moe_trace::{Operation, PassTable, Phase, TablePass, TokenId, Trace};

@@ -2,7 +2,7 @@
 
 use crate::cuda::launch::Route;
 use crate::cuda::{Error, Ptr};
-use crate::ops::Gating;
+use crate::hparams::Gating;
 
 use crate::cuda::tests::device::{Device, noise, wide};
 use moe_testkit::Report;

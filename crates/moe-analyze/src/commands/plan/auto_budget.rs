@@ -1,9 +1,9 @@
-//! The budget of each lane: a number, or the free memory of a GPU.
+//! Options of `--budget-mib auto`, and the free memory of the GPUs that automatic budgets are computed from.
 
 use std::process::Command;
 
 use anyhow::{Context as _, anyhow, bail};
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 
 use crate::context::Context;
 use crate::lane_budget::{AutoBudget, LaneBudget, bytes_of_mib, mib};

@@ -5,7 +5,7 @@
 use std::str::FromStr;
 
 use moe_files::csv::{LineFault, LineReader};
-use moe_gguf::text::counted;
+use moe_files::text::counted;
 
 use crate::Output;
 
@@ -61,12 +61,15 @@ pub enum LineError {
 }
 
 /// The start of a text, for an error or a note.
-pub(super) fn shown(text: &str) -> String {
+pub(in crate::importers) fn shown(text: &str) -> String {
     text.chars().take(MAX_SHOWN).collect()
 }
 
 /// Parses `text` as the number `name`.
-pub(super) fn number<T: FromStr>(name: &'static str, text: &str) -> Result<T, LineError> {
+pub(in crate::importers) fn number<T: FromStr>(
+    name: &'static str,
+    text: &str,
+) -> Result<T, LineError> {
     let text = text.trim();
     text.parse().map_err(|_| LineError::Number {
         name,
@@ -75,7 +78,7 @@ pub(super) fn number<T: FromStr>(name: &'static str, text: &str) -> Result<T, Li
 }
 
 /// Parses a field of a required column.
-pub(super) fn required_number<T: FromStr>(
+pub(in crate::importers) fn required_number<T: FromStr>(
     name: &'static str,
     field: Option<&str>,
 ) -> Result<T, LineError> {
@@ -83,7 +86,7 @@ pub(super) fn required_number<T: FromStr>(
 }
 
 /// Parses a field of an optional column; `None` if the column is missing or the field is empty.
-pub(super) fn optional_number<T: FromStr>(
+pub(in crate::importers) fn optional_number<T: FromStr>(
     name: &'static str,
     field: Option<&str>,
 ) -> Result<Option<T>, LineError> {
@@ -92,7 +95,7 @@ pub(super) fn optional_number<T: FromStr>(
 }
 
 /// Whether all `words` are integers; false without words.
-pub(super) fn are_integers<'a>(words: impl IntoIterator<Item = &'a str>) -> bool {
+pub(in crate::importers) fn are_integers<'a>(words: impl IntoIterator<Item = &'a str>) -> bool {
     let mut any = false;
     words.into_iter().all(|word| {
         any = true;
@@ -101,7 +104,7 @@ pub(super) fn are_integers<'a>(words: impl IntoIterator<Item = &'a str>) -> bool
 }
 
 /// Whether a line is a CSV header that contains all `names`.
-pub(super) fn has_columns(line: &str, names: &[&str]) -> bool {
+pub(in crate::importers) fn has_columns(line: &str, names: &[&str]) -> bool {
     let mut reader = LineReader::default();
     reader.fields(line).is_ok_and(|header| {
         let is_named = |name: &&str| header.iter().any(|column| column == *name);
@@ -110,7 +113,7 @@ pub(super) fn has_columns(line: &str, names: &[&str]) -> bool {
 }
 
 /// Indices of the known columns of a CSV table. Unknown columns are ignored.
-pub(super) struct Columns<const N: usize> {
+pub(in crate::importers) struct Columns<const N: usize> {
     names: [&'static str; N],
     places: [Option<usize>; N],
     n_columns: usize,
@@ -119,7 +122,7 @@ pub(super) struct Columns<const N: usize> {
 
 impl<const N: usize> Columns<N> {
     /// Finds the columns `names`, of which the first `n_required` are required, in a header; notes unknown columns.
-    pub(super) fn of(
+    pub(in crate::importers) fn of(
         header: &str,
         names: [&'static str; N],
         n_required: usize,
@@ -162,13 +165,16 @@ impl<const N: usize> Columns<N> {
     }
 
     /// Whether the header contains the column.
-    pub(super) fn has(&self, name: &str) -> bool {
+    pub(in crate::importers) fn has(&self, name: &str) -> bool {
         let mut columns = self.names.iter().zip(&self.places);
         columns.any(|(&column, place)| column == name && place.is_some())
     }
 
     /// The fields of a line in the order of `names`; `None` for columns that the header lacks.
-    pub(super) fn fields(&mut self, line: &str) -> Result<[Option<&str>; N], LineError> {
+    pub(in crate::importers) fn fields(
+        &mut self,
+        line: &str,
+    ) -> Result<[Option<&str>; N], LineError> {
         let fields = self.reader.fields(line)?;
         let n = fields.len();
         // Name the first missing field: a truncated last line has too few.
