@@ -425,6 +425,8 @@ fn rejects_invalid_gpu_settings() {
     }
     let auto = |options: &[&str]| refused(&[&["--device", "auto"], options].concat());
     assert!(auto(&["--override-tensor", "exps"]).contains("REGEX=CPU"));
+    let line = auto(&["--override-tensor", "x{1,2}=CPU"]);
+    assert!(line.contains("`x{1` is not a rule") && line.contains("commas"), "{line}");
     let several = |options: &[&str]| refused(&[&["--device", "cuda:0,cuda:0"], options].concat());
     for (options, expected) in [
         (["-ot", "exps=CUDA2"], "CUDA2 is not in the list of devices, which has 2 GPUs"),

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod accesses;
+mod cache_names;
 mod cli;
 mod diff;
 #[cfg(all(unix, feature = "plot", feature = "sql"))]

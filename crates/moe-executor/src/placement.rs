@@ -16,7 +16,10 @@ use crate::weights::Place;
 #[non_exhaustive]
 pub enum Error {
     /// The text is not a rule.
-    #[error("`{rule}` is not a rule REGEX=CPU or REGEX=CUDAn, where CUDA0 is the first GPU")]
+    #[error(
+        "`{rule}` is not a rule REGEX=CPU or REGEX=CUDAn, where CUDA0 is the first GPU; commas separate rules, so REGEX \
+         must not contain a comma"
+    )]
     Syntax {
         /// The text.
         rule: String,

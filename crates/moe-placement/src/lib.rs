@@ -76,6 +76,7 @@ pub mod cache;
 pub mod dynamic;
 pub mod json;
 pub mod learn;
+mod names;
 pub mod perf;
 pub mod plan;
 pub mod predict;

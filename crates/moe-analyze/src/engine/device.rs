@@ -87,7 +87,7 @@ pub struct DeviceArgs {
     /// Keep the weights of experts of the first N layers in CPU memory, 0 or more
     #[arg(long, value_name = "N", conflicts_with = "cpu_moe")]
     pub n_cpu_moe: Option<usize>,
-    /// Place tensors whose name matches REGEX on DEVICE: CPU, CUDA0, CUDA1, ...; the first match applies
+    /// Place tensors whose name matches REGEX on DEVICE: CPU, CUDA0, CUDA1, ...; the first match applies; REGEX must not contain a comma
     #[arg(long, value_name = "REGEX=DEVICE[,…]", value_delimiter = ',')]
     pub override_tensor: Vec<String>,
     /// Proportion of the layers on each GPU, such as 3,1; each 0 or more [default: in proportion to free memory]

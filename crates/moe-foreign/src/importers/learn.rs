@@ -11,30 +11,13 @@
 //!
 //! Definition: `src/moe-hot-cache/` in that repository.
 
-use moe_placement::learn::{OLD_SCHEMA, SCHEMA, parse_observations};
+use moe_placement::learn::{Error, LearnFile, OLD_SCHEMA, SCHEMA};
 use moe_trace::{CountRow, LayerRow, ModelInfo, bounded};
-use serde::Deserialize;
 
 use crate::{Contents, ForeignError, ImportOptions, Importer, Location, Output, Source};
 
 /// Importer of learn files.
 pub struct Learn;
-
-/// The totals, which [`parse_observations`] ignores like the parser of the hot expert cache.
-#[derive(Deserialize)]
-struct Totals {
-    #[serde(default)]
-    n_expert: u32,
-    #[serde(default)]
-    n_expert_used: u32,
-    layers: Vec<LayerTotals>,
-}
-
-#[derive(Deserialize)]
-struct LayerTotals {
-    layer: u64,
-    calls: Option<u64>,
-}
 
 impl Importer for Learn {
     fn name(&self) -> &'static str {
@@ -76,11 +59,11 @@ impl Importer for Learn {
 }
 
 fn import_text(text: &str, output: &mut Output<'_>) -> Result<(), ForeignError> {
-    let root = || Location::Element("/".into());
-    let observations = parse_observations(text).map_err(|error| output.invalid(root(), error))?;
-    let totals: Totals = serde_json::from_str(text)
-        .map_err(|error| output.invalid(Location::Line(error.line() as u64), error))?;
-    let number = |number: u32| Some(number).filter(|&number| number > 0);
+    let invalid = |error: Error| output.invalid(Location::Element("/".into()), error);
+    let file = LearnFile::parse(text).map_err(invalid)?;
+    let observations = file.observations().map_err(invalid)?;
+    let totals = file.totals().map_err(invalid)?;
+    let number = |number: Option<u32>| number.filter(|&number| number > 0);
     output.model_info(&ModelInfo {
         n_expert: number(totals.n_expert),
         n_expert_used: number(totals.n_expert_used),
@@ -100,12 +83,12 @@ fn import_text(text: &str, output: &mut Output<'_>) -> Result<(), ForeignError> 
             output.count(at, &row)?;
         }
     }
-    for (i, layer) in totals.layers.iter().enumerate() {
+    for (i, &(layer, calls)) in totals.calls.iter().enumerate() {
         let at = || Location::Element(format!("layers[{i}]"));
         let row = LayerRow {
-            layer_id: output.layer_id(at, layer.layer)?,
+            layer_id: output.layer_id(at, layer.0.into())?,
             phase: None,
-            calls: layer.calls,
+            calls,
             n_tokens: None,
         };
         output.layer(at, &row)?;

@@ -14,7 +14,7 @@
 //!
 //! | [`PolicyName`] | name | needs |
 //! |---|---|---|
-//! | `Shared(OnlinePolicy)` | `lru`, `lfu`, `lfuda`, `lfru`, `slru`, `s3fifo`, `arc`, `clock`, `random` | nothing |
+//! | `Shared(OnlinePolicy)` | `lru`, `lfu`, … : [`OnlinePolicy::name`] | nothing |
 //! | `Layered(OnlinePolicy)` | `layer`, `layerlfu`, … : one cache per layer | nothing |
 //! | `Belady`, `BeladySize` | `belady`, `beladysize` | [`PolicyInputs::future`] |
 //! | `Static` | `static` | [`PolicyInputs::train_look_ups`] |

@@ -8,7 +8,8 @@ use super::demand::Demand;
 use super::fixed::Fixed;
 use super::hot_cache::HotCache;
 use super::layered::Layered;
-use super::{Experts, Future, OnlinePolicy, Policy, PolicyName, hottest_that_fit};
+use super::policy_name::{self, OnlinePolicy, PolicyName};
+use super::{Experts, Future, Policy, hottest_that_fit};
 use super::{arc, clock, lfru, lfu, lfu_da, lru, random, s3_fifo, slru};
 use crate::learn::LayerObservation;
 use crate::plan;
@@ -18,10 +19,7 @@ use crate::plan;
 #[non_exhaustive]
 pub enum BuildError {
     /// The name is unknown.
-    #[error(
-        "unknown policy {name:?}; use belady, beladysize, lru, lfu, lfuda, lfru, slru, s3fifo, arc, clock, random, layer \
-         followed by one of the last nine (`layer` alone is `layerlru`), static, staticoracle, staticlearn or hotcache"
-    )]
+    #[error("unknown policy {name:?}; use {}", policy_name::alternatives())]
     Name {
         /// The unknown name.
         name: String,

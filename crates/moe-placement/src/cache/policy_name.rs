@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::policy_inputs::BuildError;
+use crate::names;
 
 /// A policy that loads every missing expert and uses only past look-ups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -128,4 +129,18 @@ impl FromStr for PolicyName {
             .or_else(|| (name == "layerlru").then_some(PolicyName::Layered(OnlinePolicy::Lru)))
             .ok_or_else(|| BuildError::Name { name: name.into() })
     }
+}
+
+/// Returns all names, for messages. The layered policies are one entry.
+pub(super) fn alternatives() -> String {
+    let name = |policy: PolicyName| match policy {
+        PolicyName::Layered(OnlinePolicy::Lru) => Some(format!(
+            "layer followed by one of the last {} (`layer` alone is `layerlru`)",
+            OnlinePolicy::ALL.len()
+        )),
+        PolicyName::Layered(_) => None,
+        policy => Some(policy.to_string()),
+    };
+    let all: Vec<String> = PolicyName::all().into_iter().filter_map(name).collect();
+    names::alternatives(&all)
 }

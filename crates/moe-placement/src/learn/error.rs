@@ -3,8 +3,8 @@
 use super::{OLD_SCHEMA, SCHEMA};
 use crate::json::JsonError;
 
-/// Reason to reject a learn file. The fork rejects the same files, except those of [`Error::WideId`] and
-/// [`Error::Model`].
+/// Reason to reject a learn file. The fork rejects the same files, except those of [`Error::WideId`], [`Error::Unsigned`]
+/// and [`Error::Model`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -68,6 +68,14 @@ pub enum Error {
         index: usize,
         /// Key of the value.
         key: &'static str,
+    },
+    /// A number of [`LearnFile::totals`](super::LearnFile::totals) is not an unsigned integer.
+    #[error("`{key}` of the learn file must be an integer from 0 to {max}")]
+    Unsigned {
+        /// Where the value is, for example `layers[3].calls`.
+        key: String,
+        /// Maximum of the value.
+        max: u64,
     },
     /// The files are of different models.
     #[error(

@@ -5,7 +5,7 @@ use moe_ids::{ExpertId, LayerId};
 use serde_json::{Map, Value, json};
 
 use super::observations::{
-    COUNT_KEYS, LayerObservation, LayerSlots, SPLIT_KEYS, layer_slots, observe,
+    COUNT_KEYS, LayerObservation, LayerSlots, SPLIT_KEYS, layer_id, layer_slots, observe,
 };
 use super::{Error, OLD_SCHEMA, SCHEMA};
 
@@ -39,6 +39,17 @@ impl LayerCounts {
             selections.max(1)
         }
     }
+}
+
+/// Numbers of a learn file that its observations do not contain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Totals {
+    /// Number of experts per layer (`n_expert`), if the file contains it.
+    pub n_expert: Option<u32>,
+    /// Number of selected experts per token (`n_expert_used`), if the file contains it.
+    pub n_expert_used: Option<u32>,
+    /// Block number and `calls`, if the file contains it, of each entry of `layers` in the order of the file.
+    pub calls: Vec<(LayerId, Option<u64>)>,
 }
 
 /// A learn file. Preserves the order of all keys and keeps unknown keys.
@@ -139,6 +150,43 @@ impl LearnFile {
     /// Number of selected experts per token (`n_expert_used`), if the file contains it.
     pub fn n_expert_used(&self) -> Option<u64> {
         self.root.get("n_expert_used")?.as_u64()
+    }
+
+    /// The numbers of the file that its observations do not contain. The parser of the fork accepts other values.
+    ///
+    /// # Errors
+    /// [`Error::Unsigned`] if one of them is not an unsigned integer, or if `n_expert` or `n_expert_used` does not fit in 32
+    /// bits.
+    pub fn totals(&self) -> Result<Totals, Error> {
+        let number = |key: &str| -> Result<Option<u32>, Error> {
+            let Some(value) = self.root.get(key) else {
+                return Ok(None);
+            };
+            let number = value.as_u64().and_then(|n| u32::try_from(n).ok());
+            let error = || Error::Unsigned {
+                key: key.to_owned(),
+                max: u32::MAX.into(),
+            };
+            number.map(Some).ok_or_else(error)
+        };
+        let mut calls = Vec::new();
+        for (index, layer) in self.layers()?.iter().enumerate() {
+            let (id, layer) = layer_id(layer, index)?;
+            let error = || Error::Unsigned {
+                key: format!("layers[{index}].calls"),
+                max: u64::MAX,
+            };
+            let of_layer = match layer.get("calls") {
+                None | Some(Value::Null) => None,
+                Some(value) => Some(value.as_u64().ok_or_else(error)?),
+            };
+            calls.push((id, of_layer));
+        }
+        Ok(Totals {
+            n_expert: number("n_expert")?,
+            n_expert_used: number("n_expert_used")?,
+            calls,
+        })
     }
 
     /// A copy that contains only experts for which `keep(layer, expert)` is true. Layers without counted experts are

@@ -15,7 +15,7 @@ mod merge;
 mod observations;
 
 pub use error::Error;
-pub use file::{LayerCounts, LearnFile};
+pub use file::{LayerCounts, LearnFile, Totals};
 pub use observations::{
     ExpertObservation, LayerObservation, LayerSlots, has_schema, is_usable, parse_observations,
 };

@@ -18,6 +18,7 @@ pub use external::ExternalPredictions;
 pub use prefetches::{PrefetchCounts, Prefetches};
 
 use crate::cache::{Experts, Key};
+use crate::names::alternatives;
 use hottest::Hottest;
 use pairs::{CoActivation, Markov};
 use previous::Previous;
@@ -83,7 +84,7 @@ impl fmt::Display for PredictorName {
 
 /// The name of a predictor is unknown.
 #[derive(Debug, thiserror::Error)]
-#[error("unknown predictor {name:?}; use previous, hottest, markov or coactivation")]
+#[error("unknown predictor {name:?}; use {}", alternatives(&PredictorName::ALL))]
 pub struct UnknownPredictor {
     name: String,
 }

@@ -297,6 +297,36 @@ fn distinguishes_usable_and_unusable_files() {
     assert!(!is_usable(&parse_observations(off).unwrap()));
 }
 
+#[test]
+fn reads_totals() {
+    let layers = json!([{"layer": 3, "calls": 5}, {"layer": 0}, {"layer": 3, "calls": null}]);
+    let with = |key: &str, value: Value, layers: &Value| {
+        let mut root = json!({"schema": "llama.cpp.moe_layer_opt_perf.v1", "layers": layers});
+        root[key] = value;
+        LearnFile::parse(&root.to_string()).unwrap().totals()
+    };
+    let totals = with("n_expert", json!(8), &layers).unwrap();
+    assert_eq!((totals.n_expert, totals.n_expert_used), (Some(8), None));
+    let expected = [(3, Some(5)), (0, None), (3, None)].map(|(id, calls)| (LayerId(id), calls));
+    assert_eq!(totals.calls, expected);
+    for (key, value) in [
+        ("n_expert", json!(-1)),
+        ("n_expert", json!("8")),
+        ("n_expert_used", json!(null)),
+        ("n_expert_used", json!(1u64 << 32)),
+    ] {
+        let error = with(key, value, &layers).unwrap_err();
+        let expected = format!("`{key}` of the learn file must be an integer from 0 to 4294967295");
+        assert_eq!(error.to_string(), expected);
+    }
+    let layers = json!([{"layer": 0}, {"layer": 1, "calls": 1.5}]);
+    let error = with("n_expert", json!(8), &layers).unwrap_err();
+    assert!(
+        matches!(&error, Error::Unsigned { key, .. } if key == "layers[1].calls"),
+        "{error}"
+    );
+}
+
 /// Whether an error is the expected one.
 type IsExpected = fn(&Error) -> bool;
 

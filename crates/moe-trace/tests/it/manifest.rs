@@ -1,5 +1,7 @@
 //! `manifest.json` of a run.
 
+mod schema;
+
 use std::fs;
 
 use moe_trace::hot_cache::{HotCache, HotFailures, HotLane, HotRequest};

@@ -92,3 +92,23 @@ fn reads_both_formats_of_the_expert_tracer() {
     let error = error_of("expert-tracer", without_layers, &options);
     assert!(matches!(error, ForeignError::File { .. }), "{error}");
 }
+
+#[test]
+fn rejects_learn_files_with_invalid_numbers() {
+    for (numbers, expected) in [
+        (r#""n_expert": "8""#, "`n_expert` of the learn file"),
+        (
+            r#""n_expert_used": -1"#,
+            "`n_expert_used` of the learn file",
+        ),
+    ] {
+        let schema = moe_placement::learn::SCHEMA;
+        let text = format!(
+            r#"{{"schema": "{schema}", {numbers}, "layers": [{{"layer": 0, "experts": [[1, 2]]}}]}}"#
+        );
+        let error = error_of("learn", text, &ImportOptions::default());
+        let document = Location::Element("/".into());
+        assert_eq!(error.location(), Some(&document), "{error}");
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+}
