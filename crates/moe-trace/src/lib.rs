@@ -73,6 +73,8 @@ mod parquet_columns;
 mod parquet_file;
 #[cfg(feature = "parquet")]
 mod parquet_pages;
+#[cfg(feature = "parquet")]
+mod parquet_types;
 mod pass_table;
 pub mod passes;
 mod phase;

@@ -7,9 +7,9 @@ use arrow::array::{
     Array, ArrayRef, AsArray, DictionaryArray, PrimitiveArray, RecordBatch, RecordBatchOptions,
     StringArray, new_null_array,
 };
-use arrow::compute::cast;
 use arrow::datatypes::{ArrowPrimitiveType, DataType, Field, Int32Type, SchemaRef};
 
+use crate::parquet_types::convert;
 use crate::table_fault::TableFault;
 
 /// The type of a column of names: a dictionary with signed keys, which all Parquet readers support.
@@ -36,7 +36,7 @@ pub(crate) fn may_be_absent(field: &Field) -> Field {
     field.clone().with_nullable(true).with_metadata(metadata)
 }
 
-/// Converts a batch to `schema`: columns by name, each cast to its type.
+/// Converts a batch to `schema`: columns by name, each converted to its type.
 ///
 /// Other programs rewrite tables with other integer types and plain strings. A value that does not fit the type is an error.
 pub(crate) fn conform(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, TableFault> {
@@ -68,17 +68,18 @@ fn conform_column(batch: &RecordBatch, field: &Field) -> Result<ArrayRef, TableF
     let column = if column.data_type() == field.data_type() {
         column.clone()
     } else {
-        let cast = cast(column, field.data_type()).map_err(|source| TableFault::Type {
+        let converted = convert(column, field.data_type()).ok_or_else(|| TableFault::Type {
             column: name(),
-            source: Arc::new(source),
+            from: column.data_type().clone(),
+            to: field.data_type().clone(),
         })?;
-        if cast.null_count() > column.logical_null_count() {
+        if converted.null_count() > column.logical_null_count() {
             return Err(TableFault::Range {
                 column: name(),
                 data_type: field.data_type().clone(),
             });
         }
-        cast
+        converted
     };
     if !field.is_nullable() && column.logical_null_count() > 0 {
         return Err(TableFault::Null { column: name() });

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use arrow::datatypes::DataType;
-use arrow::error::ArrowError;
 use parquet::errors::ParquetError;
 
 use crate::json;
@@ -120,12 +119,14 @@ pub enum TableFault {
         column: String,
     },
     /// A column whose type cannot be converted.
-    #[error("column {column}: {source}; write the table again")]
+    #[error("column {column}: values of type {from} cannot be converted; write the column as {to}")]
     Type {
         /// The column.
         column: String,
-        /// Why it cannot be converted.
-        source: Arc<ArrowError>,
+        /// Its type.
+        from: DataType,
+        /// The expected type.
+        to: DataType,
     },
     /// A value that does not fit its column's type.
     #[error("column {column}: a value does not fit {data_type}; write the table again")]

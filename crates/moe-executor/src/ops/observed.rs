@@ -32,7 +32,7 @@ enum Selected {
 }
 
 impl<'a> BatchObserver<'a> {
-    /// Calls `observer` from the next pass on; `None`: nobody observes.
+    /// Calls `observer` from the next pass on; `None`: no observer.
     pub fn set(&mut self, observer: Option<Observer<'a>>) {
         self.observer = observer;
         self.pending.clear();
