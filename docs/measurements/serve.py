@@ -8,7 +8,8 @@ Starts `moe-analyze serve` on a loopback port with the options after `--`, sends
 
   speed   every client sends requests one after another; tokens/s over all clients, and percentiles of the time to the first token and of
           the time between parts of a stream. Alternates with `bench --parallel` with the same options and as many sequences, in rounds.
-          `ratio_to_bench` compares the generation of all clients with it, without prompts and without the queue.
+          `ratio_to_bench` compares the generation of all clients with it, without prompts and without the queue. `pass_ms` is the mean
+          time of a forward pass with its sampling, from /metrics.
   load    mixed requests for --seconds (default 3600): streams, complete answers, clients that disconnect, malformed bodies. Prints the
           resident memory of the server once a minute, and at the end its medians in both halves of the time.
 """
@@ -132,6 +133,14 @@ def bench(n):
     return rows[0]["avg_ts"]
 
 
+def passes():
+    """Number of passes so far and their seconds."""
+    lines = request("GET", "/metrics")[1].decode().splitlines()
+    metrics = dict(line.split() for line in lines if len(line.split()) == 2)
+    seconds = sum(float(metrics[f"moe_{phase}_seconds_total"]) for phase in ("prompt", "generation"))
+    return int(metrics["moe_passes_total"]), seconds
+
+
 def speed(server):
     stream(0, 8)
     for _ in range(args.rounds):
@@ -140,7 +149,7 @@ def speed(server):
 
 
 def speed_of(n, bench_tokens_per_s):
-    answers, lock = [], threading.Lock()
+    answers, lock, before = [], threading.Lock(), passes()
 
     def client(index):
         for i in range(args.requests):
@@ -155,6 +164,7 @@ def speed_of(n, bench_tokens_per_s):
     for thread in threads:
         thread.join()
     seconds = time.monotonic() - start
+    (n_passes, pass_seconds), (n_before, seconds_before) = passes(), before
     n_tokens = sum(n_tokens for _, n_tokens in answers)
     gaps = [b - a for times, _ in answers for a, b in zip(times, times[1:])]
     # While all clients decode: without prompts and without the queue.
@@ -163,6 +173,7 @@ def speed_of(n, bench_tokens_per_s):
     report("speed", clients=n, requests=len(answers), tokens=n_tokens, seconds=round(seconds, 3),
            tokens_per_s=round(n_tokens / seconds, 2), decode_tokens_per_s_of_a_client=round(of_client, 2),
            bench_tokens_per_s=bench_tokens_per_s, ratio_to_bench=round(n * of_client / bench_tokens_per_s, 3),
+           pass_ms=round(1e3 * (pass_seconds - seconds_before) / (n_passes - n_before), 3),
            first_token_ms=percentiles([times[0] for times, _ in answers]), between_parts_ms=percentiles(gaps))
 
 
