@@ -73,6 +73,7 @@ pages! {
     page_hotness_and_stability: "docs/hotness-and-stability.md",
     page_http_api: "docs/http-api.md",
     page_llama_cpp_engine: "docs/llama-cpp-engine.md",
+    page_measurements: "docs/measurements.md",
     page_offset_map: "docs/offset-map.md",
     page_planning: "docs/planning.md",
     page_recording: "docs/recording.md",

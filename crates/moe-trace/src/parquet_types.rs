@@ -1,5 +1,5 @@
 //! Conversion of columns that another program rewrote with other types. Unlike the general `cast` of arrow, which adds 3 MB to a program,
-//! it contains only the types of this crate's tables.
+//! it contains only the types of this crate's tables and of SQL.
 
 use std::sync::Arc;
 
@@ -8,26 +8,28 @@ use arrow::array::{
     StringDictionaryBuilder,
 };
 use arrow::datatypes::{
-    ArrowPrimitiveType, DataType, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type,
-    Int64Type, UInt8Type, UInt16Type, UInt32Type, UInt64Type,
+    ArrowPrimitiveType, DataType, Float16Type, Float32Type, Float64Type, Int8Type, Int16Type,
+    Int32Type, Int64Type, UInt8Type, UInt16Type, UInt32Type, UInt64Type,
 };
 use num_traits::{NumCast, cast};
 
 /// Converts a column to a type. Values that do not fit become null. `None` if values of its type are not converted.
 pub(crate) fn convert(column: &dyn Array, to: &DataType) -> Option<ArrayRef> {
     Some(match to {
+        DataType::Int64 => Arc::new(numbers::<Int64Type>(column)?),
         DataType::UInt8 => Arc::new(numbers::<UInt8Type>(column)?),
         DataType::UInt16 => Arc::new(numbers::<UInt16Type>(column)?),
         DataType::UInt32 => Arc::new(numbers::<UInt32Type>(column)?),
         DataType::UInt64 => Arc::new(numbers::<UInt64Type>(column)?),
         DataType::Float32 => Arc::new(numbers::<Float32Type>(column)?),
+        DataType::Float64 => Arc::new(numbers::<Float64Type>(column)?),
         DataType::Boolean => Arc::new(booleans(column)?),
         DataType::Dictionary(keys, _) if **keys == DataType::Int32 => Arc::new(names(column)?),
         _ => return None,
     })
 }
 
-/// Numbers of any type, or of a dictionary of numbers. Fractions are cut off.
+/// Numbers of any type, or of a dictionary of numbers. Fractions are truncated.
 fn numbers<T: ArrowPrimitiveType<Native: NumCast>>(
     column: &dyn Array,
 ) -> Option<PrimitiveArray<T>> {
@@ -60,6 +62,7 @@ fn numbers<T: ArrowPrimitiveType<Native: NumCast>>(
         UInt16Type,
         UInt32Type,
         UInt64Type,
+        Float16Type,
         Float32Type,
         Float64Type
     )
@@ -149,11 +152,13 @@ mod tests {
     #[test]
     fn numbers_equal_those_of_arrow() {
         let types = [
+            DataType::Int64,
             DataType::UInt8,
             DataType::UInt16,
             DataType::UInt32,
             DataType::UInt64,
             DataType::Float32,
+            DataType::Float64,
             DataType::Boolean,
         ];
         for (column, to) in columns()
