@@ -26,7 +26,7 @@
 //! | `ds4-hotlist` | hot list of ds4 | counts | yes |
 //! | `eplb` | JSON matrix `[layers, experts]` of EPLB | counts | yes |
 //! | `eplb-csv` | CSV matrix `[layers, experts]` for EPLB | counts | yes, but not read |
-//! | `expert-tracer` | JSON of the expert tracer in llama-prefetch.cpp | counts | no |
+//! | `expert-tracer` | JSON of the expert usage tracer in llama-prefetch.cpp | counts | no |
 //! | `iku1` | `IKU1` file of colibri | counts | no |
 //! | `imatrix` | importance matrix of llama.cpp (GGUF) | counts | no |
 //! | `jsonl` | JSONL with one line per token and layer | routing | yes |

@@ -148,7 +148,7 @@ impl DeviceArgs {
             let registered = devices.register(model.gguf());
             if !registered {
                 ctx.note(
-                    "warning: the driver cannot copy directly from the mapped model, so copies use staging buffers",
+                    "warning: the driver cannot copy directly from the mapped model, so copies use pinned buffers",
                 );
             }
         }

@@ -1,4 +1,4 @@
-//! JSON of the expert tracer in [llama-prefetch.cpp](https://github.com/ernestuz-b/llama-prefetch.cpp): expert counts.
+//! JSON of the expert usage tracer in [llama-prefetch.cpp](https://github.com/ernestuz-b/llama-prefetch.cpp): expert counts.
 //!
 //! ```text
 //! {"layers":[{"layer_id":0,"total_tokens":8,"experts":[{"expert_id":9,"activations":2,"percentage":25.0}]}]}
@@ -51,7 +51,7 @@ impl Importer for ExpertTracer {
     }
 
     fn description(&self) -> &'static str {
-        "JSON of the expert tracer in llama-prefetch.cpp: counts"
+        "JSON of the expert usage tracer in llama-prefetch.cpp: counts"
     }
 
     fn is_applicable(&self, sample: &[u8]) -> bool {

@@ -78,7 +78,7 @@ const MEASURES: [Measure; 14] = [
     ("repeat_first", "same first expert", |layer| {
         layer.order.as_ref()?.repeat_first()
     }),
-    ("repeat_first_two", "same first two experts", |layer| {
+    ("repeat_first_two", "common expert in first two", |layer| {
         layer.order.as_ref()?.repeat_first_two()
     }),
 ];

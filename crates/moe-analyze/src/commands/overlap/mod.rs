@@ -24,8 +24,8 @@ use input::Input;
 /// Analyze how much of Post-Fetch's transfer time is hidden behind the gate and up products
 ///
 /// Reads a run recorded with --policy post-fetch (ernestuz-b/llama-prefetch.cpp): while the CPU computes gate and up, the down matrices
-/// of the selected experts are copied to the GPU. Prints a summary with a verdict; with -o, one row per layer and phase, and one row
-/// without a layer for all layers. `hidden` is the percentage of the transfer time
+/// of the selected experts are copied to the GPU. Prints a summary with a verdict; with -o, for each phase, one row per layer
+/// and one row without a layer for all layers. `hidden` is the percentage of the transfer time
 /// during which gate and up run, `hideable` its upper bound.
 #[derive(Debug, clap::Args)]
 #[command(

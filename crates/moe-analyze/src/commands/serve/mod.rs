@@ -108,7 +108,7 @@ pub struct Args {
     /// Time limit of a request in seconds, 1 to 1000000
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = integer_in(1..=1_000_000u32), help_heading = "Server")]
     timeout: u32,
-    /// Maximum size of the body of a request in KiB, at least 1
+    /// Maximum size of the body of a request in KiB, 1 to 1048576
     #[arg(long, value_name = "KIB", default_value_t = 4096, value_parser = integer_in(1u32..=1 << 20), help_heading = "Server")]
     max_body_kib: u32,
     /// Jinja file with the chat template [default: the template of the model]

@@ -45,7 +45,7 @@ pub struct Args {
 pub enum TableChoice {
     /// One row per held-out split and size of the hot set: in-sample and out-of-sample coverage
     Split,
-    /// One row per layer and eighth of the tokens: change of hotness since the previous eighth
+    /// One row per layer and eighth of the tokens: change of hotness since the previous eighth; one more from the first to the last
     Drift,
     /// One row per layer: number of tokens after which the set of hot experts stops changing
     Convergence,
