@@ -60,6 +60,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             names.join(", ")
         );
     };
+    if let Writer::Files(_) = writer {
+        files::check_output_directory(out, path)?;
+    }
     writer.check_output(out, args.force)?;
 
     let mut options = args.trace.options()?;
