@@ -161,7 +161,8 @@ fn bench_alternates_between_traces() {
     ]);
     let failed = command.env("TMPDIR", &file).assert().code(2);
     let error = String::from_utf8_lossy(&failed.get_output().stderr).into_owned();
-    assert!(error.contains("temporary directory"), "{error}");
+    assert!(error.contains("temporary directory") && error.contains("TMPDIR"), "{error}");
+    assert!(!error.contains('"'), "{error}");
 }
 
 #[test]

@@ -349,6 +349,12 @@ fn unknown_formats_exit_with_2() {
     assert!(fail!["info", file].contains("is empty"));
     fs::write(&file, "{\"a\": 1}\n{\"a\": 2}\n").unwrap();
     assert!(fail!["info", file].contains("is JSON, but not a trace in a known format"));
+    fs::write(&file, "{\"a\": NaN}").unwrap();
+    let error = fail!["info", file];
+    assert!(
+        error.contains("NaN is not JSON (line 1, column 7); replace it with a number"),
+        "{error}"
+    );
     let events = dir.path().join("buffers.jsonl");
     fs::write(&events, "{}").unwrap();
     assert!(fail!["info", events].contains("pass the run directory"));

@@ -46,6 +46,33 @@ fn convert_removes_only_files_in_its_own_format() {
 }
 
 #[test]
+fn convert_replaces_only_files_in_its_own_format() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    known_run(&run);
+    for format in [
+        "bigmoeonedge", "coli-usage", "ds4-hotlist", "eplb", "eplb-csv", "jsonl", "learn", "npy",
+        "npy-counts", "sglang",
+    ] {
+        let out = dir.path().join(format);
+        let forced =
+            ["--quiet", "convert", arg(&run), "--to", format, "--out", arg(&out), "--force"];
+        for other in ["precious", "{\"name\": \"package\"}"] {
+            fs::write(&out, other).unwrap();
+            let error = failure_of(forced);
+            assert!(error.contains(&format!("has another format than {format}")), "{error}");
+            assert_eq!(fs::read_to_string(&out).unwrap(), other);
+        }
+        fs::write(&out, "").unwrap();
+        stdout_of(forced);
+        let written = fs::read(&out).unwrap();
+        assert!(!written.is_empty(), "{format}");
+        stdout_of(forced);
+        assert_eq!(fs::read(&out).unwrap(), written, "{format}");
+    }
+}
+
+#[test]
 fn protects_run_directory_only_for_files_of_the_run() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");

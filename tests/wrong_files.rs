@@ -118,6 +118,7 @@ fn errors_contain_the_range_of_numbers() {
             args!["replay", "x", "--model", "y", "--repetitions", "99999999999"],
             "out of range (1..=4294967295)",
         ),
+        (args!["bench", "-r", "18446744073709551615"], "out of range (1..=4294967295)"),
     ] {
         let message = fail![args];
         assert!(message.contains(expected), "{message}");

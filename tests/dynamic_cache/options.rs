@@ -1,7 +1,7 @@
 //! Options of a dynamic cache that do not fit together.
 
 use super::{Workplace, dynamic_cache};
-use crate::support::{fail, run};
+use crate::support::{args, fail, file_of, run};
 
 #[test]
 fn rejects_settings_that_do_not_fit_together() {
@@ -46,6 +46,22 @@ fn rejects_settings_that_do_not_fit_together() {
         let message = record(options);
         assert!(message.contains(expected), "{options:?}: {message}");
     }
+}
+
+#[test]
+fn predictor_needs_two_moe_layers() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m.gguf");
+    let spec = r#"{"arch": "qwen3moe", "n_layer": 1, "n_embd": 256, "n_head": 4, "n_expert": 8,
+        "n_expert_used": 2, "n_ff_exp": 256, "vocab": {"n_tokens": 1000, "pre": "qwen2"}}"#;
+    let spec = file_of(dir.path(), "spec.json", spec);
+    run!["--quiet", "synth", "--spec", spec, "--out", model];
+    let dynamic = ["--policy", "dynamic", "--hot-cache-mib", "4", "--predictor", "previous"];
+    let record =
+        args!["--quiet", "record", "--model", model, "-p", "a", "-n", "1", "--trace", "off"];
+    let message = fail![record, dynamic];
+    let expected = "prefetching needs at least 2 MoE layers, but the model has 1; omit --predictor";
+    assert!(message.contains(expected), "{message}");
 }
 
 #[test]

@@ -12,8 +12,11 @@ fn failures(commands: &[&str], before: &str) -> Vec<String> {
     run_in(dir.path());
     fs::copy(repository(MODEL), dir.path().join("m.gguf")).unwrap();
     run!["convert", dir.path().join("run"), "--to", "jsonl", "--out", dir.path().join("t.jsonl")];
-    let event =
-        r#"{"timestamp_ms":0,"event":"alloc","buffer_id":1,"buffer_ptr":0,"size":64,"name":"a"}"#;
+    // The name fills the buffers of writers.
+    let name = "a".repeat(20_000);
+    let event = format!(
+        r#"{{"timestamp_ms":0,"event":"alloc","buffer_id":1,"buffer_ptr":0,"size":64,"name":"{name}"}}"#
+    );
     fs::write(dir.path().join("run/buffers.jsonl"), format!("{event}\n")).unwrap();
     let names_before = names(dir.path());
     let run = |command: &&str| {
@@ -54,6 +57,7 @@ fn full_disk_error_contains_the_file() {
         ("parquet t.jsonl --out t", "t/routing.parquet"),
         ("convert run --to thesis-json --out j", "j/token-00000.json"),
         ("hotness run --matrix x.parquet", "x.parquet"),
+        ("buffers run --out b.json", "b.json"),
     ];
     let lines = failures(&commands.map(|(command, _)| command), "ulimit -f 1; ");
     for (line, (_, file)) in lines.iter().zip(commands) {

@@ -22,12 +22,18 @@ fn rejects_outputs_that_are_inputs() {
     fs::hard_link(at("prompts.jsonl"), at("usage.json")).unwrap();
     run!["parquet", run, "--out", at("tables")];
     run!["convert", run, "--to", "thesis-json", "--out", at("thesis")];
+    fs::create_dir(at("mesh")).unwrap();
+    let mesh = repository("fixtures/foreign/mesh-llm");
+    for name in names(&mesh) {
+        fs::copy(mesh.join(&name), at("mesh").join(&name)).unwrap();
+    }
+    symlink("mesh", at("soft-mesh")).unwrap();
     // A line that is also a valid prompt.
     fs::write(run.join("transfers.jsonl"), "{\"prompt\": \"a\"}\n").unwrap();
     symlink(run.join("trace.bin"), at("soft-trace")).unwrap();
     let model = at("m.gguf");
-    let before =
-        (contents(&run), contents(dir.path()), contents(&at("tables")), contents(&at("thesis")));
+    let all = || ["run", ".", "tables", "thesis", "mesh"].map(|name| contents(&at(name)));
+    let before = all();
 
     let cases: &[&[&str]] = &[
         &["gguf-map", "m.gguf", "--manifest-out", "m.gguf"],
@@ -62,6 +68,11 @@ fn rejects_outputs_that_are_inputs() {
         &["parquet", "run", "--dataset", "run/data"],
         &["convert", "run", "--to", "jsonl", "--out", "run/trace.bin"],
         &["convert", "thesis", "--to", "thesis-json", "--out", "thesis"],
+        &["convert", "mesh", "--to", "mesh-llm", "--out", "mesh"],
+        &["convert", "soft-mesh", "--to", "mesh-llm", "--out", "mesh/sub"],
+        &["convert", "mesh", "--to", "mesh-llm", "--out", "."],
+        &["parquet", "mesh", "--out", "mesh"],
+        &["hotness", "mesh", "--out", "mesh/learn.json"],
         &[
             "record", "--prompts", "prompts.jsonl", "--expert-trace-output", "usage.json", "--out",
             "new",
@@ -80,9 +91,7 @@ fn rejects_outputs_that_are_inputs() {
         let line = stderr.lines().last().unwrap();
         assert!(line.starts_with("moe-analyze: ") && line.contains("input"), "{case:?}: {stderr}");
     }
-    let after =
-        (contents(&run), contents(dir.path()), contents(&at("tables")), contents(&at("thesis")));
-    assert!(before == after, "a refused command changed a file");
+    assert!(before == all(), "a refused command changed a file");
     assert!(model.exists());
 }
 

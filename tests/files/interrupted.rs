@@ -3,10 +3,11 @@
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use moe_trace::Run;
 
-use super::{names, run_in, signal, start, stderr_of, wait_until};
+use super::{binary, names, run_in, signal, start, stderr_of, wait_until};
 use crate::support::{arg, args, moe_analyze, repository, run};
 
 /// Truncation within the last page raises no signal.
@@ -55,6 +56,31 @@ fn signals_remove_temporary_files() {
         assert_eq!(output.status.code(), Some(2), "{}", stderr_of(&output));
         assert!(stderr_of(&output).contains("interrupted"));
         assert_eq!(names(&out), [""; 0], "{name}");
+    }
+}
+
+#[test]
+fn signals_remove_the_trace_of_bench() {
+    let model = repository("fixtures/random-qwen3moe-F16.gguf");
+    let sizes = ["-t", "1", "-p", "4", "-n", "0", "-r", "100000", "--trace", "all"];
+    for (name, number) in [("-TERM", 15), ("-HUP", 1), ("-INT", 2)] {
+        let tmp = tempfile::tempdir().unwrap();
+        let mut command = Command::new(binary());
+        command
+            .args(args!["--quiet", "bench", "--model", model, sizes])
+            .env("TMPDIR", tmp.path())
+            .stdout(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        let trace = |name: &String| tmp.path().join(name).join("run/trace.bin").exists();
+        assert!(wait_until(&mut child, || names(tmp.path()).iter().any(trace)));
+        if is_ignored(number) {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            continue;
+        }
+        signal(&child, name);
+        assert_eq!(child.wait().unwrap().signal(), Some(number as i32));
+        assert_eq!(names(tmp.path()), [""; 0], "{name}");
     }
 }
 

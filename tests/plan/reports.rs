@@ -153,7 +153,7 @@ fn prints_errors_in_one_line() {
     let with = |learn| args!["plan", learn, "--model", model, "--budget-mib", "1"];
     let cases = [
         (with(arg(&wide)), "4294967296"),
-        (with(arg(&off)), "record a longer run"),
+        (with(arg(&off)), "off.json: the learn file contains no activations; record a longer run"),
         (with(model), "--model"),
         (with(arg(&none)), "none.json"),
         (args![with(learn), other], "other.json: it has 8 experts in a layer, but the model "),

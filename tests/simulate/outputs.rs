@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::simulate;
-use crate::support::{arg, args, fail, known_run, moe_analyze, repository, run};
+use crate::support::{arg, args, fail, file_of, known_run, moe_analyze, repository, run};
 
 const SMALL: &str = "fixtures/foreign/bigmoeonedge/small.route.csv";
 
@@ -249,6 +249,18 @@ fn prints_one_row_per_predictor() {
         let failure = fail!["simulate", trace, "--budget-mib", "8", option];
         assert!(failure.contains("--predictor <NAME[,…]>|--predictions <TRACE>"), "{failure}");
     }
+}
+
+/// The last layer has no later layer to prefetch for.
+#[test]
+fn prefetching_needs_two_layers() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = file_of(dir.path(), "t.jsonl", "{\"t\":0,\"layer\":0,\"experts\":[1]}\n");
+    let sizes = file_of(dir.path(), "s.csv", "layer,expert,bytes\n0,1,1048576\n");
+    let args = args!["simulate", trace, "--sizes", sizes, "--budget-mib", "1"];
+    let failure = fail!["--quiet", args, "--pcie-gb-s", "10", "--predictor", "previous"];
+    let expected = "needs at least 2 MoE layers, but the trace has 1; omit --predictor";
+    assert!(failure.contains(expected), "{failure}");
 }
 
 /// A sample of all experts equals LRU; a smaller sample has a confidence interval.

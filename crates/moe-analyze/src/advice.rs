@@ -1,6 +1,8 @@
 //! Advice for errors of libraries: which command-line option fixes them.
 
 use std::error::Error;
+use std::io;
+use std::sync::Arc;
 
 use moe_analysis::{accesses, hotness, simulate, survey};
 use moe_foreign::{ExportError, ForeignError, Missing};
@@ -8,6 +10,9 @@ use moe_placement::learn;
 use moe_trace::TableFault;
 
 const EXISTS: &str = "pass --force to replace it, or use another path";
+
+/// The same words as in the errors of `moe-trace`.
+const FULL: &str = "free disk space or choose another directory";
 
 /// Returns the options that provide information missing from a trace.
 pub fn for_missing(missing: Missing) -> &'static str {
@@ -68,7 +73,22 @@ fn of_cause(error: &(dyn Error + 'static)) -> Option<&'static str> {
     if let Some(learn::Error::Json(_)) = error.downcast_ref() {
         return Some("`hotness --out` writes learn files");
     }
-    None
+    match write_error(error)? {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Some(FULL),
+        _ => None,
+    }
+}
+
+/// Returns the kind of an I/O error.
+fn write_error(error: &(dyn Error + 'static)) -> Option<io::ErrorKind> {
+    if let Some(error) = error.downcast_ref::<io::Error>() {
+        return Some(error.kind());
+    }
+    if let Some(error) = error.downcast_ref::<Arc<io::Error>>() {
+        return Some(error.kind());
+    }
+    let error: &serde_json::Error = error.downcast_ref()?;
+    error.io_error_kind()
 }
 
 fn of_engine(error: &moe_engine::Error) -> Option<&'static str> {
@@ -141,6 +161,15 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
+
+    #[test]
+    fn advises_to_free_disk_space() {
+        let full = || io::Error::from(io::ErrorKind::StorageFull);
+        assert_eq!(advice(&anyhow::Error::new(full()).context("a")), Some(FULL));
+        assert_eq!(advice(&anyhow::Error::new(Arc::new(full()))), Some(FULL));
+        let other = io::Error::from(io::ErrorKind::PermissionDenied);
+        assert_eq!(advice(&other.into()), None);
+    }
 
     #[test]
     fn finds_advice_in_wrapped_errors() {

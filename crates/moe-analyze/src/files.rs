@@ -39,7 +39,7 @@ impl ValueParserFactory for OutputPath {
 /// Protects the inputs of a command line, and rejects outputs that would replace an input or another output.
 ///
 /// # Errors
-/// An output is an input, is inside an input run, or is or contains another output.
+/// An output is an input, is inside an input directory, or is or contains another output.
 pub fn check_command_line(inputs: &[&Path], outputs: &[&OutputPath]) -> anyhow::Result<()> {
     // Needed without outputs on the command line, too: `record` chooses a directory.
     for input in inputs {
@@ -54,9 +54,10 @@ pub fn check_command_line(inputs: &[&Path], outputs: &[&OutputPath]) -> anyhow::
     check_distinct(outputs)
 }
 
-/// Protects an input. If the input is a file of a run, protects the run directory.
+/// Protects an input. Nothing can be added to a directory: it would become a part of the input. If the input is a file of a run,
+/// protects the run directory.
 fn protect(input: &Path) {
-    if input.join(TRACE_FILE).is_file() {
+    if input.is_dir() {
         return inputs::protect_directory(input);
     }
     inputs::protect(input);
@@ -160,6 +161,18 @@ pub fn check_output(path: &Path, force: bool) -> anyhow::Result<()> {
             "the directory {} of {} does not exist; create it first",
             parent.display(),
             path.display()
+        );
+    }
+    Ok(())
+}
+
+/// Rejects an output directory that contains an input directory. [`check_command_line`] rejects the input directory itself.
+pub fn check_output_directory(out: &Path, input: &Path) -> anyhow::Result<()> {
+    if input.is_dir() && inputs::resolved(input).starts_with(inputs::resolved(out)) {
+        bail!(
+            "the output {} contains the input {}; use another path",
+            out.display(),
+            input.display()
         );
     }
     Ok(())

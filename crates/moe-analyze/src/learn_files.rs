@@ -63,6 +63,12 @@ pub fn read_learn_files(
     merged.context("no input; pass a learn file")
 }
 
+/// Returns the paths of learn files for an error about their sum.
+pub fn names(paths: &[PathBuf]) -> String {
+    let names = paths.iter().map(|path| path.display().to_string());
+    names.collect::<Vec<_>>().join(", ")
+}
+
 /// Reads a learn file, or counts a trace into one.
 pub fn read_learn_file(
     path: &Path,

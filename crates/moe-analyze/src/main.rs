@@ -51,7 +51,8 @@ fn main() -> ExitCode {
         Ok(status) => status.into(),
         Err(error) => {
             let text = output::one_line(&error);
-            match advice::advice(&error) {
+            // Errors of libraries can contain the same advice.
+            match advice::advice(&error).filter(|advice| !text.contains(*advice)) {
                 Some(advice) if advice.starts_with("or ") => {
                     message::print(format_args!("moe-analyze: {text}, {advice}"));
                 }

@@ -62,6 +62,16 @@ pub enum Error {
         /// Architecture that needs it.
         arch: String,
     },
+    /// The model is dense.
+    #[error(
+        "{file}: the model has no experts: `{key}` is missing or 0; use a mixture-of-experts model"
+    )]
+    NoExperts {
+        /// Model file.
+        file: PathBuf,
+        /// The GGUF key.
+        key: String,
+    },
     /// The value of a hyper-parameter is not supported.
     #[error("{file}: key `{key}` is {value}: {reason}")]
     BadKey {

@@ -85,7 +85,7 @@ pub use input::Input;
 pub use json::JsonError;
 pub use layers::LayerError;
 pub use output::{Output, Summary};
-pub use registry::{Detected, EXPORTERS, FILES_EXPORTERS, IMPORTERS, detect};
+pub use registry::{Detected, EXPORTERS, FILES_EXPORTERS, IMPORTERS, detect, has_format};
 pub use source::{SAMPLE_SIZE, Source};
 
 /// Reads one foreign format.

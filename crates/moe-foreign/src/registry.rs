@@ -101,6 +101,25 @@ pub fn detect(path: &Path) -> Result<Option<Detected>, ForeignError> {
     }))
 }
 
+/// Whether a file may have been written by the exporter `name` of [`EXPORTERS`]. An empty file has every format.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn has_format(path: &Path, name: &str) -> Result<bool, ForeignError> {
+    let sample = source::sample(path)?;
+    let is_number = |byte: &u8| byte.is_ascii_digit() || b", \r\n".contains(byte);
+    let importer = match name {
+        _ if sample.is_empty() => return Ok(true),
+        // No importer reads it.
+        "eplb-csv" => return Ok(sample.iter().all(is_number)),
+        "npy-counts" => "npy",
+        name => name,
+    };
+    Ok(IMPORTERS
+        .iter()
+        .any(|&known| known.name() == importer && recognizes(known, &sample)))
+}
+
 /// Whether `importer` recognizes a file that starts with `sample`; text may start with a byte order mark. Of the containers that
 /// [`Content`] identifies, only GGUF (importance matrices) and ZIP (files of `torch.save`) can be traces.
 fn recognizes(importer: &dyn Importer, sample: &[u8]) -> bool {

@@ -117,7 +117,11 @@ fn contents(dir: &Path) -> Result<Contents, Error> {
             Contents::Other("it has no manifest.json")
         });
     }
-    Ok(if Manifest::read(&dir.join(manifest::FILE_NAME)).is_err() {
+    let is_manifest = match Manifest::read(&dir.join(manifest::FILE_NAME)) {
+        Err(error @ Error::Io { .. }) => return Err(error),
+        read => read.is_ok(),
+    };
+    Ok(if !is_manifest {
         Contents::Other("its manifest.json is not that of a run")
     } else if !has_trace {
         Contents::Other("it has no trace.bin")

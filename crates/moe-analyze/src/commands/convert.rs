@@ -60,6 +60,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             names.join(", ")
         );
     };
+    if let Writer::Files(_) = writer {
+        files::check_output_directory(out, path)?;
+    }
     writer.check_output(out, args.force)?;
 
     let mut options = args.trace.options()?;
@@ -129,7 +132,17 @@ impl Writer {
 
     fn check_output(&self, out: &Path, force: bool) -> anyhow::Result<()> {
         match self {
-            Writer::File(_) => files::check_output(out, force),
+            Writer::File(exporter) => {
+                files::check_output(out, force)?;
+                if out.is_file() && !moe_foreign::has_format(out, exporter.name())? {
+                    bail!(
+                        "{} exists and has another format than {}; move it, or use another path",
+                        out.display(),
+                        exporter.name()
+                    );
+                }
+                Ok(())
+            }
             Writer::Files(_) if out.is_dir() && !force => {
                 bail!(moe_files::Error::Exists {
                     path: out.to_owned()

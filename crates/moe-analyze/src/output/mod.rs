@@ -323,9 +323,14 @@ pub fn one_line(error: &anyhow::Error) -> String {
     line
 }
 
-/// Returns whether a cause is an error of serde_json. The error that wraps it describes it.
+/// Returns whether a cause is an error of serde_json in the text. The error that wraps it describes it. Errors of the reader or
+/// writer are not described elsewhere.
 fn is_json(cause: &(dyn std::error::Error + 'static)) -> bool {
-    cause.is::<serde_json::Error>() || cause.is::<Arc<serde_json::Error>>()
+    let error = cause.downcast_ref::<serde_json::Error>();
+    let shared = cause.downcast_ref::<Arc<serde_json::Error>>();
+    error
+        .or(shared.map(|error| &**error))
+        .is_some_and(|error| !error.is_io())
 }
 
 #[cfg(test)]
@@ -340,6 +345,14 @@ mod tests {
         let error = moe_trace::buffers::read(&path).unwrap_err();
         let expected = error.to_string();
         assert_eq!(one_line(&error.into()), expected);
+    }
+
+    #[test]
+    fn prints_write_errors_of_serde_json() {
+        let mut full: &mut [u8] = &mut [];
+        let error = serde_json::to_writer(&mut full, "a").unwrap_err();
+        let error = anyhow::Error::new(error).context("writing b");
+        assert_eq!(one_line(&error), "writing b: failed to write whole buffer");
     }
 
     #[test]

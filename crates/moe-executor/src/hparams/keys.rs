@@ -59,6 +59,13 @@ impl<'g> Keys<'g> {
         }
     }
 
+    pub(super) fn no_experts(&self) -> Error {
+        Error::NoExperts {
+            file: self.gguf.files()[0].path.clone(),
+            key: self.key("expert_count"),
+        }
+    }
+
     pub(crate) fn bad(&self, suffix: &str, value: impl ToString, reason: &str) -> Error {
         Error::BadKey {
             file: self.gguf.files()[0].path.clone(),

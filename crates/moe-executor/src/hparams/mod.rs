@@ -144,6 +144,9 @@ impl HParams {
                 "`attention.head_count` must be a multiple of it",
             ));
         }
+        if !keys.is_set("expert_count")? {
+            return Err(keys.no_experts());
+        }
         let n_expert = keys.count("expert_count", 1 << 14)?;
         let n_dense = layout.n_dense.min(n_layer);
         let with_experts = n_dense..n_layer;

@@ -91,13 +91,26 @@ pub enum Error {
         text: String,
     },
     /// The text cannot be split into words.
-    #[error("the text cannot be split into words: {0}; shorten its longest run of whitespace")]
-    Split(#[source] Box<fancy_regex::Error>),
+    #[error("the text cannot be split into words: {source}; shorten its longest run of {run}")]
+    Split {
+        /// What the characters of the run are.
+        run: &'static str,
+        /// Why the text cannot be split.
+        source: Box<fancy_regex::Error>,
+    },
 }
 
 impl Error {
-    pub(super) fn split(error: fancy_regex::Error) -> Error {
-        Error::Split(Box::new(error))
+    /// The error of the run at the start of `text`. A space before a word is part of the word.
+    pub(super) fn split(error: fancy_regex::Error, text: &str) -> Error {
+        Error::Split {
+            run: if text.chars().take(2).all(char::is_whitespace) {
+                "whitespace"
+            } else {
+                "characters without whitespace"
+            },
+            source: Box::new(error),
+        }
     }
 }
 

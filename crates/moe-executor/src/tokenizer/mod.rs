@@ -158,7 +158,7 @@ impl Tokenizer {
     /// token (`<|im_start|>`) becomes that token; otherwise it is encoded like other text.
     ///
     /// # Errors
-    /// The text contains about a million consecutive whitespace characters, or a byte without a token.
+    /// The text contains about a million consecutive characters of the same kind (whitespace, letters), or a byte without a token.
     pub fn encode(
         &self,
         text: &str,

@@ -166,7 +166,8 @@ impl PreTokenizer {
                     .map(|rule| rule.names.join(", "))
                     .join(", "),
             })?;
-        let compile = |regex: &&str| Regex::new(&pin_unicode(regex)).map_err(Error::split);
+        let compile =
+            |regex: &&str| Regex::new(&pin_unicode(regex)).map_err(|error| Error::split(error, ""));
         Ok(PreTokenizer {
             regexes: rule.regexes.iter().map(compile).collect::<Result<_, _>>()?,
             ignore_merges: rule.ignore_merges,
@@ -195,7 +196,7 @@ impl PreTokenizer {
 fn split_word<'t>(regex: &Regex, word: &'t str, parts: &mut Vec<&'t str>) -> Result<(), Error> {
     let mut done = 0;
     for found in regex.find_iter(word) {
-        let found = found.map_err(Error::split)?;
+        let found = found.map_err(|error| Error::split(error, &word[done..]))?;
         let between = &word[done..found.start()];
         parts.extend(
             [between, found.as_str()]
@@ -266,12 +267,21 @@ mod tests {
     }
 
     #[test]
-    fn rejects_too_long_a_run_of_whitespace() {
+    fn rejects_too_long_a_run() {
         let rule = PreTokenizer::new("qwen2").unwrap();
         let run = |n| " ".repeat(n) + "a";
         assert_eq!(rule.split(&run(900_000)).unwrap().len(), 2);
-        let error = rule.split(&run(1_100_000)).unwrap_err();
-        assert!(matches!(error, Error::Split(_)), "{error}");
+        for (text, expected) in [
+            (run(1_100_000), "longest run of whitespace"),
+            (
+                "b ".to_owned() + &"a".repeat(1_100_000),
+                "longest run of characters without whitespace",
+            ),
+        ] {
+            let error = rule.split(&text).unwrap_err();
+            assert!(matches!(error, Error::Split { .. }), "{error}");
+            assert!(error.to_string().ends_with(expected), "{error}");
+        }
     }
 
     #[test]

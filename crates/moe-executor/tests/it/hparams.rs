@@ -212,6 +212,16 @@ fn rejects_attention_that_is_not_causal() {
 }
 
 #[test]
+fn rejects_a_dense_model() {
+    let gguf = with_keys("llama", &[("expert_count", Value::U32(0))]);
+    let error = Model::load(&gguf).err().unwrap();
+    assert!(
+        matches!(&error, Error::NoExperts { key, .. } if key == "llama.expert_count"),
+        "{error}"
+    );
+}
+
+#[test]
 fn rejects_unsupported_values() {
     for arch in MODELS {
         let scaling = Value::String("longrope".into());

@@ -78,10 +78,16 @@ impl Settings {
     /// Checks the number of layers to predict ahead in a model with `n_layer` MoE layers.
     ///
     /// # Errors
-    /// [`Error::Depth`].
+    /// [`Error::OneLayer`], [`Error::Depth`].
     pub fn check_depth(&self, n_layer: usize) -> Result<(), Error> {
         let (depth, max) = (self.depth, n_layer.saturating_sub(1));
-        if self.predictor.is_some() && !(1..=max).contains(&depth) {
+        if self.predictor.is_none() {
+            return Ok(());
+        }
+        if n_layer < 2 {
+            return Err(Error::OneLayer { n_layer });
+        }
+        if !(1..=max).contains(&depth) {
             return Err(Error::Depth {
                 depth,
                 max,
@@ -128,6 +134,12 @@ pub enum Error {
     FixedContents {
         /// The policy.
         policy: PolicyName,
+    },
+    /// There is no later layer to predict.
+    #[error("prefetching needs at least 2 MoE layers, but the model has {n_layer}")]
+    OneLayer {
+        /// Number of MoE layers.
+        n_layer: usize,
     },
     /// The predicted layer is too far ahead.
     #[error("{depth} layers to predict ahead is out of range (1..={max}) for {n_layer} MoE layers")]

@@ -219,3 +219,24 @@ fn a_repeated_call_counts_only_evictions() {
         }
     );
 }
+
+#[test]
+fn a_predictor_needs_two_layers() {
+    let mut settings = Settings::new(PolicyName::Shared(OnlinePolicy::Lru), 100);
+    assert!(settings.check_depth(1).is_ok());
+    settings.predictor = Some(PredictorName::Previous);
+    assert!(matches!(
+        settings.check_depth(1),
+        Err(Error::OneLayer { n_layer: 1 })
+    ));
+    assert!(settings.check_depth(2).is_ok());
+    settings.depth = 2;
+    assert!(matches!(
+        settings.check_depth(2),
+        Err(Error::Depth {
+            depth: 2,
+            max: 1,
+            ..
+        })
+    ));
+}

@@ -47,6 +47,25 @@ fn replaces_only_a_run_directory_and_only_with_force() {
     assert_eq!(fs::read_dir(&other).unwrap().count(), 1);
 }
 
+/// A link to itself is inaccessible also for root, who has all permissions.
+#[cfg(unix)]
+#[test]
+fn reports_a_manifest_that_cannot_be_read() {
+    let (_, map) = gpt_oss();
+    let tmp = tempfile::tempdir().unwrap();
+    let dir = tmp.path().join("run");
+    RunWriter::create(&dir, manifest(), &map, RunOptions::default())
+        .unwrap()
+        .finish()
+        .unwrap();
+    let manifest_json = dir.join("manifest.json");
+    fs::remove_file(&manifest_json).unwrap();
+    std::os::unix::fs::symlink("manifest.json", &manifest_json).unwrap();
+    let error = RunWriter::check(&dir, true).unwrap_err();
+    assert!(matches!(error, Error::Io { .. }), "{error}");
+    assert!(error.to_string().contains("manifest.json"), "{error}");
+}
+
 /// A recorder must not change directories with files of other programs.
 #[test]
 fn refuses_a_directory_with_a_manifest_of_another_program() {

@@ -18,11 +18,11 @@ use clap::ValueEnum;
 use moe_engine::{CreateRun, Engine, Logits, Mode, Observer, Session, Setup};
 use moe_executor::cpu::bandwidth::read_bandwidth;
 use moe_executor::cpu::threads::{Threads, n_cores};
+use moe_files::TemporaryDirectory;
 use moe_files::text::counted;
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_trace::{LayerId, Manifest, Phase, RunOptions, RunWriter};
-use tempfile::TempDir;
 
 use self::caches::Caches;
 use self::numbers::Numbers;
@@ -77,8 +77,8 @@ pub struct Args {
     )]
     n_gen: Vec<Numbers>,
     /// Measured repetitions of each test, at least 1
-    #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = at_least(1usize))]
-    repetitions: usize,
+    #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = at_least(1u32))]
+    repetitions: u32,
     /// Numbers of CPU threads, 1 to 1024 [default: number of cores]
     #[arg(
         short,
@@ -258,9 +258,13 @@ impl Bench<'_> {
     fn measure(&self, test: Test) -> anyhow::Result<Vec<Measured>> {
         let selected: SelectedCounts = Arc::default();
         let dir = self.variants.trace_directory()?;
-        let mut session = self.session(test, selected.clone(), dir.as_ref().map(TempDir::path))?;
+        let mut session = self.session(
+            test,
+            selected.clone(),
+            dir.as_ref().map(TemporaryDirectory::path),
+        )?;
         let n = self.variants.len();
-        let n_runs = self.args.repetitions * n;
+        let n_runs = self.args.repetitions as usize * n;
         let progress = Progress::items(self.ctx, "runs", 2 + n_runs as u64);
         // The first run counts selected experts, which waits for the router. The second run is like the measured runs.
         self.time(session.as_mut(), test)?;

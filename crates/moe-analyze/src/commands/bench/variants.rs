@@ -1,10 +1,10 @@
 //! What the repetitions of a test alternate between: the records of a trace, or the counters of a hot cache.
 
-use anyhow::{Context as _, bail};
+use anyhow::{anyhow, bail};
 use clap::ValueEnum;
 use moe_engine::Session;
+use moe_files::TemporaryDirectory;
 use moe_placement::perf::PerfMode;
-use tempfile::TempDir;
 
 use crate::trace_mode::TraceMode;
 
@@ -35,12 +35,14 @@ impl Variants {
         }
     }
 
-    /// A directory for the trace, which is removed when it is dropped; `None` if nothing is recorded.
-    pub fn trace_directory(&self) -> anyhow::Result<Option<TempDir>> {
+    /// A directory for the trace, which is removed when it is dropped or a signal ends the process; `None` if nothing is recorded.
+    pub fn trace_directory(&self) -> anyhow::Result<Option<TemporaryDirectory>> {
         match self {
             Variants::Traces(traces) if traces.iter().any(|trace| *trace != TraceMode::Off) => {
-                let dir = tempfile::tempdir();
-                let dir = dir.context("cannot create a temporary directory for the trace")?;
+                let dir = TemporaryDirectory::create(&std::env::temp_dir(), "bench");
+                let dir = dir.map_err(|error| {
+                    anyhow!("no temporary directory for the trace: {error}; set TMPDIR to a writable directory")
+                })?;
                 Ok(Some(dir))
             }
             _ => Ok(None),

@@ -12,7 +12,7 @@ use moe_trace::Expert;
 use moe_trace::Phase;
 
 use super::rows::{range_kind, routing_kind};
-use crate::output::{Format, Table, fixed, human_bytes};
+use crate::output::{Format, Table, fixed, human_bytes, message};
 
 /// Returns the result in one sentence.
 pub fn verdict(report: &DiffReport) -> String {
@@ -114,8 +114,8 @@ pub fn report(
     writeln!(
         out,
         "A is {}, B is {}",
-        paths[0].display(),
-        paths[1].display()
+        message::line(&paths[0].display().to_string()),
+        message::line(&paths[1].display().to_string())
     )?;
     if !report.manifest.is_empty() {
         writeln!(out)?;

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use moe_foreign::Contents;
+use moe_placement::json::JsonError;
 use moe_placement::learn::{self, LayerObservation};
 use moe_trace::bounded;
 
@@ -78,6 +79,9 @@ fn describe_json(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
         return Ok(());
     }
     match learn::parse_observations(&text) {
+        Err(learn::Error::Json(error @ JsonError::NotFinite { .. })) => {
+            bail!("{}: {error}; replace it with a number", path.display())
+        }
         Err(learn::Error::Json(_) | learn::Error::Schema { .. }) => {
             bail!(traces::unknown_json(path))
         }

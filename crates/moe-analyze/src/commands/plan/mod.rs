@@ -9,7 +9,7 @@ mod update;
 
 use std::path::PathBuf;
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use moe_files::text::counted;
 use moe_placement::learn::{LearnFile, is_usable};
 use moe_placement::plan::{Entry, Explanation, LayerCurve, Plan, Strategy, Weighting, rank};
@@ -232,7 +232,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         .and_then(|experts| experts.model_info.clone());
     let options = args.import.options(model)?;
     let learn = learn_files::read_learn_files(&args.paths, args.half_life, &options, ctx)?;
-    let mut ranking = weighing.rank(&learn)?;
+    let ranking = weighing.rank(&learn);
+    let mut ranking = ranking.with_context(|| learn_files::names(&args.paths))?;
     remove_mtp_head(&mut ranking, options.model.as_ref(), ctx);
     if let Some(current) = &args.update {
         update::run(&args, current, &learn, &ranking, ctx)?;

@@ -8,7 +8,7 @@ use moe_files::text::counted;
 use moe_trace::manifest::{Sequence, Tokens};
 use moe_trace::record::RECORD_SIZE;
 
-use crate::output::human_bytes;
+use crate::output::{human_bytes, message};
 
 /// Totals over all sequences.
 #[derive(Default)]
@@ -69,7 +69,7 @@ impl Totals {
             text += &format!(
                 "; {}, {size}, in {}",
                 counted(records, "record"),
-                out.display()
+                message::line(&out.display().to_string())
             );
         }
         for (n, why) in [
@@ -130,6 +130,15 @@ pub fn reason(stop: Stop) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn summary_contains_the_path_on_one_line() {
+        let summary = Totals::default().summary(Some((1, Path::new("a\nb\u{1b}c"))));
+        assert!(
+            summary.ends_with("; 1 record, 1.0 KiB, in a b\\u{1b}c"),
+            "{summary}"
+        );
+    }
 
     #[test]
     fn reports_why_sequences_ended_early() {

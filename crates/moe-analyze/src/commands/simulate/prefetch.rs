@@ -88,7 +88,7 @@ impl PrefetchArgs {
     /// Returns the parameters of prefetching. Compute times that are not given come from the trace.
     ///
     /// # Errors
-    /// `--prefetch-depth` is out of range, or the trace contains no times.
+    /// The trace has one layer, `--prefetch-depth` is out of range, or the trace contains no times.
     pub fn prefetch(
         &self,
         machine: &Machine,
@@ -96,6 +96,15 @@ impl PrefetchArgs {
         ctx: &Context,
     ) -> anyhow::Result<PrefetchOptions> {
         let n_layer = batches.experts().n_layer();
+        if n_layer < 2 {
+            bail!(
+                "prefetching needs at least 2 MoE layers, but the trace has {n_layer}; omit {}",
+                match self.predictions {
+                    Some(_) => "--predictions",
+                    None => "--predictor",
+                }
+            );
+        }
         if self.depth == 0 || self.depth >= n_layer {
             bail!(
                 "--prefetch-depth {} is out of range (1..={}) for {}",

@@ -6,7 +6,7 @@ use anyhow::{Context as _, bail};
 use moe_executor::DeviceId;
 use moe_executor::hot_cache::DynamicParams;
 use moe_placement::cache::{Experts, OnlinePolicy, PolicyName};
-use moe_placement::dynamic::Settings;
+use moe_placement::dynamic::{Error, Settings};
 use moe_placement::predict::PredictorName;
 
 use super::hot_cache::{HotCacheArgs, Machine, sizes};
@@ -104,7 +104,10 @@ impl DynamicArgs {
         let device = devices.first().copied().unwrap_or(DeviceId::Cpu);
         let (settings, sizes) = (self.settings(budget), sizes(machine.model)?);
         let n_layer = Experts::new(&sizes).n_layer();
-        settings.check_depth(n_layer).context("--prefetch-depth")?;
+        match settings.check_depth(n_layer) {
+            Err(error @ Error::OneLayer { .. }) => bail!("{error}; omit --predictor"),
+            checked => checked.context("--prefetch-depth")?,
+        }
         Ok(DynamicParams {
             settings,
             sizes,
