@@ -84,7 +84,7 @@ pub use importers::shared::text::LineError;
 pub use input::Input;
 pub use json::JsonError;
 pub use layers::LayerError;
-pub use output::{Output, Summary};
+pub use output::{Output, Summary, WeightError};
 pub use registry::{Detected, EXPORTERS, FILES_EXPORTERS, IMPORTERS, detect};
 pub use source::{SAMPLE_SIZE, Source};
 
