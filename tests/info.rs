@@ -347,6 +347,14 @@ fn describes_and_checks_learn_files() {
     unsound(&learn, "contains no counts");
     fs::write(&learn, text(r#"{"layer":"0"}"#)).unwrap();
     assert!(fail!["info", learn].contains("layers[0]"));
+    fs::write(&learn, text(r#"], "layers":["#)).unwrap();
+    let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
+    for error in [
+        fail!["info", learn],
+        fail!["--quiet", "plan", learn, "--model", model, "--budget-mib", "1"],
+    ] {
+        assert!(error.contains("the key \"layers\" appears twice"), "{error}");
+    }
 }
 
 #[test]
