@@ -2,7 +2,11 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
+use arrow::array::{ArrayRef, Int64Array, ListArray, RecordBatch};
+use arrow::datatypes::Int64Type;
+use parquet::arrow::ArrowWriter;
 use serde_json::Value;
 
 use crate::support::{
@@ -293,6 +297,42 @@ fn describes_and_checks_tables_and_datasets() {
     );
 }
 
+/// Tables of another program, without metadata.
+#[test]
+fn reads_routing_tables_like_other_commands() {
+    let dir = tempfile::tempdir().unwrap();
+    let table = dir.path().join("routing.parquet");
+    let ints = |values: [i64; 2]| -> ArrayRef { Arc::new(Int64Array::from(values.to_vec())) };
+    let columns = |experts: [i64; 2]| {
+        vec![
+            ("token_id", ints([0, 1])),
+            ("layer_id", ints([0, 0])),
+            ("slot", ints([0, 0])),
+            ("expert_id", ints(experts)),
+        ]
+    };
+    let write = |columns: Vec<(&str, ArrayRef)>| {
+        let batch = RecordBatch::try_from_iter(columns).unwrap();
+        let file = fs::File::create(&table).unwrap();
+        let mut writer = ArrowWriter::try_new(file, batch.schema(), None).unwrap();
+        writer.write(&batch).unwrap();
+        writer.close().unwrap();
+    };
+    // An additional nested column is ignored.
+    let lists = vec![Some(vec![Some(1)]), None];
+    let lists: ArrayRef = Arc::new(ListArray::from_iter_primitive::<Int64Type, _, _>(lists));
+    let mut more = columns([3, 5]);
+    more.push(("more", lists));
+    write(more);
+    assert_eq!(fact(&sound(&table), "rows"), 2);
+    run!["--quiet", "hotness", table];
+
+    write(columns([-1, 5]));
+    unsound(&table, "column expert_id: a value does not fit");
+    let error = fail!["--quiet", "hotness", table];
+    assert!(error.contains("column expert_id: a value does not fit"), "{error}");
+}
+
 #[test]
 fn describes_and_checks_learn_files() {
     let dir = tempfile::tempdir().unwrap();
@@ -307,6 +347,14 @@ fn describes_and_checks_learn_files() {
     unsound(&learn, "contains no counts");
     fs::write(&learn, text(r#"{"layer":"0"}"#)).unwrap();
     assert!(fail!["info", learn].contains("layers[0]"));
+    fs::write(&learn, text(r#"], "layers":["#)).unwrap();
+    let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
+    for error in [
+        fail!["info", learn],
+        fail!["--quiet", "plan", learn, "--model", model, "--budget-mib", "1"],
+    ] {
+        assert!(error.contains("the key \"layers\" appears twice"), "{error}");
+    }
 }
 
 #[test]

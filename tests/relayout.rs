@@ -195,6 +195,8 @@ fn rejects_invalid_orders_without_output() {
     refused(&["--permute-experts", arg(&order)], "contains 2 experts, but the layer has 16");
     fs::write(&order, "{\"9\": [0]}").unwrap();
     refused(&["--permute-experts", arg(&order)], "layer 9");
+    fs::write(&order, "{\"0\": [1, 0], \"0\": [0, 1]}").unwrap();
+    refused(&["--permute-experts", arg(&order)], "the key \"0\" appears twice");
     fs::write(&order, "[1]").unwrap();
     refused(&["--permute-experts", arg(&order)], "order.json");
     // A learn file of a model with more experts.

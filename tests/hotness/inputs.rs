@@ -214,3 +214,26 @@ fn warns_about_repeated_expert_of_a_token() {
         assert!(found.contains("1 routing decision with the same expert twice"), "{found}");
     }
 }
+
+/// The rows of a token are in the order of the slots 1, 0.
+#[test]
+fn counts_tokens_in_any_order_of_their_slots() {
+    let fixture = Fixture::new();
+    let route = support::repository("fixtures/foreign/bigmoeonedge/small.route.csv");
+    let text = fs::read_to_string(&route).unwrap();
+    let mut lines: Vec<&str> = text.lines().collect();
+    let first = 1 + lines
+        .iter()
+        .position(|line| line.starts_with("turn,"))
+        .unwrap();
+    assert_eq!((lines.len() - first) % 2, 0);
+    lines[first..]
+        .chunks_mut(2)
+        .for_each(|pair| pair.swap(0, 1));
+    let path = fixture.path("swap.route.csv");
+    fs::write(&path, lines.join("\n") + "\n").unwrap();
+    let hotness = |path: &Path, more: &[&str]| run!["--quiet", "hotness", path, more];
+    for more in [&[][..], &["-o", "json"]] {
+        assert_eq!(hotness(&path, more), hotness(&route, more));
+    }
+}

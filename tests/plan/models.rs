@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::{json_of, plan_of, planned, selected, write};
-use crate::support::{Arg, arg, args, moe_analyze, run, write_gguf};
+use crate::support::{Arg, arg, args, fail, moe_analyze, run, write_gguf};
 
 /// Size of all experts of a layer of [`model`] in bytes: 8 experts of three 8 × 8 F32 matrices.
 const LAYER: u64 = 8 * 3 * 8 * 8 * 4;
@@ -139,4 +139,22 @@ fn prints_no_command_for_models_that_llama_cpp_rejects() {
     let text = run![plan_of(&learn, &path)];
     assert!(text.contains("convert the model again"), "{text}");
     assert!(!text.contains("llama-server"), "{text}");
+}
+
+/// A learn file that numbers the layers with experts from 0 instead of the blocks.
+#[test]
+fn rejects_counts_of_a_dense_block() {
+    let dir = TempDir::new().unwrap();
+    let learn = json!({"schema": "llama.cpp.moe_layer_opt_perf.v1", "n_expert": 8, "layers": [
+        {"layer": 1, "calls": 7, "experts": [[0, 9], [1, 3]]},
+        {"layer": 0, "calls": 7, "experts": [[0, 9], [1, 9]]}]});
+    let learn = write(&dir, "learn.json", &learn.to_string());
+    let model = model(&dir, 5, 1);
+    for error in [
+        fail!["--quiet", plan_of(&learn, &model)],
+        fail!["--quiet", "hotness", learn, "--model", model],
+    ] {
+        assert!(error.contains("learn.json: element layer 0: "), "{error}");
+        assert!(error.contains("block 0 of the model is dense"), "{error}");
+    }
 }

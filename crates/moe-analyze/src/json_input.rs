@@ -14,9 +14,9 @@ pub fn read<T: DeserializeOwned>(path: &Path, advice: &str) -> anyhow::Result<T>
     parse(&text).map_err(|error| anyhow!("{}: {error}; {advice}", path.display()))
 }
 
-/// Parses the text of a document.
+/// Parses the text of a document, in which no object contains a key twice.
 pub fn parse<T: DeserializeOwned>(text: &str) -> anyhow::Result<T> {
-    json::parse(text).map_err(|error| match error {
+    json::parse_unique(text).map_err(|error| match error {
         JsonError::Invalid(error) => anyhow!(reason_with_location(&error)),
         error => error.into(),
     })

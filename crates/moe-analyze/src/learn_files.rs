@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use moe_analysis::Phases;
 use moe_analysis::hotness::Hotness;
-use moe_foreign::{Contents, ImportOptions, check_model};
+use moe_foreign::{Contents, ImportOptions, check_layers, check_model};
 use moe_placement::learn::LearnFile;
 use moe_trace::{ModelInfo, bounded};
 
@@ -87,6 +87,10 @@ fn read_file(path: &Path, options: &ImportOptions) -> anyhow::Result<LearnFile> 
     let file = LearnFile::parse(&text).with_context(|| path.display().to_string())?;
     if let Some(model) = &options.model {
         check_model(model, &model_info_of(&file), path)?;
+        let observations = file.observations();
+        let observations = observations.with_context(|| path.display().to_string())?;
+        let layers = observations.iter().map(|observation| observation.layer);
+        check_layers(model, layers, path)?;
     }
     Ok(file)
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use moe_files::text::counted;
+use moe_placement::json;
 use moe_placement::plan::{ExpertSizes, LayerCurve, MAX_LANES, Strategy, Weighting};
 use moe_trace::{ExpertId, LayerId, bounded};
 use serde::Deserialize;
@@ -52,7 +53,7 @@ impl PlanFile {
             #[serde(rename = "selected")]
             _selected: IgnoredAny,
         }
-        json_input::parse::<Lists>(text).is_ok()
+        json::parse::<Lists>(text).is_ok()
     }
 
     /// Reads the output of `plan -o json`.

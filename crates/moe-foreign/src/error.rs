@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use moe_trace::{Error, MAX_ID, ModelInfo, ModelMismatch};
+use moe_trace::{Error, LayerId, MAX_ID, ModelInfo, ModelMismatch};
 
 use crate::importers::responses::ResponseError;
 use crate::layers::LayerError;
@@ -277,6 +277,35 @@ pub fn check_model(
         Some(mismatch) => Err(ForeignError::OtherModel {
             path: path.to_owned(),
             mismatch,
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Checks that none of the `layers` with counts in the learn file at `path` is a dense block of `model`.
+///
+/// Blocks that the model does not have are accepted: no cache contains them.
+///
+/// # Errors
+/// [`ForeignError::Layers`] for the first dense block.
+pub fn check_layers(
+    model: &ModelInfo,
+    layers: impl IntoIterator<Item = LayerId>,
+    path: &Path,
+) -> Result<(), ForeignError> {
+    let n_layer = model.n_layer.unwrap_or(0);
+    let is_dense = |layer: &LayerId| {
+        !model.moe_layers.is_empty()
+            && u32::from(layer.0) < n_layer
+            && !model.moe_layers.contains(layer)
+    };
+    match layers.into_iter().find(is_dense) {
+        Some(layer) => Err(ForeignError::Layers {
+            path: path.to_owned(),
+            at: Location::Element(format!("layer {layer}")),
+            source: LayerError::Dense {
+                layer: layer.index(),
+            },
         }),
         None => Ok(()),
     }

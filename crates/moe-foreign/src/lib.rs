@@ -77,14 +77,14 @@ pub use arrays::{CountError, RoutingError};
 pub use binary::npy::{npy_header_f64, npy_header_u64};
 pub use collected::Collected;
 pub use counts::{Counts, ExpertCount, LayerCounts};
-pub use error::{ForeignError, Location, Missing, check_model};
+pub use error::{ForeignError, Location, Missing, check_layers, check_model};
 pub use export::{Export, ExportError, Exporter, FilesExporter, UnsupportedTrace};
 pub use importers::responses::ResponseError;
 pub use importers::shared::text::LineError;
 pub use input::Input;
 pub use json::JsonError;
 pub use layers::LayerError;
-pub use output::{Output, Summary};
+pub use output::{Output, Summary, WeightError};
 pub use registry::{Detected, EXPORTERS, FILES_EXPORTERS, IMPORTERS, detect, has_format};
 pub use source::{SAMPLE_SIZE, Source};
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use moe_files::text::counted;
 use moe_trace::{
     CountRow, ExpertId, LayerId, LayerRow, MAX_ID, ModelInfo, RoutingRow, Sink, SinkError,
+    is_router_weight,
 };
 
 use crate::ImportOptions;
@@ -41,6 +42,16 @@ impl Summary {
 
 /// Maximum number of notes of one import.
 const MAX_NOTES: usize = 64;
+
+/// A weight that no router applies.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[error(
+    "the router weight {weight} is not a finite number of at least 0; the file is damaged, or its values are not router weights"
+)]
+pub struct WeightError {
+    /// The weight.
+    pub weight: f32,
+}
 
 /// Receives the rows of an importer, checks them and passes them to the sink.
 pub struct Output<'a> {
@@ -167,7 +178,7 @@ impl<'a> Output<'a> {
     ///
     /// # Errors
     /// [`ForeignError::OutOfRange`] for a layer, expert or slot that the model does not have, [`ForeignError::Layers`] for a dense
-    /// layer, or the error of the sink.
+    /// layer, [`WeightError`] for a weight that no router applies, or the error of the sink.
     pub fn routing(
         &mut self,
         at: impl Fn() -> Location,
@@ -175,6 +186,11 @@ impl<'a> Output<'a> {
     ) -> Result<(), ForeignError> {
         self.check_ids(&at, row.layer_id, row.expert_id)?;
         self.check_has_experts(&at, row.layer_id)?;
+        if let Some(weight) = row.weight
+            && !is_router_weight(weight)
+        {
+            return Err(self.invalid(at(), WeightError { weight }));
+        }
         self.rows += 1;
         let n_slot = u32::from(row.slot) + 1;
         self.n_slot = self.n_slot.max(n_slot);

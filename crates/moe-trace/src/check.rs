@@ -218,7 +218,7 @@ impl<'a> Rules<'a> {
         let n = distinct.len();
         distinct.sort_unstable();
         distinct.dedup();
-        if distinct.len() < n {
+        if distinct.len() < n && !head.reads_chunk_experts() {
             faults.add("expert_ids", "name an expert twice for one token");
         }
         if !head.has_extension() {
@@ -291,6 +291,7 @@ impl MisleadingCounts {
         if Some(head.operation_type) != self.mul_mat_id
             || head.has_extension()
             || head.num_experts == 0
+            || head.reads_chunk_experts()
         {
             return;
         }

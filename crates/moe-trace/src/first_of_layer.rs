@@ -1,7 +1,8 @@
 //! Selects one expert operation for each layer of a pass, so that each routing decision is counted once.
 //!
 //! Gate, up and down of a layer are separate operations with the same experts (gate and up may be fused, and a model without
-//! a gate has two). Only the first `MUL_MAT_ID` of a layer in a pass is used, independent of its name.
+//! a gate has two). Only the first `MUL_MAT_ID` of a layer in a pass is used, independent of its name. Operations on chunk
+//! experts do not count: llama.cpp gives them the same names as those on experts.
 
 use crate::operations::{Operation, Operations};
 use crate::record::TensorAccessLog;
@@ -30,7 +31,10 @@ impl<'a> FirstOfLayer<'a> {
     #[inline]
     pub(crate) fn takes(&mut self, operation: &Operation<'a>) -> bool {
         let head = operation.head();
-        if Some(head.operation_type) != self.mul_mat_id || head.num_experts == 0 {
+        if Some(head.operation_type) != self.mul_mat_id
+            || head.num_experts == 0
+            || head.reads_chunk_experts()
+        {
             return false;
         }
         let takes = self.taken.is_none_or(|taken| {

@@ -106,7 +106,7 @@ pub use pass_table::{PassTable, TablePass};
 pub use phase::{Phase, UnknownPhase};
 pub use record::{NO_LAYER, NO_TENSOR, SourceLog, TensorAccessLog};
 pub use run::{Run, TRACE_FILE};
-pub use sink::{CountRow, LayerRow, RoutingRow, Sink, SinkError};
+pub use sink::{CountRow, LayerRow, RoutingRow, Sink, SinkError, is_router_weight};
 #[cfg(feature = "parquet")]
 pub use table_fault::TableFault;
 pub use token::{TokenKey, TokenStarts};

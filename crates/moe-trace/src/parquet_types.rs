@@ -11,7 +11,7 @@ use arrow::datatypes::{
     ArrowPrimitiveType, DataType, Float16Type, Float32Type, Float64Type, Int8Type, Int16Type,
     Int32Type, Int64Type, UInt8Type, UInt16Type, UInt32Type, UInt64Type,
 };
-use num_traits::{NumCast, cast};
+use num_traits::{NumCast, ToPrimitive, cast};
 
 /// Converts a column to a type. Values that do not fit become null. `None` if values of its type are not converted.
 pub(crate) fn convert(column: &dyn Array, to: &DataType) -> Option<ArrayRef> {
@@ -29,18 +29,21 @@ pub(crate) fn convert(column: &dyn Array, to: &DataType) -> Option<ArrayRef> {
     })
 }
 
-/// Numbers of any type, or of a dictionary of numbers. Fractions are truncated.
+/// Numbers of any type, or of a dictionary of numbers. Fractions do not fit integers. Truth values are not numbers.
 fn numbers<T: ArrowPrimitiveType<Native: NumCast>>(
     column: &dyn Array,
 ) -> Option<PrimitiveArray<T>> {
+    fn number<S: NumCast + Copy, T: ArrowPrimitiveType<Native: NumCast>>(
+        value: S,
+    ) -> Option<T::Native> {
+        let number: T::Native = cast(value)?;
+        let is_equal = !T::DATA_TYPE.is_integer() || number.to_f64() == value.to_f64();
+        is_equal.then_some(number)
+    }
     macro_rules! from {
         ($($source:ident),*) => {
             match column.data_type() {
-                $(&$source::DATA_TYPE => Some(column.as_primitive::<$source>().unary_opt(cast)),)*
-                DataType::Boolean => {
-                    let values = column.as_boolean().iter();
-                    Some(values.map(|value| cast(if value? { 1 } else { 0 })).collect())
-                }
+                $(&$source::DATA_TYPE => Some(column.as_primitive::<$source>().unary_opt(number::<_, T>)),)*
                 DataType::Dictionary(..) => {
                     let dictionary = column.as_any_dictionary();
                     let values = numbers::<T>(dictionary.values().as_ref())?;
@@ -134,13 +137,12 @@ mod tests {
             Arc::new(UInt64Array::from(vec![u64::MAX, 0, 1 << 40])),
             Arc::new(Float64Array::from(vec![
                 0.0,
-                -0.9,
-                1.9,
+                -1.0,
+                2.0,
                 1e30,
                 f64::NAN,
                 f64::INFINITY,
             ])),
-            Arc::new(BooleanArray::from(vec![Some(true), None, Some(false)])),
             Arc::new(DictionaryArray::<Int8Type>::new(keys, values)),
             new_null_array(
                 &DataType::Dictionary(Box::new(DataType::Int8), Box::new(DataType::Int64)),
@@ -172,6 +174,17 @@ mod tests {
     }
 
     #[test]
+    fn fractions_do_not_fit_integers() {
+        let column = Float64Array::from(vec![Some(0.9), Some(-0.9), None, Some(7.0)]);
+        let integers = convert(&column, &DataType::UInt16).unwrap();
+        let integers: Vec<_> = integers.as_primitive::<UInt16Type>().iter().collect();
+        assert_eq!(integers, [None, None, None, Some(7)]);
+        let floats = convert(&column, &DataType::Float32).unwrap();
+        let floats: Vec<_> = floats.as_primitive::<Float32Type>().iter().collect();
+        assert_eq!(floats, [Some(0.9), Some(-0.9), None, Some(7.0)]);
+    }
+
+    #[test]
     fn names_equal_those_of_arrow() {
         let names = vec![Some("a"), None, Some("b"), Some("a"), Some("")];
         let keys = Int8Array::from(vec![Some(1), None, Some(0), Some(2), Some(1)]);
@@ -195,5 +208,9 @@ mod tests {
         let strings = StringArray::from(vec!["1"]);
         assert!(convert(&strings, &DataType::UInt8).is_none());
         assert!(convert(&Int8Array::from(vec![1]), &name_type()).is_none());
+        let truth = BooleanArray::from(vec![true]);
+        for to in [DataType::UInt8, DataType::UInt64, DataType::Float32] {
+            assert!(convert(&truth, &to).is_none(), "{to}");
+        }
     }
 }

@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::mem::{offset_of, size_of};
 
+use moe_gguf::names::is_chunked;
 use moe_ids::{LayerId, TokenId};
 use zerocopy::little_endian::{F32, I32, U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -271,6 +272,14 @@ impl TensorAccessLog {
                 .sources()
                 .iter()
                 .all(|source| source.memory_source <= SOURCE_BUFFER && is_name(source.name_bytes()))
+    }
+
+    /// Whether it is an operation on chunk experts (`_chexps`, in GroveMoE). Their ids are chunks of several experts, not experts
+    /// that the router selected, and a token may have a chunk twice.
+    pub fn reads_chunk_experts(&self) -> bool {
+        self.sources()
+            .iter()
+            .any(|source| is_chunked(&source.name()))
     }
 
     /// Whether this crate supports the version of the extension.

@@ -45,7 +45,12 @@ impl<E: std::error::Error + Send + Sync + 'static> From<E> for SinkError {
     }
 }
 
-/// An expert of a token in a layer. Rows have the order of the trace; those of a token are ordered by slot.
+/// Whether a value can be the weight with which a router applies an expert: finite and not negative.
+pub fn is_router_weight(weight: f32) -> bool {
+    (0.0..=f32::MAX).contains(&weight)
+}
+
+/// An expert of a token in a layer. Rows have the order of the trace; those of a token follow each other.
 ///
 /// The fields are the columns of the table `routing`. Values that the format does not contain are `None`.
 #[derive(Clone, Copy, Debug, PartialEq)]

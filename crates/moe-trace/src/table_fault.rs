@@ -136,6 +136,16 @@ pub enum TableFault {
         /// The type.
         data_type: DataType,
     },
+    /// A weight that no router applies.
+    #[error(
+        "row {row}: the router weight {weight} is not a finite number of at least 0; write the table again"
+    )]
+    Weight {
+        /// The row, from 0.
+        row: u64,
+        /// The weight.
+        weight: f32,
+    },
     /// A null in a column that is not nullable.
     #[error("column {column}: a value is missing; write the table again")]
     Null {

@@ -22,41 +22,94 @@ pub struct TokenKey {
     pub timestamp_ns: u64,
 }
 
-/// Finds the first row of each token. The rows of a token are consecutive, slots ascending.
+/// Slots of the first token that are kept for [`TokenStarts::append`].
+const MAX_LEADING: usize = 1024;
+
+/// Finds the first row of each token. The rows of a token are consecutive, in any order of the slots.
 ///
-/// A repeated or descending slot starts another token of the same key: tokens of several sequences that the trace does not
-/// distinguish.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// A repeated slot starts another token of the same key: tokens of several sequences that the trace does not distinguish.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenStarts {
-    first: Option<(TokenKey, u32)>,
-    last: Option<(TokenKey, u32)>,
+    /// The key of the first row, and the slots of the rows up to the first row of another key, at most [`MAX_LEADING`].
+    leading: Option<(TokenKey, Vec<u32>)>,
+    /// Number of tokens in these rows.
+    n_leading: usize,
+    /// Whether other rows follow them.
+    has_more: bool,
+    /// The last token and its slots so far.
+    last: Option<(TokenKey, Slots)>,
+}
+
+/// Slots of a token.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Slots {
+    /// Bits of the slots below 128. Higher slots must ascend.
+    low: u128,
+    highest: u32,
+}
+
+impl Slots {
+    fn of(slot: u32) -> Self {
+        let mut slots = Self::default();
+        slots.insert(slot);
+        slots
+    }
+
+    /// Adds a slot; returns whether it is new.
+    #[inline]
+    fn insert(&mut self, slot: u32) -> bool {
+        let is_new = match 1u128.checked_shl(slot) {
+            Some(bit) => {
+                let is_new = self.low & bit == 0;
+                self.low |= bit;
+                is_new
+            }
+            None => slot > self.highest,
+        };
+        self.highest = self.highest.max(slot);
+        is_new
+    }
 }
 
 impl TokenStarts {
     /// Takes the next row; returns whether it is the first row of a token.
     #[inline]
     pub fn is_start(&mut self, token: TokenKey, slot: u32) -> bool {
-        let row = (token, slot);
-        self.first.get_or_insert(row);
-        let before = self.last.replace(row);
-        !before.is_some_and(|before| continues(before, row))
+        let last = self.last.as_mut();
+        let continues = last.is_some_and(|(last, slots)| *last == token && slots.insert(slot));
+        if !continues {
+            self.last = Some((token, Slots::of(slot)));
+        }
+        if !self.has_more {
+            self.add_leading(token, slot, !continues);
+        }
+        !continues
     }
 
-    /// Appends the rows of `later`. Returns whether its first row belongs to the last token of `self`.
+    fn add_leading(&mut self, token: TokenKey, slot: u32, is_start: bool) {
+        let (first, slots) = self.leading.get_or_insert_with(|| (token, Vec::new()));
+        if *first != token || slots.len() == MAX_LEADING {
+            self.has_more = true;
+            return;
+        }
+        slots.push(slot);
+        self.n_leading += usize::from(is_start);
+    }
+
+    /// Appends the rows of `later`. Returns whether the number of tokens in both is one less than the sum of their numbers, because
+    /// the first row of `later` belongs to the last token of `self`.
     pub fn append(&mut self, later: TokenStarts) -> bool {
-        let is_cut = match (self.last, later.first) {
-            (Some(before), Some(row)) => continues(before, row),
-            _ => false,
+        let Some((token, slots)) = later.leading else {
+            return false;
         };
-        self.first = self.first.or(later.first);
-        self.last = later.last.or(self.last);
+        let starts = slots.iter().filter(|&&slot| self.is_start(token, slot));
+        let is_cut = starts.count() < later.n_leading;
+        if later.has_more {
+            self.has_more = true;
+            self.last = later.last;
+        }
         is_cut
     }
-}
-
-/// Whether a row belongs to the same token as the preceding row.
-fn continues((token, slot): (TokenKey, u32), next: (TokenKey, u32)) -> bool {
-    token == next.0 && slot < next.1
 }
 
 #[cfg(test)]
@@ -73,31 +126,43 @@ mod tests {
         }
     }
 
-    /// Tokens 0 (slots 1, 2), 1 (slot 3), 1 of another sequence (slot 3) and 1 again (slots 0, 3).
+    /// Tokens 0 (slots 2, 1), 1 (slot 3), 1 of another sequence (slots 3, 0), 1 again (slots 3, 1, 0), and 1 again (slot 1).
     #[test]
     fn finds_tokens_without_a_slot_0() {
         let rows = [
-            (token(0, None), 1),
             (token(0, None), 2),
+            (token(0, None), 1),
             (token(1, None), 3),
             (token(1, Some(4)), 3),
             (token(1, Some(4)), 0),
             (token(1, Some(4)), 3),
+            (token(1, Some(4)), 1),
+            (token(1, Some(4)), 0),
+            (token(1, Some(4)), 1),
         ];
-        let starts = [true, false, true, true, true, false];
+        let starts = [true, false, true, true, false, true, false, false, true];
         let mut all = TokenStarts::default();
         assert_eq!(rows.map(|(token, slot)| all.is_start(token, slot)), starts);
         for cut in 0..=rows.len() {
-            let [mut before, mut after] = [TokenStarts::default(); 2];
-            rows[..cut].iter().for_each(|&(token, slot)| {
-                before.is_start(token, slot);
-            });
-            rows[cut..].iter().for_each(|&(token, slot)| {
-                after.is_start(token, slot);
-            });
-            let is_cut = starts.get(cut) == Some(&false);
-            assert_eq!(before.append(after), is_cut, "cut at {cut}");
+            let [mut before, mut after] = [TokenStarts::default(), TokenStarts::default()];
+            let n_before = n_tokens(&mut before, &rows[..cut]);
+            let n_after = n_tokens(&mut after, &rows[cut..]);
+            let is_cut = before.append(after);
+            assert_eq!(n_before + n_after - usize::from(is_cut), 5, "cut at {cut}");
             assert_eq!(before, all, "cut at {cut}");
         }
+    }
+
+    fn n_tokens(starts: &mut TokenStarts, rows: &[(TokenKey, u32)]) -> usize {
+        let rows = rows.iter();
+        rows.filter(|(token, slot)| starts.is_start(*token, *slot))
+            .count()
+    }
+
+    #[test]
+    fn high_slots_must_ascend() {
+        let mut starts = TokenStarts::default();
+        let rows = [127, 128, 200, 5, 200].map(|slot| starts.is_start(token(0, None), slot));
+        assert_eq!(rows, [true, false, false, false, true]);
     }
 }

@@ -40,7 +40,7 @@ impl Shape {
     }
 }
 
-/// Counts selected experts. Add them in the order of the passes, experts of a token in the order of their slots.
+/// Counts selected experts. Add them in the order of the passes, the experts of a token one after another.
 pub(super) struct Counter {
     shape: Option<Shape>,
     origin: Origin,
@@ -50,6 +50,8 @@ pub(super) struct Counter {
     pub has_mass: bool,
     /// Selections of an expert that the same token selected before.
     n_repeated: u64,
+    /// See [`Hotness::n_backward`].
+    n_backward: u64,
     /// Selections that were read as counts.
     n_counted: u64,
     /// `[n_layer]`
@@ -119,6 +121,7 @@ impl Counter {
             n_slot: 0,
             has_mass: true,
             n_repeated: 0,
+            n_backward: 0,
             n_counted: 0,
             layers: Vec::new(),
             progress: Vec::new(),
@@ -177,6 +180,7 @@ impl Counter {
             .first
             .get_or_insert((pass.timestamp_ns, pass.phase));
         if progress.last_pass != pass.timestamp_ns {
+            self.n_backward += u64::from(progress.is_after(pass.timestamp_ns));
             progress.last_pass = pass.timestamp_ns;
             phase.calls += 1;
         }
@@ -209,6 +213,7 @@ impl Counter {
         self.n_slot = self.n_slot.max(later.n_slot);
         self.has_mass &= later.has_mass;
         self.n_repeated += later.n_repeated;
+        self.n_backward += later.n_backward;
         if let Some(last) = later.layers.len().checked_sub(1) {
             self.make_room(last);
         }
@@ -222,6 +227,7 @@ impl Counter {
         }
         for (layer, (progress, later)) in self.progress.iter_mut().zip(later.progress).enumerate() {
             if let Some((timestamp_ns, phase)) = later.first {
+                self.n_backward += u64::from(progress.is_after(timestamp_ns));
                 // Both parts counted a pass, or a token, that spans the border.
                 if timestamp_ns != 0 && timestamp_ns == progress.last_pass {
                     self.layers[layer][phase].calls -= 1;
@@ -320,6 +326,7 @@ impl Counter {
             n_expert_used,
             has_mass: self.has_mass,
             n_repeated: self.n_repeated,
+            n_backward: self.n_backward,
             layers: self.layers,
             origins: vec![self.origin],
         })
@@ -327,6 +334,11 @@ impl Counter {
 }
 
 impl Progress {
+    /// Whether the last pass started after `timestamp_ns`, which is 0 if unknown.
+    fn is_after(&self, timestamp_ns: u64) -> bool {
+        timestamp_ns != 0 && timestamp_ns < self.last_pass
+    }
+
     /// Records the selection of an expert; returns whether the current token selected it before.
     #[inline]
     fn is_repeated(&mut self, expert: usize) -> bool {

@@ -136,6 +136,7 @@ pub struct Hotness {
     /// Whether every selection has a router weight.
     has_mass: bool,
     n_repeated: u64,
+    n_backward: u64,
     /// `[n_layer]`
     layers: Vec<ByPhase<LayerPhase>>,
     /// The counted runs.
@@ -167,6 +168,12 @@ impl Hotness {
     /// the trace is probably damaged if it is not 0.
     pub fn n_repeated(&self) -> u64 {
         self.n_repeated
+    }
+
+    /// Number of passes of a layer that start before the preceding pass of the layer in the trace. If it is not 0, rows are not in
+    /// the order of time, and a token whose rows are apart is counted more than once.
+    pub fn n_backward(&self) -> u64 {
+        self.n_backward
     }
 
     /// Layers with routed tokens in these phases, in ascending order.
@@ -289,6 +296,7 @@ impl Hotness {
         self.n_expert_used = n_expert_used;
         self.has_mass &= other.has_mass;
         self.n_repeated += other.n_repeated;
+        self.n_backward += other.n_backward;
         if self.layers.len() < other.layers.len() {
             self.layers.resize(other.layers.len(), Default::default());
         }

@@ -96,6 +96,21 @@ mod tests {
     use super::*;
     use crate::phases::Phases;
 
+    /// Two passes of layer 0 in reverse order, and then a pass of layer 1.
+    #[test]
+    fn counts_passes_before_the_preceding_pass() {
+        let mut counter = RowCounter::new(Path::new("trace"), None);
+        for (timestamp_ns, layer) in [(8, 0), (5, 0), (6, 1)] {
+            let row = RoutingRow {
+                timestamp_ns: Some(timestamp_ns),
+                ..RoutingRow::at_layer(LayerId(layer))
+            };
+            counter.routing(&row).unwrap();
+        }
+        let hotness = counter.finish(&ModelInfo::default()).unwrap();
+        assert_eq!(hotness.n_backward(), 1);
+    }
+
     /// One position, with slot 0 in sequence 0 and slot 1 without a sequence.
     #[test]
     fn token_without_sequence_is_not_in_sequence_0() {

@@ -142,7 +142,7 @@ struct Token {
     /// Run, and sequence in it. An unknown sequence differs from all known ones.
     sequence: (usize, Option<u32>),
     token_id: TokenId,
-    /// (expert, weight) in the order of the slots.
+    /// (expert, weight) in the order of the rows.
     experts: Vec<(ExpertId, f64)>,
     /// Experts of slots 0 and 1. A trace may lack them, for example the dump of one expert-parallel rank.
     top_two: [Option<ExpertId>; 2],
@@ -199,8 +199,8 @@ impl Survey {
         self.n_runs += 1;
     }
 
-    /// Adds a selected expert, whose ids must be in range. Add the tokens of a layer in the order of the trace, and the
-    /// experts of a token in the order of their slots.
+    /// Adds a selected expert, whose ids must be in range. Add the tokens of a layer in the order of the trace. The experts of a
+    /// token must follow each other, in any order of the slots.
     pub(crate) fn add_selection(&mut self, selected: &SelectedExpert) {
         if !self.options.phases.contains(selected.phase) {
             return;

@@ -162,6 +162,13 @@ impl InputArgs {
                 counted(hotness.n_repeated(), "routing decision"),
             ));
         }
+        if hotness.n_backward() > 0 {
+            ctx.note(format_args!(
+                "warning: {}: rows are not in the order of time ({} of a layer before the preceding pass), so tokens may be counted more than once; sort the rows by timestamp_ns, sequence_id, token_id and slot",
+                self.source(),
+                counted(hotness.n_backward(), "pass"),
+            ));
+        }
         if let (2.., unknown @ 1..) = hotness.n_runs() {
             ctx.note(format_args!(
                 "warning: the model of {} is unknown; only the numbers of experts were compared between inputs",

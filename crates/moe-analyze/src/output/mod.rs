@@ -349,7 +349,7 @@ mod tests {
 
     #[test]
     fn prints_write_errors_of_serde_json() {
-        let mut full: &mut [u8] = &mut [];
+        let full: &mut [u8] = &mut [];
         let error = serde_json::to_writer(full, "a").unwrap_err();
         let error = anyhow::Error::new(error).context("writing b");
         assert_eq!(one_line(&error), "writing b: failed to write whole buffer");

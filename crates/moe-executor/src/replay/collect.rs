@@ -36,7 +36,8 @@ struct Token {
     group: Group,
     layer: LayerId,
     position: TokenId,
-    last_slot: u16,
+    /// Ranks of `ids` in the top-k.
+    slots: Vec<u16>,
     ids: Vec<ExpertId>,
     weights: Vec<f32>,
 }
@@ -58,6 +59,20 @@ enum Unit {
     Token(LayerId, TokenId),
     /// A prompt without timestamps.
     Prompt,
+}
+
+impl Token {
+    /// Orders the experts by slot. There is a weight for each expert.
+    fn sort(&mut self) {
+        if self.slots.is_sorted() {
+            return;
+        }
+        let mut order: Vec<usize> = (0..self.slots.len()).collect();
+        order.sort_by_key(|&i| self.slots[i]);
+        self.slots.sort_unstable();
+        self.ids = order.iter().map(|&i| self.ids[i]).collect();
+        self.weights = order.iter().map(|&i| self.weights[i]).collect();
+    }
 }
 
 impl Group {
@@ -124,6 +139,7 @@ impl Collector {
             token.weights = vec![1.0 / found as f32; found];
             self.routes.has_uniform_weights = true;
         }
+        token.sort();
         let is_in_group = self.open.is_some_and(|open| open.includes(&token.group));
         if !is_in_group {
             self.close();
@@ -231,7 +247,7 @@ impl Sink for Collector {
         let is_same_token = self.token.as_ref().is_some_and(|token| {
             token.group == group
                 && (token.layer, token.position) == (row.layer_id, row.token_id)
-                && token.last_slot < row.slot
+                && !token.slots.contains(&row.slot)
         });
         if !is_same_token {
             self.end_token()
@@ -240,7 +256,7 @@ impl Sink for Collector {
                 group,
                 layer: row.layer_id,
                 position: row.token_id,
-                last_slot: row.slot,
+                slots: Vec::new(),
                 ids: Vec::new(),
                 weights: Vec::new(),
             });
@@ -248,7 +264,6 @@ impl Sink for Collector {
         let Some(token) = &mut self.token else {
             return Ok(());
         };
-        token.last_slot = row.slot;
         let id = row.expert_id;
         if token.ids.contains(&id) {
             let reason = format!(
@@ -257,6 +272,7 @@ impl Sink for Collector {
             );
             return Err(SinkError::Refused(reason.into()));
         }
+        token.slots.push(row.slot);
         token.ids.push(id);
         token.weights.extend(row.weight);
         Ok(())

@@ -77,6 +77,23 @@ fn batches_a_prompt_without_timestamps_by_position() {
 }
 
 #[test]
+fn orders_the_experts_of_a_token_by_slot() {
+    let mut collector = Collector::new(u64::MAX, 2);
+    for token in 0..2 {
+        for (slot, expert) in [(2, 6), (0, 4), (1, 5)] {
+            let mut row = row(1, token, slot, expert, Phase::Generate);
+            row.weight = Some(expert as f32);
+            collector.routing(&row).unwrap();
+        }
+    }
+    let routes = collector.finish().unwrap();
+    let pass = |token| (Phase::Generate, vec![(1, vec![token], vec![4, 5, 6])]);
+    assert_eq!(list(&routes), [pass(0), pass(1)]);
+    let mut layers = routes.passes().flat_map(|p| p.layers());
+    assert!(layers.all(|layer| layer.weights == [4.0, 5.0, 6.0]));
+}
+
+#[test]
 fn batches_rows_with_the_same_timestamp_across_sequences() {
     let mut collector = Collector::new(u64::MAX, 1);
     for (time, layer) in [(10, 0), (20, 1), (30, 0)] {

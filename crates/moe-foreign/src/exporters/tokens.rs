@@ -38,6 +38,7 @@ impl<F: FnMut(&[RoutingRow]) -> Result<(), SinkError>> Tokens<F> {
     /// Writes the current token.
     fn finish(&mut self) -> Result<(), SinkError> {
         if !self.rows.is_empty() {
+            self.rows.sort_by_key(|row| row.slot);
             (self.write)(&self.rows)?;
             self.rows.clear();
         }

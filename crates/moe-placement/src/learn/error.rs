@@ -3,14 +3,17 @@
 use super::{OLD_SCHEMA, SCHEMA};
 use crate::json::JsonError;
 
-/// Reason to reject a learn file. The fork rejects the same files, except those of [`Error::WideId`], [`Error::Unsigned`]
-/// and [`Error::Model`].
+/// Reason to reject a learn file. The fork rejects the same files, except those of [`Error::RepeatedKey`],
+/// [`Error::WideId`], [`Error::Unsigned`] and [`Error::Model`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The text is not JSON.
     #[error("the learn file is not valid JSON: {0}; record it again")]
-    Json(#[from] JsonError),
+    Json(#[source] JsonError),
+    /// An object contains a key twice. The fork would use the last value.
+    #[error("the learn file is ambiguous: {0}")]
+    RepeatedKey(#[source] JsonError),
     /// The root is not an object, or its schema is unknown.
     #[error(
         "the learn file has an unsupported `schema`: {found}; expected \"{SCHEMA}\" or \"{OLD_SCHEMA}\""
@@ -89,4 +92,13 @@ pub enum Error {
         /// Value in a later file.
         other: String,
     },
+}
+
+impl From<JsonError> for Error {
+    fn from(error: JsonError) -> Self {
+        match error {
+            JsonError::RepeatedKey { .. } => Self::RepeatedKey(error),
+            _ => Self::Json(error),
+        }
+    }
 }

@@ -64,12 +64,12 @@ impl LearnFile {
         LearnFile { root }
     }
 
-    /// Parses a learn file with the checks of the fork.
+    /// Parses a learn file with the checks of the fork, and rejects repeated keys.
     ///
     /// # Errors
     /// [`Error`] for the first fault. JSON nested more than 128 levels deep is also rejected.
     pub fn parse(text: &str) -> Result<LearnFile, Error> {
-        let Value::Object(root) = crate::json::parse(strip_byte_order_mark(text))? else {
+        let Value::Object(root) = crate::json::parse_unique(strip_byte_order_mark(text))? else {
             return Err(Error::Schema {
                 found: "missing (the file is not a JSON object)".into(),
             });

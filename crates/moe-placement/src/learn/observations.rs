@@ -1,5 +1,5 @@
-//! Observations in a learn file, with the rules of the fork's parser: it accepts and rejects the same files, and derives
-//! the same values.
+//! Observations in a learn file, with the rules of the fork's parser: it accepts and rejects the same files except those
+//! that [`Error`] lists, and derives the same values.
 
 use std::collections::BTreeMap;
 

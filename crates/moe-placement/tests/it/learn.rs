@@ -240,11 +240,11 @@ fn rejects_layer_numbers_above_limit() {
     );
 }
 
-/// Like the fork's JSON library: a byte order mark is ignored, the last of repeated keys wins, `calls` may be any number.
+/// Like the fork's JSON library: a byte order mark is ignored, `calls` may be any number.
 #[test]
 fn accepts_irregular_files_like_the_fork() {
     let text = concat!(
-        "\u{feff}{\"schema\":\"other\",\"schema\":\"llama.cpp.moe_layer_perf.v1\",\"layers\":[",
+        "\u{feff}{\"schema\":\"llama.cpp.moe_layer_perf.v1\",\"layers\":[",
         "{\"layer\":0,\"experts\":[[1,2]],\"calls\":2.5,\"cold_slots_total\":6}]}"
     );
     let observations = parse_observations(text).unwrap();
@@ -332,7 +332,7 @@ type IsExpected = fn(&Error) -> bool;
 
 #[test]
 fn rejects_invalid_files() {
-    let cases: [(String, IsExpected); 15] = [
+    let cases: [(String, IsExpected); 17] = [
         ("{".into(), |e| matches!(e, Error::Json(_))),
         ("{\"layers\":[NaN]}".into(), |e| {
             matches!(
@@ -344,6 +344,14 @@ fn rejects_invalid_files() {
                 })
             )
         }),
+        (
+            "{\"schema\":\"llama.cpp.moe_layer_perf.v1\",\"layers\":[],\"layers\":[]}".into(),
+            |e| matches!(e, Error::RepeatedKey(JsonError::RepeatedKey { key, .. }) if key == "layers"),
+        ),
+        (
+            "{\"layers\":[{\"layer\":0,\"layer\":1}]}".into(),
+            |e| matches!(e, Error::RepeatedKey(JsonError::RepeatedKey { key, .. }) if key == "layer"),
+        ),
         ("[]".into(), |e| matches!(e, Error::Schema { .. })),
         ("{\"layers\":[]}".into(), |e| {
             matches!(e, Error::Schema { .. })

@@ -16,6 +16,7 @@ use crate::parquet_columns::{coded_names, numbers};
 use crate::parquet_file;
 use crate::phase::Phase;
 use crate::record::lane;
+use crate::sink::is_router_weight;
 use crate::table_fault::TableFault;
 
 /// Reads a `routing` table: a Parquet file, a directory with `routing.parquet`, or a dataset with `routing/run=ID/*.parquet`.
@@ -76,9 +77,12 @@ impl RoutingFile {
     ) -> Result<impl Iterator<Item = Result<CountingBatch, Error>>, Error> {
         let path = self.path.clone();
         let mut reader = parquet_file::open_row_groups(&path, &self.footer, &COUNTING, vec![part])?;
+        let groups = self.footer.metadata().row_groups().iter().take(part);
+        let before = groups.map(|group| u64::try_from(group.num_rows()).unwrap_or(0));
+        let mut first_row = before.fold(0, u64::saturating_add);
         Ok(std::iter::from_fn(move || {
             let batch = next(&path, &mut reader, &COUNTING)?;
-            Some(batch.and_then(|batch| CountingBatch::new(&path, batch)))
+            Some(batch.and_then(|batch| CountingBatch::new(&path, batch, &mut first_row)))
         }))
     }
 }
@@ -87,7 +91,8 @@ impl RoutingFile {
 pub struct RoutingReader {
     /// Files that are not read yet, in reverse order.
     files: Vec<PathBuf>,
-    current: Option<(Arc<Path>, ParquetRecordBatchReader)>,
+    /// The file that is being read, and the number of its rows so far.
+    current: Option<(Arc<Path>, ParquetRecordBatchReader, u64)>,
 }
 
 impl Iterator for RoutingReader {
@@ -95,15 +100,15 @@ impl Iterator for RoutingReader {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            if let Some((file, reader)) = &mut self.current {
+            if let Some((file, reader, n_rows)) = &mut self.current {
                 if let Some(batch) = next(file, reader, &READ_ROUTING) {
-                    return Some(batch.and_then(|batch| RoutingBatch::new(file, batch)));
+                    return Some(batch.and_then(|batch| RoutingBatch::new(file, batch, n_rows)));
                 }
                 self.current = None;
             }
             let file: Arc<Path> = self.files.pop()?.into();
             match parquet_file::open(&file, &READ_ROUTING) {
-                Ok(reader) => self.current = Some((file, reader)),
+                Ok(reader) => self.current = Some((file, reader, 0)),
                 Err(error) => return Some(Err(error)),
             }
         }
@@ -128,8 +133,10 @@ pub struct CountingBatch {
 }
 
 impl CountingBatch {
-    /// `batch` must have the columns of [`COUNTING`].
-    fn new(file: &Arc<Path>, batch: RecordBatch) -> Result<Self, Error> {
+    /// `batch` must have the columns of [`COUNTING`]. `n_rows` is the number of rows before it in the file; its rows are added.
+    fn new(file: &Arc<Path>, batch: RecordBatch, n_rows: &mut u64) -> Result<Self, Error> {
+        check_weights(numbers(&batch, "weight"), *n_rows).map_err(Error::table(file))?;
+        *n_rows += batch.num_rows() as u64;
         let phase = |name: &str| Phase::from_name(name).map(Some);
         Ok(Self {
             phase: coded_names(&batch, "phase", phase, None).map_err(Error::table(file))?,
@@ -211,18 +218,30 @@ impl Deref for RoutingBatch {
 }
 
 impl RoutingBatch {
-    /// `batch` must have all columns of the table.
-    fn new(file: &Arc<Path>, batch: RecordBatch) -> Result<Self, Error> {
+    /// `batch` must have all columns of the table. `n_rows` is that of [`CountingBatch::new`].
+    fn new(file: &Arc<Path>, batch: RecordBatch, n_rows: &mut u64) -> Result<Self, Error> {
         let lane = |name: &str| number(&lane::NAMES, name);
         Ok(Self {
             lane: coded_names(&batch, "lane", lane, lane::UNKNOWN).map_err(Error::table(file))?,
-            counting: CountingBatch::new(file, batch)?,
+            counting: CountingBatch::new(file, batch, n_rows)?,
         })
     }
 
     /// Where the expert was computed, a [`lane`]; [`lane::UNKNOWN`] if the original trace does not contain it.
     pub fn lane(&self) -> &[u8] {
         &self.lane
+    }
+}
+
+/// Checks the weights of rows that follow `first_row` rows of the file.
+fn check_weights(column: &Float32Array, first_row: u64) -> Result<(), TableFault> {
+    let is_valid = |weight: Option<f32>| weight.is_none_or(is_router_weight);
+    match column.iter().position(|weight| !is_valid(weight)) {
+        None => Ok(()),
+        Some(i) => Err(TableFault::Weight {
+            row: first_row + i as u64,
+            weight: column.value(i),
+        }),
     }
 }
 

@@ -10,7 +10,9 @@ use moe_trace::{
     TensorAccessLog, map_table,
 };
 
-use super::common::{expert_layer, gpt_oss, manifest, model, read_buffer, record, run_of};
+use super::common::{
+    expert_layer, expert_operation, gpt_oss, manifest, model, read_buffer, record, run_of,
+};
 
 fn good() -> Vec<TensorAccessLog> {
     let (gguf, _) = gpt_oss();
@@ -47,6 +49,24 @@ fn reports_each_violated_rule_once() {
             .collect();
         assert_eq!(found, [(field, 1, 2)]);
     }
+}
+
+/// llama.cpp computes the chunk experts of GroveMoE with the same names as the experts. Two experts of a token may be in one
+/// chunk.
+#[test]
+fn does_not_count_operations_on_chunk_experts_as_routing() {
+    let mut records = good();
+    for (i, projection) in (0..).zip(["gate", "up", "down"]) {
+        let mut head = record(10 + i, MUL_MAT_ID, &format!("ffn_moe_{projection}-0"));
+        let weights = format!("blk.0.ffn_{projection}_chexps.weight");
+        read_buffer(&mut head, &weights, 9, 1024);
+        records.extend(expert_operation(&head, 0, 0, &[&[0, 0], &[1, 7]]));
+    }
+    let tmp = tempfile::tempdir().unwrap();
+    let run = run_of(&tmp.path().join("run"), &records);
+    assert_eq!(check(&run), []);
+    let routing: Vec<u64> = run.routing().map(|o| o.first_record()).collect();
+    assert_eq!(routing, [1]);
 }
 
 #[test]

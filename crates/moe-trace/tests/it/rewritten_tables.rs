@@ -147,7 +147,7 @@ fn reports_the_column_of_an_invalid_table() {
     let tmp = tempfile::tempdir().unwrap();
     let path = tmp.path().join("routing.parquet");
     type IsExpected = fn(&TableFault) -> bool;
-    let wrong: [(&str, Option<ArrayRef>, IsExpected); 5] = [
+    let wrong: [(&str, Option<ArrayRef>, IsExpected); 9] = [
         (
             "layer_id",
             None,
@@ -162,6 +162,34 @@ fn reports_the_column_of_an_invalid_table() {
             "expert_id",
             Some(ints(&[-1, 0])),
             |fault| matches!(fault, TableFault::Range { column, .. } if column == "expert_id"),
+        ),
+        (
+            "expert_id",
+            Some(Arc::new(Float64Array::from(vec![0.9, 1.0]))),
+            |fault| matches!(fault, TableFault::Range { column, .. } if column == "expert_id"),
+        ),
+        (
+            "weight",
+            Some(Arc::new(Float64Array::from(vec![0.5, -0.5]))),
+            |fault| {
+                matches!(
+                    fault,
+                    TableFault::Weight {
+                        row: 1,
+                        weight: -0.5
+                    }
+                )
+            },
+        ),
+        (
+            "weight",
+            Some(Arc::new(Float64Array::from(vec![f64::INFINITY, 0.5]))),
+            |fault| matches!(fault, TableFault::Weight { row: 0, .. }),
+        ),
+        (
+            "weight",
+            Some(Arc::new(Float64Array::from(vec![0.5, f64::NAN]))),
+            |fault| matches!(fault, TableFault::Weight { row: 1, .. }),
         ),
         (
             "phase",

@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use moe_files::text::counted;
-use moe_trace::tables::{FORMAT_KEY, RUN_ID_KEY, SCHEMA_KEY, TABLES, TableMetadata, dataset_parts};
+use moe_trace::tables::{
+    FORMAT_KEY, RUN_ID_KEY, SCHEMA_KEY, TABLES, TableMetadata, dataset_parts, read_routing,
+};
 use serde_json::json;
 
 use super::Findings;
@@ -20,8 +22,18 @@ pub fn describe_file(path: &Path, findings: &mut Findings) -> anyhow::Result<()>
     findings.fact("row groups", metadata.n_row_groups() as u64);
     let columns = metadata.columns();
     findings.parts("columns", columns.join(", "), json!(columns));
-    check_rows(path, findings);
+    check_rows(path, is_routing(&metadata), findings);
     Ok(())
+}
+
+/// Whether a file is a table `routing`: according to its schema, or to its columns if another program wrote it.
+fn is_routing(metadata: &TableMetadata) -> bool {
+    match metadata.value(SCHEMA_KEY) {
+        Some(schema) => schema.starts_with("moe-analyze.routing."),
+        None => ["slot", "expert_id"]
+            .iter()
+            .all(|name| metadata.columns().contains(name)),
+    }
 }
 
 pub fn describe_directory(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
@@ -54,7 +66,7 @@ pub fn describe_directory(path: &Path, findings: &mut Findings) -> anyhow::Resul
         }
         let rows = parts
             .iter()
-            .map(|part| check_rows(part, findings))
+            .map(|part| check_rows(part, table == "routing", findings))
             .sum::<u64>();
         let n_files = parts.len() as u64;
         let text = format!("{} in {}", counted(rows, "row"), counted(n_files, "file"));
@@ -71,11 +83,21 @@ fn is_of_another_tool(parts: &[PathBuf]) -> bool {
     !parts.is_empty() && parts.iter().all(names_format)
 }
 
-/// Decodes all rows and returns their number. Rows that cannot be decoded are a fault.
-fn check_rows(path: &Path, findings: &mut Findings) -> u64 {
+/// Decodes all rows and returns their number. Rows that cannot be decoded are a fault. A table `routing` is read like in other
+/// commands, which check its values and ignore additional columns.
+fn check_rows(path: &Path, is_routing: bool, findings: &mut Findings) -> u64 {
     let read = || -> Result<(u64, u64), moe_trace::Error> {
         let metadata = TableMetadata::read(path)?;
-        Ok((metadata.n_rows(), metadata.decode_rows()?))
+        let rows = if is_routing {
+            let mut rows = 0;
+            for batch in read_routing(path)? {
+                rows += batch?.len() as u64;
+            }
+            rows
+        } else {
+            metadata.decode_rows()?
+        };
+        Ok((metadata.n_rows(), rows))
     };
     match read() {
         Ok((promised, rows)) => {

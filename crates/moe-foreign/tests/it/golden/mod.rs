@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use moe_foreign::{
     Collected, Counts, Export, FILES_EXPORTERS, ForeignError, IMPORTERS, ImportOptions, Importer,
-    Input, JsonError, LineError, Location, Missing, Source, Summary,
+    Input, JsonError, LineError, Location, Missing, Source, Summary, WeightError,
 };
 use moe_trace::record::lane;
 use moe_trace::{Error, ExpertId, LayerId, ModelInfo, Phase, RoutingRow, Sink, TokenId};
@@ -143,6 +143,21 @@ fn rejects_a_trace_that_contradicts_the_model_of_the_user() {
     let error =
         moe_foreign::import(importer("bigmoeonedge"), &source, &options, &mut rows).unwrap_err();
     assert!(matches!(error, ForeignError::OtherModel { .. }), "{error}");
+}
+
+#[test]
+fn rejects_weights_that_no_router_applies() {
+    let options = ImportOptions::default();
+    let line = "{\"t\":0,\"layer\":0,\"experts\":[3,1],\"weights\":[0.75,-0.5]}\n";
+    let rows = "step,layer,slot,expert,weight\n0,0,0,3,0.75\n0,0,1,1,inf\n";
+    for (name, text, line, weight) in [
+        ("jsonl", line, 1, -0.5),
+        ("bigmoeonedge", rows, 3, f32::INFINITY),
+    ] {
+        let error = error_of(name, text, &options);
+        assert_eq!(error.location(), Some(&Location::Line(line)), "{error}");
+        assert_eq!(error.cause(), Some(&WeightError { weight }), "{error}");
+    }
 }
 
 #[test]
