@@ -53,7 +53,7 @@ pub(super) fn catch<T: Send>(run: impl FnOnce() -> PolarsResult<T> + Send) -> Re
 
 impl From<PolarsError> for Error {
     fn from(error: PolarsError) -> Self {
-        let mut text = first_paragraph(&error.to_string());
+        let mut text = without_syntax_tree(first_paragraph(&error.to_string()));
         if text.starts_with("duplicate: ")
             && let Some(end) = text.find(". ")
         {
@@ -64,6 +64,18 @@ impl From<PolarsError> for Error {
         Self::Query {
             source: text.into(),
         }
+    }
+}
+
+/// The text without the fields of a node of the syntax tree. polars prints nodes in Rust's debug format.
+fn without_syntax_tree(text: String) -> String {
+    let start = text.find(['{', '(']);
+    let end = text.rfind(['}', ')']);
+    match (start, end) {
+        (Some(start), Some(end)) if start < end && text.contains("Span(") => {
+            format!("{}{}", text[..start].trim_end(), &text[end + 1..])
+        }
+        _ => text,
     }
 }
 

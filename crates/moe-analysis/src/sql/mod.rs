@@ -170,6 +170,7 @@ impl Database {
     /// See [`Error`]. The returned rows may also yield errors of the reader.
     pub fn query(&self, sql: &str, options: &QueryOptions) -> Result<Rows, Error> {
         check_statement(sql)?;
+        check_show_tables(sql)?;
         complexity::check(sql)?;
         let session = Arc::new(Session::new(options));
         let planned = catch(|| {
@@ -210,6 +211,22 @@ pub fn table_names(sql: &str) -> Result<Vec<String>, Error> {
 /// Whether a statement that polars executes is SHOW TABLES. polars rejects all other SHOW statements.
 fn is_show_tables(sql: &str) -> bool {
     first_word(sql).eq_ignore_ascii_case("SHOW")
+}
+
+/// Rejects SHOW TABLES with LIKE or other conditions, which polars ignores.
+fn check_show_tables(sql: &str) -> Result<(), Error> {
+    let mut words = sql.trim_end_matches([';', ' ', '\n']).split_whitespace();
+    let is_next = |words: &mut std::str::SplitWhitespace<'_>, word: &str| {
+        words
+            .next()
+            .is_some_and(|next| next.eq_ignore_ascii_case(word))
+    };
+    if is_next(&mut words, "SHOW") && is_next(&mut words, "TABLES") && words.next().is_some() {
+        return Err(Error::Query {
+            source: "SHOW TABLES with a condition is not supported; write SHOW TABLES".into(),
+        });
+    }
+    Ok(())
 }
 
 /// Rejects statements that are not queries.

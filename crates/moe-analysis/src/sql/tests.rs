@@ -578,3 +578,30 @@ fn runs_long_chains_of_operators() {
     let error = database.query(&sum, &options).map(|_| ()).unwrap_err();
     assert!(matches!(error, Error::TooComplex { .. }), "{error}");
 }
+
+#[test]
+fn errors_contain_no_syntax_tree() {
+    let dir = tempfile::tempdir().unwrap();
+    let database = database(dir.path());
+    for (sql, expected) in [
+        (
+            "SELECT * FROM t WHERE EXISTS (SELECT 1 FROM labels)",
+            "expression Exists is not currently supported",
+        ),
+        (
+            "EXPLAIN INSERT INTO t VALUES (1)",
+            "statement type is not supported: Insert",
+        ),
+        (
+            "SHOW TABLES LIKE 'x'",
+            "SHOW TABLES with a condition is not supported; write SHOW TABLES",
+        ),
+    ] {
+        let options = QueryOptions::default();
+        let error = database.query(sql, &options).map(|_| ()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!("the query is not valid: {expected}")
+        );
+    }
+}
