@@ -229,7 +229,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
                     listener,
                     Arc::new(served),
                     options,
-                    interruption(interrupted, &handle),
+                    interruption(interrupted, &handle, quiet),
                 )
                 .await
             });
@@ -246,9 +246,14 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
 }
 
-/// Ends when the user interrupts the program, or the scheduler ends because of a panic.
-async fn interruption(interrupted: &'static AtomicBool, handle: &Handle) {
+/// Ends when the user interrupts the program, or the scheduler ends because of a panic. Prints the first error of a trace.
+async fn interruption(interrupted: &'static AtomicBool, handle: &Handle, quiet: bool) {
+    let mut is_reported = quiet;
     while !interrupted.load(Ordering::Relaxed) && handle.is_accepting() {
+        if !is_reported && let Some(error) = handle.metrics().traces.first_error {
+            is_reported = true;
+            message::print(format_args!("warning: a trace cannot be written: {error}"));
+        }
         tokio::time::sleep(INTERRUPT_INTERVAL).await;
     }
 }
