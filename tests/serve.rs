@@ -311,6 +311,9 @@ fn rejects_what_it_cannot_serve() {
     assert!(error.contains("pass an API key"), "{error}");
     let error = fail!["serve", "--model", model, "--port", "0", "--api-key", "a b"];
     assert!(error.contains("visible ASCII"), "{error}");
+    let endless = Path::new("/dev/zero");
+    let error = fail!["serve", "--model", model, "--port", "0", "--api-key-file", endless];
+    assert!(error.contains("/dev/zero is larger than 64 KiB"), "{error}");
     let error = fail![
         "serve", "--model", model, "--port", "0", "--policy", "hot-cache", "--hot-cache",
         "learn.json", "--update-rate", "1", "--update-after", "prompt"

@@ -111,7 +111,7 @@ impl Recording {
     /// Creates the directory and starts the thread that writes traces.
     ///
     /// # Errors
-    /// The directory cannot be created, or the thread cannot be started.
+    /// The directory cannot be created or written, or the thread cannot be started.
     pub fn start(params: RecordingParams) -> std::io::Result<Recording> {
         let RecordingParams {
             dir,
@@ -122,6 +122,7 @@ impl Recording {
         std::fs::create_dir_all(&dir)?;
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
         let prefix = format!("serve-{}", since_epoch.unwrap_or_default().as_millis());
+        check_writable(&dir.join(format!(".{prefix}-{}", std::process::id())))?;
         let write = move |finished: &Finished| {
             let run_id = format!("{prefix}-{:06}", finished.sequence_id);
             write_trace(&dir, &run_id, finished, &model)
@@ -218,6 +219,16 @@ impl Drop for Recording {
     fn drop(&mut self) {
         self.join();
     }
+}
+
+/// Creates and removes a file, so that a directory that cannot be written is reported before the first trace.
+fn check_writable(path: &Path) -> std::io::Result<()> {
+    let file = std::fs::File::options()
+        .write(true)
+        .create_new(true)
+        .open(path)?;
+    drop(file);
+    std::fs::remove_file(path)
 }
 
 /// Writes traces until the queue ends.

@@ -1,21 +1,25 @@
 //! Conversion of errors and panics of polars to errors of this module.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
+use std::panic::{set_hook, take_hook};
 use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use polars::prelude::{PolarsError, PolarsResult};
 
 use super::Error;
 
+/// Stack of the thread that calls polars. Builds without optimization need more than 40 KiB for each level of a query.
+const STACK_SIZE: usize = 512 << 20;
+
 /// Number of calls of [`catch`] in progress.
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
-/// Calls polars. Some queries cause a panic instead of an error; it becomes [`Error::Panicked`].
+/// Calls polars on a thread with a large stack, because polars plans nested expressions by recursion. Some queries cause a panic instead of an error; it becomes [`Error::Panicked`].
 ///
 /// The first call wraps the program's panic hook, so that messages of these panics are not printed, not even those from
 /// polars' threads. With `panic = "abort"` the program still aborts.
-pub(super) fn catch<T>(run: impl FnOnce() -> PolarsResult<T>) -> Result<T, Error> {
+pub(super) fn catch<T: Send>(run: impl FnOnce() -> PolarsResult<T> + Send) -> Result<T, Error> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let print = take_hook();
@@ -26,11 +30,18 @@ pub(super) fn catch<T>(run: impl FnOnce() -> PolarsResult<T>) -> Result<T, Error
         }));
     });
     RUNNING.fetch_add(1, Ordering::Relaxed);
-    let outcome = catch_unwind(AssertUnwindSafe(run));
+    let outcome = thread::scope(|scope| {
+        let thread = thread::Builder::new()
+            .name("query".to_owned())
+            .stack_size(STACK_SIZE)
+            .spawn_scoped(scope, run);
+        thread.map(|thread| thread.join())
+    });
     RUNNING.fetch_sub(1, Ordering::Relaxed);
     match outcome {
-        Ok(result) => result.map_err(Error::from),
-        Err(panic) => {
+        Err(source) => Err(Error::Thread { source }),
+        Ok(Ok(result)) => result.map_err(Error::from),
+        Ok(Err(panic)) => {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
             Err(Error::Panicked {
@@ -42,7 +53,7 @@ pub(super) fn catch<T>(run: impl FnOnce() -> PolarsResult<T>) -> Result<T, Error
 
 impl From<PolarsError> for Error {
     fn from(error: PolarsError) -> Self {
-        let mut text = first_paragraph(&error.to_string());
+        let mut text = without_syntax_tree(first_paragraph(&error.to_string()));
         if text.starts_with("duplicate: ")
             && let Some(end) = text.find(". ")
         {
@@ -53,6 +64,18 @@ impl From<PolarsError> for Error {
         Self::Query {
             source: text.into(),
         }
+    }
+}
+
+/// The text without the fields of a node of the syntax tree. polars prints nodes in Rust's debug format.
+fn without_syntax_tree(text: String) -> String {
+    let start = text.find(['{', '(']);
+    let end = text.rfind(['}', ')']);
+    match (start, end) {
+        (Some(start), Some(end)) if start < end && text.contains("Span(") => {
+            format!("{}{}", text[..start].trim_end(), &text[end + 1..])
+        }
+        _ => text,
     }
 }
 

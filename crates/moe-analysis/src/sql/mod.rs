@@ -9,6 +9,7 @@
 
 mod catch;
 mod columns;
+mod complexity;
 mod merge;
 mod plan;
 mod rows;
@@ -51,6 +52,20 @@ pub enum Error {
     Query {
         /// The error of polars.
         source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The query is too long or too complex.
+    #[error(
+        "the query has {what}; split it into several queries, or replace a chain of OR by IN (…)"
+    )]
+    TooComplex {
+        /// The limit that it exceeds.
+        what: String,
+    },
+    /// The thread of the query cannot be started.
+    #[error("there is not enough memory to run the query: {source}")]
+    Thread {
+        /// The error of the system.
+        source: std::io::Error,
     },
     /// The query engine panicked.
     #[error("the query engine failed: {message}; rewrite the query")]
@@ -155,6 +170,8 @@ impl Database {
     /// See [`Error`]. The returned rows may also yield errors of the reader.
     pub fn query(&self, sql: &str, options: &QueryOptions) -> Result<Rows, Error> {
         check_statement(sql)?;
+        check_show_tables(sql)?;
+        complexity::check(sql)?;
         let session = Arc::new(Session::new(options));
         let planned = catch(|| {
             let mut context = SQLContext::new();
@@ -184,15 +201,32 @@ impl Database {
 /// Names of the tables and common table expressions that a query reads.
 ///
 /// # Errors
-/// [`Error::NotAQuery`]; [`Error::Query`] for a syntax error.
+/// [`Error::NotAQuery`]; [`Error::TooComplex`]; [`Error::Query`] for a syntax error.
 pub fn table_names(sql: &str) -> Result<Vec<String>, Error> {
     check_statement(sql)?;
+    complexity::check(sql)?;
     catch(|| extract_table_identifiers(sql, false, true))
 }
 
 /// Whether a statement that polars executes is SHOW TABLES. polars rejects all other SHOW statements.
 fn is_show_tables(sql: &str) -> bool {
     first_word(sql).eq_ignore_ascii_case("SHOW")
+}
+
+/// Rejects SHOW TABLES with LIKE or other conditions, which polars ignores.
+fn check_show_tables(sql: &str) -> Result<(), Error> {
+    let mut words = sql.trim_end_matches([';', ' ', '\n']).split_whitespace();
+    let is_next = |words: &mut std::str::SplitWhitespace<'_>, word: &str| {
+        words
+            .next()
+            .is_some_and(|next| next.eq_ignore_ascii_case(word))
+    };
+    if is_next(&mut words, "SHOW") && is_next(&mut words, "TABLES") && words.next().is_some() {
+        return Err(Error::Query {
+            source: "SHOW TABLES with a condition is not supported; write SHOW TABLES".into(),
+        });
+    }
+    Ok(())
 }
 
 /// Rejects statements that are not queries.

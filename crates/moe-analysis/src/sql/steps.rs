@@ -8,7 +8,7 @@ use super::plan::{are_elementwise, has_column, input_list_mut, inputs_mut, schem
 use super::scan::Scan;
 
 /// Results of a plan, computed on demand.
-pub(super) type Frames = Box<dyn Iterator<Item = PolarsResult<DataFrame>>>;
+pub(super) type Frames = Box<dyn Iterator<Item = PolarsResult<DataFrame>> + Send>;
 
 /// A plan whose result for a table is the concatenation of its results for the parts of the table.
 pub(super) struct Stepped {

@@ -562,3 +562,46 @@ fn sorts_by_one_column_with_a_limit() {
         }
     }
 }
+
+/// polars needs tens of KiB of stack for each operator.
+#[test]
+fn runs_long_chains_of_operators() {
+    let dir = tempfile::tempdir().unwrap();
+    let database = database(dir.path());
+    let options = QueryOptions::default();
+    let sum = format!("SELECT id{} AS x FROM t WHERE id = 1", "+1".repeat(200));
+    assert_eq!(result(&database, &sum, &options), [[Int(201)]]);
+    let ids: Vec<String> = (0..200).map(|id| format!("id = {}", id % 10)).collect();
+    let filter = format!("SELECT COUNT(*) AS n FROM t WHERE {}", ids.join(" OR "));
+    assert_eq!(result(&database, &filter, &options), [[Int(10)]]);
+    let sum = format!("SELECT 1{} AS x", "+1".repeat(5000));
+    let error = database.query(&sum, &options).map(|_| ()).unwrap_err();
+    assert!(matches!(error, Error::TooComplex { .. }), "{error}");
+}
+
+#[test]
+fn errors_contain_no_syntax_tree() {
+    let dir = tempfile::tempdir().unwrap();
+    let database = database(dir.path());
+    for (sql, expected) in [
+        (
+            "SELECT * FROM t WHERE EXISTS (SELECT 1 FROM labels)",
+            "expression Exists is not currently supported",
+        ),
+        (
+            "EXPLAIN INSERT INTO t VALUES (1)",
+            "statement type is not supported: Insert",
+        ),
+        (
+            "SHOW TABLES LIKE 'x'",
+            "SHOW TABLES with a condition is not supported; write SHOW TABLES",
+        ),
+    ] {
+        let options = QueryOptions::default();
+        let error = database.query(sql, &options).map(|_| ()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!("the query is not valid: {expected}")
+        );
+    }
+}

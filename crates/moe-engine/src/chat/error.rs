@@ -16,6 +16,22 @@ pub enum ChatError {
         /// Maximum size.
         max: usize,
     },
+    /// A tag or an expression of the template has too much code.
+    #[error(
+        "line {line} of the chat template has an expression that is too large or nested too deeply (more than {max} bytes without spaces and texts); use a simpler template"
+    )]
+    TooComplex {
+        /// Line of the tag in the template, from 1.
+        line: usize,
+        /// Maximum size of the code of a tag, in bytes.
+        max: usize,
+    },
+    /// The thread that compiles the template cannot be started.
+    #[error("there is not enough memory to compile the chat template")]
+    Thread {
+        /// The error of the system.
+        source: std::io::Error,
+    },
     /// The template is not valid Jinja.
     #[error("line {line} of the chat template is invalid")]
     Template {

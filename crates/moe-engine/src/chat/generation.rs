@@ -33,6 +33,43 @@ pub(super) fn replace(source: &str) -> String {
     replaced + rest
 }
 
+/// Line of the first tag or expression with more than `max` bytes of code, not counting spaces and the contents of strings.
+pub(super) fn first_long_tag(source: &str, max: usize) -> Option<usize> {
+    let mut rest = source;
+    while let Some(at) = rest.find('{') {
+        let from = &rest[at..];
+        let (construct, after) = from.split_at(construct_length(from));
+        let is_code = construct.starts_with("{{") || construct.starts_with("{%");
+        // The text of a raw block is not code.
+        let is_raw = word(construct).is_some_and(|(_, word)| word == "raw");
+        if is_code && !is_raw && n_code_bytes(construct) > max {
+            let before = &source[..source.len() - from.len()];
+            return Some(before.matches('\n').count() + 1);
+        }
+        rest = after;
+    }
+    None
+}
+
+/// Number of bytes of code, without spaces and the contents of strings.
+fn n_code_bytes(code: &str) -> usize {
+    let mut n = 0;
+    let mut quote = None;
+    let mut bytes = code.bytes();
+    while let Some(byte) = bytes.next() {
+        match (quote, byte) {
+            (Some(_), b'\\') => {
+                bytes.next();
+            }
+            (Some(open), _) if open == byte => quote = None,
+            (Some(_), _) => {}
+            (None, b'"' | b'\'') => quote = Some(byte),
+            (None, _) => n += usize::from(!byte.is_ascii_whitespace()),
+        }
+    }
+    n
+}
+
 /// Length of the comment, expression, raw block or tag at the start of `text`; 1 for another brace.
 fn construct_length(text: &str) -> usize {
     let length = match text.as_bytes().get(1) {
@@ -131,6 +168,21 @@ mod tests {
             ("{{ generation", "{{ generation"),
         ] {
             assert_eq!(replace(source), expected);
+        }
+    }
+
+    #[test]
+    fn counts_code_of_tags_without_spaces_and_strings() {
+        for (source, expected) in [
+            ("abcdefgh\n{{ abcd }}", None),
+            ("abc\n\n{{ abcde }}", Some(3)),
+            ("{% if a + b %}\n{%- if abc -%}", Some(2)),
+            ("{{ 'long \\' text' }}", None),
+            ("{# a long comment #}", None),
+            ("{% raw %} a long text {% endraw %}", None),
+            ("{{ abcdefgh", Some(1)),
+        ] {
+            assert_eq!(first_long_tag(source, 8), expected, "{source}");
         }
     }
 }

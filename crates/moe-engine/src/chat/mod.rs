@@ -24,6 +24,7 @@
 //! # Ok::<(), moe_engine::chat::ChatError>(())
 //! ```
 
+mod compile;
 mod environment;
 mod error;
 mod generation;
@@ -43,8 +44,8 @@ pub use error::ChatError;
 
 use crate::Engine;
 
-/// Maximum size of a template in bytes. The largest templates of published models have about 20 KiB.
-pub const MAX_TEMPLATE_BYTES: usize = 1 << 20;
+/// Maximum size of a template in bytes. The largest templates of published models have about 30 KiB.
+pub const MAX_TEMPLATE_BYTES: usize = 64 << 10;
 
 /// Steps of a rendering, in addition to one for each byte of the conversation. A step is an operation of the template, or
 /// 64 bytes of text that it creates.
@@ -116,7 +117,7 @@ impl ChatTemplate {
     /// Compiles the Jinja template `source`.
     ///
     /// # Errors
-    /// The template is too long, or not valid. The error contains the line.
+    /// The template is too long, an expression is too large, or the template is not valid. The error contains the line.
     pub fn new(source: &str, special: SpecialTokens) -> Result<ChatTemplate, ChatError> {
         if source.len() > MAX_TEMPLATE_BYTES {
             return Err(ChatError::TooLong {
@@ -124,12 +125,8 @@ impl ChatTemplate {
                 max: MAX_TEMPLATE_BYTES,
             });
         }
-        let mut environment = environment::new();
-        environment
-            .add_template_owned(NAME, generation::replace(source))
-            .map_err(ChatError::compile)?;
         Ok(ChatTemplate {
-            environment,
+            environment: compile::compile(source)?,
             special,
         })
     }

@@ -145,3 +145,17 @@ fn drops_requests_with_too_many_rows() {
     recording.finish();
     assert_eq!((counts.get().written, counts.get().dropped), (1, 1));
 }
+
+#[test]
+fn rejects_a_directory_that_cannot_be_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let params = RecordingParams::new(file, ModelInfo::default());
+    assert!(Recording::start(params).is_err());
+    // Nothing remains of the check.
+    let traces = dir.path().join("traces");
+    let params = RecordingParams::new(traces.clone(), ModelInfo::default());
+    Recording::start(params).unwrap().finish();
+    assert_eq!(std::fs::read_dir(traces).unwrap().count(), 0);
+}

@@ -1,10 +1,10 @@
 //! What the endpoints need: the tokenizer and the chat template of the model, and the scheduler.
 
 use std::fs;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use moe_engine::chat::RenderOptions;
 use moe_placement::learn::LearnFile;
 use moe_placement::perf::{Counters, LaneIndex, PerfMode};
@@ -130,25 +130,39 @@ impl Backend for ServedModel {
 /// Writes a learn file. An existing file gets the name `STEM.N.EXTENSION`, N from 1, as in the fork. It is the file of `--hot-cache`,
 /// which no output may replace; under its new name, it stays as it is.
 fn save(path: &Path, learn: &LearnFile) -> anyhow::Result<SavedFile> {
+    save_by(path, || {
+        files::write(path, false, |out| {
+            Ok(out.write_all(learn.to_json().as_bytes())?)
+        })
+    })
+}
+
+/// Renames the file at `path`, if any, and calls `write`, which must not replace a file. If `write` fails, the file gets its name
+/// back, unless another program has created a file with that name.
+fn save_by(path: &Path, write: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<SavedFile> {
     let backup = path.exists().then(|| free_backup(path));
     if let Some(backup) = &backup {
-        // A hard link fails if the name was taken meanwhile, so that no file is replaced.
-        fs::hard_link(path, backup)
-            .and_then(|()| fs::remove_file(path))
+        rename_without_replacing(path, backup)
             .with_context(|| format!("cannot keep the old file as {}", backup.display()))?;
     }
-    let written = files::write(path, false, |out| {
-        Ok(out.write_all(learn.to_json().as_bytes())?)
-    });
-    if let (Err(_), Some(backup)) = (&written, &backup) {
-        // The error of the write is reported; the old file exists under one of its names.
-        let _ = fs::rename(backup, path);
+    if let Err(error) = write() {
+        if let Some(backup) = &backup
+            && rename_without_replacing(backup, path).is_err()
+        {
+            bail!("{error:#}; the old file is now {}", backup.display());
+        }
+        return Err(error);
     }
-    written?;
     Ok(SavedFile {
         path: path.display().to_string(),
         backup_path: backup.map_or_else(String::new, |backup| backup.display().to_string()),
     })
+}
+
+/// Renames a file. A hard link fails if the new name is taken, unlike a rename, which replaces the file with that name.
+fn rename_without_replacing(from: &Path, to: &Path) -> io::Result<()> {
+    fs::hard_link(from, to)?;
+    fs::remove_file(from)
 }
 
 fn free_backup(path: &Path) -> PathBuf {
@@ -162,4 +176,45 @@ fn free_backup(path: &Path) -> PathBuf {
         .map(name)
         .find(|backup| !backup.exists())
         .unwrap_or_else(|| name(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failed_save_restores_the_old_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, backup) = (
+            dir.path().join("learn.json"),
+            dir.path().join("learn.1.json"),
+        );
+        fs::write(&path, "old").unwrap();
+        let error = save_by(&path, || bail!("the disk is full")).unwrap_err();
+        assert_eq!(error.to_string(), "the disk is full");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+        assert!(!backup.exists());
+    }
+
+    #[test]
+    fn failed_save_keeps_a_file_that_another_program_created() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, backup) = (
+            dir.path().join("learn.json"),
+            dir.path().join("learn.1.json"),
+        );
+        fs::write(&path, "old").unwrap();
+        let saved = save_by(&path, || {
+            fs::write(&path, "foreign")?;
+            files::write(&path, false, |out| Ok(out.write_all(b"new")?))
+        });
+        let expected = format!(
+            "{} exists; the old file is now {}",
+            path.display(),
+            backup.display()
+        );
+        assert_eq!(saved.unwrap_err().to_string(), expected);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "foreign");
+        assert_eq!(fs::read_to_string(&backup).unwrap(), "old");
+    }
 }

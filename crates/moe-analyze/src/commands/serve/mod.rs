@@ -2,9 +2,10 @@
 
 mod backend;
 
-use std::fs;
+use std::fs::File;
+use std::io::Read as _;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -36,6 +37,9 @@ use crate::output::{self, message};
 
 /// Default context of a request, in tokens, unless the model was trained with less.
 const DEFAULT_CONTEXT: usize = 4096;
+
+/// Maximum size of the file with the API key, in bytes.
+const MAX_API_KEY_BYTES: u64 = 64 << 10;
 
 /// How often the server looks for an interrupt.
 const INTERRUPT_INTERVAL: Duration = Duration::from_millis(50);
@@ -225,7 +229,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
                     listener,
                     Arc::new(served),
                     options,
-                    interruption(interrupted, &handle),
+                    interruption(interrupted, &handle, quiet),
                 )
                 .await
             });
@@ -242,9 +246,14 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
 }
 
-/// Ends when the user interrupts the program, or the scheduler ends because of a panic.
-async fn interruption(interrupted: &'static AtomicBool, handle: &Handle) {
+/// Ends when the user interrupts the program, or the scheduler ends because of a panic. Prints the first error of a trace.
+async fn interruption(interrupted: &'static AtomicBool, handle: &Handle, quiet: bool) {
+    let mut is_reported = quiet;
     while !interrupted.load(Ordering::Relaxed) && handle.is_accepting() {
+        if !is_reported && let Some(error) = handle.metrics().traces.first_error {
+            is_reported = true;
+            message::print(format_args!("warning: a trace cannot be written: {error}"));
+        }
         tokio::time::sleep(INTERRUPT_INTERVAL).await;
     }
 }
@@ -252,8 +261,7 @@ async fn interruption(interrupted: &'static AtomicBool, handle: &Handle) {
 fn api_key(args: &Args) -> anyhow::Result<Option<ApiKey>> {
     let (key, place) = match (&args.api_key_file, &args.api_key) {
         (Some(file), _) => {
-            let text = fs::read_to_string(file)
-                .with_context(|| format!("cannot read {}", file.display()))?;
+            let text = read_api_key(file)?;
             (text.trim().to_owned(), file.display().to_string())
         }
         // An empty variable is treated as unset.
@@ -264,6 +272,22 @@ fn api_key(args: &Args) -> anyhow::Result<Option<ApiKey>> {
         Some(key) => Ok(Some(key)),
         None => bail!("{place}: an API key consists of one or more visible ASCII characters"),
     }
+}
+
+/// The text of the file with the API key, which may be a pipe.
+fn read_api_key(path: &Path) -> anyhow::Result<String> {
+    let mut text = String::new();
+    File::open(path)
+        .and_then(|file| file.take(MAX_API_KEY_BYTES + 1).read_to_string(&mut text))
+        .with_context(|| format!("cannot read {}", path.display()))?;
+    if text.len() as u64 > MAX_API_KEY_BYTES {
+        bail!(
+            "{} is larger than {} KiB; pass a file that contains only the API key",
+            path.display(),
+            MAX_API_KEY_BYTES >> 10
+        );
+    }
+    Ok(text)
 }
 
 /// The template of the model or of the file. A model without a template can still complete texts.
