@@ -29,7 +29,6 @@ use std::time::Instant;
 
 use moe_engine::{BatchEntry, BatchSession};
 use moe_trace::Phase;
-use rayon::prelude::*;
 
 use crate::generation::{Event, FinishReason, Usage};
 use crate::metrics::{LaneSlots, Metrics, Outcome};
@@ -240,15 +239,11 @@ impl Scheduler {
                 return self.fail_pass(session, &message);
             }
             Ok(logits) => {
-                let mut rows = vec![None; self.slots.len()];
-                for (entry, row) in wanted.zip(logits.chunks_exact(n_vocab.max(1))) {
-                    rows[entry.slot] = Some(row);
-                }
-                // In parallel: with a large vocabulary, the search for the most probable token takes tens of microseconds.
-                let slots = self.slots.par_iter_mut().zip(rows).enumerate();
-                slots
-                    .filter_map(|(slot, (running, row))| Some(running.as_mut()?.sample(slot, row?)))
-                    .collect()
+                let rows = wanted.zip(logits.chunks_exact(n_vocab.max(1)));
+                let sample = |(entry, row): (&BatchEntry, &[f32])| {
+                    Some(self.slots[entry.slot].as_mut()?.sample(entry.slot, row))
+                };
+                rows.filter_map(sample).collect()
             }
             Err(error) => return self.fail_pass(session, &error.to_string()),
         };
