@@ -226,8 +226,8 @@ fn decoder_panic_is_one_line_and_exits_with_2() {
 
 #[test]
 fn invalid_input_is_one_line_and_exits_with_2() {
-    let dir = tempfile::tempdir().unwrap();
-    let out = dir.path().join("tables");
+    let [dir, elsewhere] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let out = elsewhere.path().join("tables");
     let text = dir.path().join("text.bin");
     fs::write(&text, "no trace at all").unwrap();
     let model = repository("fixtures/random-qwen3moe-F16.gguf");

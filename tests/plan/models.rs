@@ -119,9 +119,10 @@ fn prints_no_command_for_budgets_below_1_mib() {
 fn prints_no_command_for_models_that_llama_cpp_rejects() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("old.gguf");
-    let tensors = (0..8).flat_map(|expert| {
+    let tensors = (0..16).flat_map(|i| {
+        let (block, expert) = ([1, 4][i / 8], i % 8);
         ["gate", "up", "down"].map(|part| {
-            let name = format!("blk.1.ffn_{part}.{expert}.weight");
+            let name = format!("blk.{block}.ffn_{part}.{expert}.weight");
             (name, vec![8, 8])
         })
     });

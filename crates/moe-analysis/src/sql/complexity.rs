@@ -5,7 +5,7 @@ use super::Error;
 /// Maximum length of a query in bytes.
 const MAX_BYTES: usize = 64 << 10;
 /// Maximum number of operators of an expression, along one path through its parentheses.
-const MAX_OPERATORS: usize = 256;
+const MAX_OPERATORS: usize = 128;
 /// Maximum number of SELECT, UNION, EXCEPT, INTERSECT and JOIN in a query.
 const MAX_PARTS: usize = 256;
 
@@ -160,10 +160,10 @@ mod tests {
             other => panic!("{other:?}"),
         };
         let sum = |n: usize| format!("SELECT 1{}", "+1".repeat(n));
-        check(&sum(256)).unwrap();
+        check(&sum(128)).unwrap();
         assert_eq!(
-            what(&sum(257)),
-            "an expression with more than 256 operators"
+            what(&sum(129)),
+            "an expression with more than 128 operators"
         );
         let unions = |n: usize| vec!["SELECT 1"; n].join(" UNION ALL ");
         check(&unions(128)).unwrap();

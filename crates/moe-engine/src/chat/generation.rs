@@ -176,7 +176,7 @@ mod tests {
         for (source, expected) in [
             ("abcdefgh\n{{ abcd }}", None),
             ("abc\n\n{{ abcde }}", Some(3)),
-            ("{% if a + b %}\n{%- if abc -%}", Some(2)),
+            ("{% if a %}\n{%- if abc -%}", Some(2)),
             ("{{ 'long \\' text' }}", None),
             ("{# a long comment #}", None),
             ("{% raw %} a long text {% endraw %}", None),
