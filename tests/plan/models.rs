@@ -134,7 +134,7 @@ fn prints_no_command_for_models_that_llama_cpp_rejects() {
     write_gguf(&path, None, &keys, &tensors.collect::<Vec<_>>());
     let learn = learn(&dir);
     let plan = planned(&learn, &path, args![]);
-    assert_eq!(selected(&plan), [(1, 0, 0), (1, 1, 0), (4, 0, 0), (4, 1, 0)]);
+    assert_eq!(selected(&plan), [(1, 0, 0), (4, 0, 0), (4, 1, 0), (1, 1, 0)]);
     assert!(plan["hot_cache"]["command"].is_null());
     assert!(plan["llama_cpp"]["command"].is_null());
     let text = run![plan_of(&learn, &path)];
