@@ -241,6 +241,8 @@ fn ends_before_a_stop_sequence() {
 #[test]
 fn counts_tokens_up_to_a_stop_sequence_and_cancels_the_request() {
     let backend = hello();
+    // Otherwise all 4,000 tokens can be generated before the first is read.
+    backend.allow(Some(2));
     let body = json!({"prompt": "ab", "stop": "o w", "ignore_eos": true, "max_tokens": 4000});
     let answer = post(&service(&backend), PATH, &body).json();
     assert_eq!(answer["usage"]["completion_tokens"], 2);

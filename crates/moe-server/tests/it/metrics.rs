@@ -103,6 +103,8 @@ fn reports_counts_and_latencies() {
 fn reports_why_requests_were_cancelled() {
     let backend = Arc::new(Fake::new(&[b"a", b"b"], 1));
     let router = service(&backend);
+    // Otherwise the context can be full before the first token is read.
+    backend.allow(Some(2));
     post(
         &router,
         "/completion",
