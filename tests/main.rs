@@ -5,6 +5,7 @@
 mod accesses;
 mod cache_names;
 mod cli;
+mod compressed_trace;
 mod diff;
 #[cfg(all(unix, feature = "plot", feature = "sql"))]
 mod docs;

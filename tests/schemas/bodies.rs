@@ -33,6 +33,11 @@ fn run_directory() {
     let with_chat = ["--quiet", "record", "-n", "1", "--chat"];
     run![with_chat, "--chat-template", template, "--out", chat];
     validate("run", &parse(&fs::read_to_string(chat.join("manifest.json")).unwrap()));
+    let compressed = dir.path().join("compressed");
+    run!["--quiet", "record", "-n", "30", "--compress-trace", "--out", compressed];
+    let manifest = parse(&fs::read_to_string(compressed.join("manifest.json")).unwrap());
+    assert!(manifest["expansion"].is_object());
+    validate("run", &manifest);
     let cached = dir.path().join("cached");
     let cache = args!["--policy", "hot-cache", "--hot-cache", run, "--hot-cache-mib", "1,1"];
     for perf in ["off", "update", "full"] {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use clap::builder::{MapValueParser, PathBufValueParser, TypedValueParser, ValueParserFactory};
 use moe_files::{AtomicFile, inputs, parent_of};
-use moe_trace::{TRACE_FILE, buffers, graph, manifest, map_table, transfers};
+use moe_trace::{REST_FILE, TRACE_FILE, buffers, graph, manifest, map_table, transfers};
 
 /// The path of an output file or directory. All other paths of a command line are inputs.
 #[derive(Debug, Clone)]
@@ -74,6 +74,7 @@ fn run_of(file: &Path) -> Option<&Path> {
     let name = file.file_name()?;
     let is_of_run = [
         TRACE_FILE,
+        REST_FILE,
         manifest::FILE_NAME,
         buffers::FILE_NAME,
         transfers::FILE_NAME,

@@ -6,13 +6,14 @@ use std::path::Path;
 use moe_engine::EngineInfo;
 use moe_gguf::Gguf;
 use moe_gguf::map::{Category, OffsetMap};
-use moe_trace::Manifest;
 use moe_trace::manifest::{self, Engine, Host, ModelFile};
+use moe_trace::{Expansion, Manifest};
 use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use crate::engine::device::{DeviceArgs, policy_of_run};
+use crate::output::human_bytes;
 
 /// Returns the part of the manifest that all recordings share: engine, model, host, and the current time as start time.
 pub fn manifest(
@@ -44,6 +45,15 @@ pub fn manifest(
 pub fn set_gpus(manifest: &mut Manifest, gpus: Vec<manifest::Gpu>) {
     manifest.policy = policy_of_run(&manifest.policy, !gpus.is_empty()).to_owned();
     manifest.set_gpus(gpus);
+}
+
+/// Describes the records that were compressed while recording.
+pub fn describe(expansion: Expansion) -> String {
+    format!(
+        "{} of records were compressed while recording, and expanded to trace.bin in {:.2} s",
+        human_bytes(expansion.bytes),
+        expansion.seconds
+    )
 }
 
 /// Returns the command line, with bytes that are not UTF-8 replaced.

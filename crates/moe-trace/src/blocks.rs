@@ -2,10 +2,13 @@
 //!
 //! The recording thread fills a block and sends it to the writing thread over a bounded channel. The writing thread sends
 //! it back empty. A record costs no lock, no allocation and no system call, and the number of blocks bounds the memory.
-//! If the disk cannot keep up, the recording thread waits for an empty block.
+//! If the disk cannot keep up, the writing thread compresses all further blocks, see [`rest`](crate::rest). The recording
+//! thread waits for an empty block only if this is not fast enough either.
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SendError, SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
@@ -13,6 +16,8 @@ use std::thread::JoinHandle;
 use zerocopy::IntoBytes;
 
 use crate::record::{RECORD_SIZE, TensorAccessLog};
+use crate::rest::Expansion;
+use crate::rest_writer::{RestWriter, expand};
 
 /// Records in a block. 256 KiB fit into the L2 cache, so that the writing thread finds a new block there.
 const BLOCK_RECORDS: usize = 256;
@@ -49,23 +54,47 @@ pub(crate) struct BlockWriter {
     empty: Receiver<Block>,
     /// Empty blocks that were received while waiting.
     spare: Vec<Block>,
-    failure: Arc<OnceLock<WriteFailure>>,
+    shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
+/// What both threads know.
+#[derive(Default)]
+struct Shared {
+    /// Whether the recording thread had to wait for the disk.
+    behind: AtomicBool,
+    failure: OnceLock<WriteFailure>,
+    expansion: OnceLock<Expansion>,
+}
+
 impl BlockWriter {
-    pub(crate) fn new(file: File) -> io::Result<Self> {
+    /// Writes to `file`, and compressed records to `rest`. With `compress`, all blocks except the first are compressed.
+    pub(crate) fn new(file: File, rest: PathBuf, compress: bool) -> io::Result<Self> {
         let (filled, filled_receiver) = sync_channel(MAX_BLOCKS);
         let (empty_sender, empty) = sync_channel(MAX_BLOCKS);
-        let failure = Arc::new(OnceLock::new());
+        let shared = Arc::new(Shared {
+            behind: compress.into(),
+            ..Shared::default()
+        });
         let thread = std::thread::Builder::new()
             .name("trace-writer".into())
             .spawn({
-                let failure = failure.clone();
+                let shared = shared.clone();
+                let mut files = TraceFiles {
+                    trace: file,
+                    offset: 0,
+                    rest_path: rest,
+                    rest: None,
+                };
                 move || {
-                    if let Err(error) = write_blocks(file, &filled_receiver, &empty_sender) {
-                        // Set before the receiver is dropped: when `send` fails, the reason is already there.
-                        let _ = failure.set(error);
+                    let written =
+                        write_blocks(&mut files, &shared, &filled_receiver, &empty_sender)
+                            .and_then(|()| files.expand());
+                    // Set before the receiver is dropped: when `send` fails, the reason is already there.
+                    match written {
+                        Ok(Some(expansion)) => drop(shared.expansion.set(expansion)),
+                        Ok(None) => {}
+                        Err(error) => drop(shared.failure.set(error)),
                     }
                 }
             })?;
@@ -75,7 +104,7 @@ impl BlockWriter {
             filled: Some(filled),
             empty,
             spare: Vec::new(),
-            failure,
+            shared,
             thread: Some(thread),
         })
     }
@@ -110,7 +139,7 @@ impl BlockWriter {
         if self.pending() {
             self.block.len -= 1;
         }
-        match self.failure.get() {
+        match self.shared.failure.get() {
             Some(failure) => Err(failure.clone()),
             None if self.block.len == 0 => Ok(()),
             None => self.hand_over(),
@@ -135,10 +164,15 @@ impl BlockWriter {
         {
             return Err(self.failure());
         }
-        match self.failure.get() {
+        match self.shared.failure.get() {
             Some(failure) => Err(failure.clone()),
             None => flushed,
         }
+    }
+
+    /// The records that were compressed; `None` before `close`, and if there were none.
+    pub(crate) fn expansion(&self) -> Option<Expansion> {
+        self.shared.expansion.get().copied()
     }
 
     fn hand_over(&mut self) -> Result<(), WriteFailure> {
@@ -153,7 +187,10 @@ impl BlockWriter {
                 self.blocks += 1;
                 Block::new()
             }
-            Err(_) => self.empty.recv().map_err(|_| self.failure())?,
+            Err(_) => {
+                self.shared.behind.store(true, Ordering::Relaxed);
+                self.empty.recv().map_err(|_| self.failure())?
+            }
         };
         let full = std::mem::replace(&mut self.block, fresh);
         let Some(filled) = &self.filled else {
@@ -168,34 +205,80 @@ impl BlockWriter {
     }
 
     fn failure(&self) -> WriteFailure {
-        self.failure.get().cloned().unwrap_or_else(|| WriteFailure {
-            offset: 0,
-            source: Arc::new(io::Error::other("the writing thread has ended")),
-        })
+        self.shared
+            .failure
+            .get()
+            .cloned()
+            .unwrap_or_else(|| WriteFailure {
+                offset: 0,
+                source: Arc::new(io::Error::other("the writing thread has ended")),
+            })
     }
 }
 
 fn write_blocks(
-    mut file: File,
+    files: &mut TraceFiles,
+    shared: &Shared,
     filled: &Receiver<Block>,
     empty: &SyncSender<Block>,
 ) -> Result<(), WriteFailure> {
-    let mut offset = 0;
     while let Ok(mut block) = filled.recv() {
         let bytes = block.records[..block.len].as_bytes();
-        write_counted(&mut file, bytes, &mut offset).map_err(|source| {
-            // Remove the truncated last record, so that the file contains complete records only.
-            let _ = file.set_len(offset - offset % RECORD_SIZE as u64);
-            WriteFailure {
-                offset,
-                source: Arc::new(source),
-            }
-        })?;
+        let behind = shared.behind.load(Ordering::Relaxed);
+        files.write(bytes, behind)?;
         block.len = 0;
         // The recording thread may have ended already; the blocks that it sent are still written.
         let _ = empty.send(block);
     }
     Ok(())
+}
+
+/// `trace.bin` and, if the disk cannot keep up, the file with its compressed rest.
+struct TraceFiles {
+    trace: File,
+    /// Bytes of records in both files.
+    offset: u64,
+    rest_path: PathBuf,
+    rest: Option<RestWriter>,
+}
+
+impl TraceFiles {
+    /// Appends records. The file `rest` is created when the disk is first `behind`, but not for the first records, so that
+    /// `trace.bin` is never empty.
+    fn write(&mut self, records: &[u8], behind: bool) -> Result<(), WriteFailure> {
+        if behind && self.offset > 0 && self.rest.is_none() {
+            self.rest = RestWriter::create(&self.rest_path, self.offset).ok();
+        }
+        // Without a file for the rest, the recording thread waits for the disk.
+        let Some(rest) = &mut self.rest else {
+            return write_counted(&mut self.trace, records, &mut self.offset).map_err(|source| {
+                // Remove the truncated last record, so that the file contains complete records only.
+                let _ = self
+                    .trace
+                    .set_len(self.offset - self.offset % RECORD_SIZE as u64);
+                self.failure(source)
+            });
+        };
+        rest.write(records).map_err(|source| self.failure(source))?;
+        self.offset += records.len() as u64;
+        Ok(())
+    }
+
+    /// Appends the compressed records to the trace.
+    fn expand(&mut self) -> Result<Option<Expansion>, WriteFailure> {
+        if self.rest.take().is_none() {
+            return Ok(None);
+        }
+        let expanded = expand(&self.rest_path, &mut self.trace);
+        expanded.map(Some).map_err(|source| self.failure(source))
+    }
+
+    fn failure(&self, source: io::Error) -> WriteFailure {
+        WriteFailure {
+            offset: self.offset,
+            source: Arc::new(source),
+        }
+    }
 }
 
 /// Like `write_all`, but adds the bytes written to `offset`, also on failure.

@@ -79,6 +79,9 @@ mod pass_table;
 pub mod passes;
 mod phase;
 pub mod record;
+mod rest;
+#[cfg(feature = "parquet")]
+mod rest_writer;
 mod run;
 #[cfg(feature = "parquet")]
 mod run_directory;
@@ -105,6 +108,7 @@ pub use operations::{Expert, Operation, Operations, TokenExperts};
 pub use pass_table::{PassTable, TablePass};
 pub use phase::{Phase, UnknownPhase};
 pub use record::{NO_LAYER, NO_TENSOR, SourceLog, TensorAccessLog};
+pub use rest::{Expansion, REST_FILE};
 pub use run::{Run, TRACE_FILE};
 pub use sink::{CountRow, LayerRow, RoutingRow, Sink, SinkError, is_router_weight};
 #[cfg(feature = "parquet")]

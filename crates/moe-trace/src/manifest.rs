@@ -16,6 +16,7 @@ use crate::error::Error;
 use crate::fault::ManifestFault;
 use crate::hot_cache::HotCache;
 use crate::ops::OpTable;
+use crate::rest::Expansion;
 
 /// Name of the file in a run directory.
 pub const FILE_NAME: &str = "manifest.json";
@@ -75,6 +76,9 @@ pub struct Manifest {
     /// Number of records in `trace.bin`; missing while recording and if the recorder was killed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub records: Option<u64>,
+    /// Records that were compressed while recording, because the disk could not keep up; missing if there were none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expansion: Option<Expansion>,
     /// Why the recording ended early (interrupted, trace limit, full disk); missing if it ended normally.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped: Option<String>,
@@ -341,6 +345,7 @@ impl Default for Manifest {
             model: Model::default(),
             record_format: RECORD_FORMAT.to_owned(),
             records: None,
+            expansion: None,
             stopped: None,
             replacing: false,
             ops: OpTable::default(),

@@ -11,6 +11,7 @@ use moe_files::{BACKUP_NAME, NewDirectories, Transaction, inputs, is_temporary_n
 use crate::error::Error;
 use crate::manifest::{self, Manifest};
 use crate::phase::Phase;
+use crate::rest::REST_FILE;
 use crate::run::TRACE_FILE;
 use crate::{buffers, graph, hot_cache, map_table, transfers};
 
@@ -182,12 +183,13 @@ fn optional_files(dir: &Path) -> Vec<PathBuf> {
     let graphs = dir.join(graph::DIRECTORY);
     let transfers = dir.join(transfers::FILE_NAME);
     let perf = dir.join(hot_cache::PERF_FILE);
+    let rest = dir.join(REST_FILE);
     if graphs.is_symlink() {
         // A symlink: files in another directory are not removed.
-        return vec![graphs, transfers, perf];
+        return vec![graphs, transfers, perf, rest];
     }
     let [prompt, generate] = Phase::ALL.map(|phase| graph::path(dir, phase));
-    vec![prompt, generate, transfers, perf]
+    vec![prompt, generate, transfers, perf, rest]
 }
 
 /// Removes the optional files of an earlier run.

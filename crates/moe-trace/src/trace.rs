@@ -14,6 +14,7 @@ use crate::bounded;
 use crate::error::Error;
 use crate::operations::Operations;
 use crate::record::{RECORD_SIZE, TensorAccessLog};
+use crate::rest;
 
 /// Whether `sample`, the first bytes of a file, is the start of a trace: its first record is plausible, and so are at least three
 /// quarters of the records that are not all zeros. The other records may be damaged.
@@ -42,11 +43,16 @@ pub struct Trace {
 impl Trace {
     /// Maps `path`, which must be a regular file. Does not check the contents; an invalid record is an error when it is used.
     ///
+    /// If a file [`REST_FILE`](crate::REST_FILE) with further records exists next to it, all records are copied to a temporary file.
+    ///
     /// # Errors
-    /// [`Error::Io`], also if the file is not regular.
+    /// [`Error::Io`], also if the file is not regular; [`Error::Expand`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
-        Self::from_file(path, &bounded::open(path)?)
+        match rest::restore(path)? {
+            Some(file) => Self::from_file(path, &file),
+            None => Self::from_file(path, &bounded::open(path)?),
+        }
     }
 
     /// Maps an open file. `path` is its name in error messages.

@@ -17,6 +17,7 @@ use crate::manifest::{self, Manifest};
 use crate::map_table;
 use crate::phase::Phase;
 use crate::record::{RECORD_SIZE, TensorAccessLog};
+use crate::rest::REST_FILE;
 use crate::run::TRACE_FILE;
 use crate::run_directory::{self, RunDirectory};
 use crate::transfers::{self, Transfer};
@@ -31,6 +32,8 @@ pub struct RunOptions {
     pub force: bool,
     /// Maximum size of `trace.bin` in bytes; `None` for no limit.
     pub max_trace_bytes: Option<u64>,
+    /// Compress the records while recording, and expand them at the end. This happens without it if the disk cannot keep up.
+    pub compress: bool,
 }
 
 /// Writes a run directory, which is valid at any time.
@@ -86,8 +89,8 @@ impl RunWriter {
         let mut new_trace = AtomicFile::create(&trace, true)?;
         let mut new_buffers = AtomicFile::create(&dir.join(buffers::FILE_NAME), true)?;
         let (trace_file, buffers) = (new_trace.try_clone()?, new_buffers.try_clone()?);
-        let blocks =
-            BlockWriter::new(trace_file).map_err(Error::io("start a writer for", &trace))?;
+        let blocks = BlockWriter::new(trace_file, dir.join(REST_FILE), options.compress)
+            .map_err(Error::io("start a writer for", &trace))?;
         let reserved = reserve(dir).map_err(Error::writing(&manifest_path))?;
         // Everything that needs disk space has succeeded. After an error so far, the old run is unchanged.
         let mut transaction = Transaction::default();
@@ -273,7 +276,8 @@ impl RunWriter {
             .map_err(|failure| write_error(&self.dir, failure))
     }
 
-    /// Waits until the last record is written, then writes the manifest with `records`. Returns the number of records.
+    /// Waits until the last record is written and compressed records are expanded, then writes the manifest with `records`.
+    /// Returns the number of records.
     ///
     /// # Errors
     /// The first failed write to the trace or another file, even if an earlier call returned it. `stopped` of the manifest is
@@ -286,6 +290,7 @@ impl RunWriter {
         match self.blocks.close() {
             Ok(()) => {
                 self.manifest.records = Some(self.records);
+                self.manifest.expansion = self.blocks.expansion();
                 let failed = self.failed.take();
                 if let (Some(error), None) = (&failed, &self.manifest.stopped) {
                     self.manifest.stopped = Some(error.to_string());

@@ -15,6 +15,7 @@ use super::Findings;
 use crate::advice;
 use crate::context::Context;
 use crate::progress::Progress;
+use crate::recording;
 
 pub fn describe(path: &Path, findings: &mut Findings, ctx: &Context) -> anyhow::Result<()> {
     let run = Run::open(path)?;
@@ -199,6 +200,9 @@ fn describe_manifest(manifest: &Manifest, findings: &mut Findings) {
         findings.fact("prompt tokens", manifest.tokens.prompt);
         findings.fact("generated tokens", manifest.tokens.generated);
         findings.fact("sequences", manifest.tokens.sequences);
+    }
+    if let Some(expansion) = manifest.expansion {
+        findings.fact("expansion", recording::describe(expansion));
     }
     if let Some(reason) = &manifest.stopped {
         findings.fact("stopped", reason.clone());

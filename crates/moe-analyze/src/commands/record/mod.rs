@@ -22,7 +22,7 @@ use moe_files::text::counted;
 use moe_gguf::map::OffsetMap;
 use moe_trace::manifest::Gpu;
 use moe_trace::record::RECORD_SIZE;
-use moe_trace::{RunOptions, RunWriter};
+use moe_trace::{Manifest, RunOptions, RunWriter};
 use prompts::Prompt;
 use totals::Totals;
 use usage::{Usage, UsageArgs};
@@ -126,6 +126,10 @@ pub struct Args {
     /// Stop recording before trace.bin exceeds N MiB, at least 1; the records written until then are complete [default: no limit]
     #[arg(long, value_name = "N", value_parser = at_least(1u64), help_heading = "Output")]
     max_trace_mib: Option<u64>,
+    /// Compress the records while recording, and expand them to trace.bin at the end; without this option, this happens only if
+    /// the disk cannot keep up
+    #[arg(long, help_heading = "Output")]
+    compress_trace: bool,
     /// Operations to record
     #[arg(long, value_enum, default_value_t, help_heading = "Output")]
     trace: TraceMode,
@@ -149,6 +153,7 @@ impl Args {
         first_given([
             ("--out", self.out.is_some()),
             ("--max-trace-mib", self.max_trace_mib.is_some()),
+            ("--compress-trace", self.compress_trace),
             ("--keep-prompt", self.keep_prompt),
             ("--hash-model", self.hash_model),
         ])
@@ -193,6 +198,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         let options = RunOptions {
             force: args.force,
             max_trace_bytes: args.max_trace_mib.map(|mib| mib.saturating_mul(1 << 20)),
+            compress: args.compress_trace,
         };
         let writer = match &args.out {
             Some(out) => RunWriter::create(out, manifest, &map, options)?,
@@ -297,6 +303,10 @@ fn outcome(
     };
     for line in totals.summary(recorded).lines() {
         ctx.note(line);
+    }
+    let expansion = recorded.and_then(|(_, out)| Manifest::of_run(out).ok()??.expansion);
+    if let Some(expansion) = expansion {
+        ctx.note(recording::describe(expansion));
     }
     if let Some(error) = lost {
         return Err(error).context(match recorded {

@@ -265,7 +265,7 @@ fn begin_run(
     };
     let options = RunOptions {
         force: args.force,
-        max_trace_bytes: None,
+        ..RunOptions::default()
     };
     Ok(RunWriter::create(out, manifest, &map, options)?)
 }
