@@ -2,10 +2,8 @@
 
 mod backend;
 
-use std::fs::File;
-use std::io::Read as _;
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -18,7 +16,7 @@ use moe_gguf::Gguf;
 use moe_server::http::{self, ApiKey, Log, Options};
 use moe_server::recording::{Recording, RecordingParams};
 use moe_server::scheduler::{Handle, Scheduler, SchedulerParams};
-use moe_trace::ModelInfo;
+use moe_trace::{ModelInfo, bounded};
 use tokio::net::TcpListener;
 
 use self::backend::ServedModel;
@@ -261,7 +259,7 @@ async fn interruption(interrupted: &'static AtomicBool, handle: &Handle, quiet: 
 fn api_key(args: &Args) -> anyhow::Result<Option<ApiKey>> {
     let (key, place) = match (&args.api_key_file, &args.api_key) {
         (Some(file), _) => {
-            let text = read_api_key(file)?;
+            let text = bounded::read_text_or_pipe(file, MAX_API_KEY_BYTES)?;
             (text.trim().to_owned(), file.display().to_string())
         }
         // An empty variable is treated as unset.
@@ -272,22 +270,6 @@ fn api_key(args: &Args) -> anyhow::Result<Option<ApiKey>> {
         Some(key) => Ok(Some(key)),
         None => bail!("{place}: an API key consists of one or more visible ASCII characters"),
     }
-}
-
-/// The text of the file with the API key, which may be a pipe.
-fn read_api_key(path: &Path) -> anyhow::Result<String> {
-    let mut text = String::new();
-    File::open(path)
-        .and_then(|file| file.take(MAX_API_KEY_BYTES + 1).read_to_string(&mut text))
-        .with_context(|| format!("cannot read {}", path.display()))?;
-    if text.len() as u64 > MAX_API_KEY_BYTES {
-        bail!(
-            "{} is larger than {} KiB; pass a file that contains only the API key",
-            path.display(),
-            MAX_API_KEY_BYTES >> 10
-        );
-    }
-    Ok(text)
 }
 
 /// The template of the model or of the file. A model without a template can still complete texts.
