@@ -172,7 +172,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     };
     let mut session = engine.native_session(setup)?;
     session.count_activations(args.device.hot_cache.check_perf()?)?;
-    let recording = recording(&args, gguf)?;
+    let recording = recording(&args, gguf, ctx.quiet)?;
     let params = SchedulerParams {
         n_batch: args.batch_size as usize,
         n_queue: args.max_queue,
@@ -227,7 +227,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
                     listener,
                     Arc::new(served),
                     options,
-                    interruption(interrupted, &handle, quiet),
+                    interruption(interrupted, &handle),
                 )
                 .await
             });
@@ -244,14 +244,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
 }
 
-/// Ends when the user interrupts the program, or the scheduler ends because of a panic. Prints the first error of a trace.
-async fn interruption(interrupted: &'static AtomicBool, handle: &Handle, quiet: bool) {
-    let mut is_reported = quiet;
+/// Ends when the user interrupts the program, or the scheduler ends because of a panic.
+async fn interruption(interrupted: &'static AtomicBool, handle: &Handle) {
     while !interrupted.load(Ordering::Relaxed) && handle.is_accepting() {
-        if !is_reported && let Some(error) = handle.metrics().traces.first_error {
-            is_reported = true;
-            message::print(format_args!("warning: a trace cannot be written: {error}"));
-        }
         tokio::time::sleep(INTERRUPT_INTERVAL).await;
     }
 }
@@ -291,13 +286,17 @@ fn learn_file(args: &Args) -> anyhow::Result<Option<PathBuf>> {
     Ok((!is_plan).then(|| path.to_owned()))
 }
 
-fn recording(args: &Args, gguf: &Gguf) -> anyhow::Result<Option<Recording>> {
+fn recording(args: &Args, gguf: &Gguf, quiet: bool) -> anyhow::Result<Option<Recording>> {
     let Some(dir) = &args.record else {
         return Ok(None);
     };
     let path = gguf.files()[0].path.to_string_lossy();
     let params = RecordingParams::new(dir.to_path_buf(), ModelInfo::from_gguf(&path, gguf)?);
-    let started = Recording::start(params);
+    let started = Recording::start(params, move |error| {
+        if !quiet {
+            message::print(format_args!("warning: a trace cannot be written: {error}"));
+        }
+    });
     let started = started.with_context(|| format!("cannot record to {}", dir.display()));
     started.map(Some)
 }
