@@ -117,7 +117,7 @@ fn errors_name_template_line_and_message() {
             &["--chat", "--chat-template", arg(&fails)],
             "line 3 of the chat template fails for this conversation: ",
         ),
-        (&["--chat", "--chat-template", "missing.jinja"], "cannot read missing.jinja"),
+        (&["--chat", "--chat-template", "missing.jinja"], "cannot open missing.jinja"),
         (&["--chat-template", arg(&good)], "--chat-template has no effect without a conversation"),
         (
             &["--prompts", arg(&no_role), "--chat-template", arg(&good)],

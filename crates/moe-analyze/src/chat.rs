@@ -1,15 +1,12 @@
 //! The chat template of a model, or of a file that replaces it.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context as _, anyhow};
 use moe_engine::Engine;
 use moe_engine::chat::{ChatError, ChatTemplate, MAX_TEMPLATE_BYTES, RenderOptions, SpecialTokens};
-use moe_files::text::strip_byte_order_mark;
 use moe_gguf::Gguf;
-use moe_trace::manifest;
+use moe_trace::{bounded, manifest};
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -32,7 +29,10 @@ impl ModelChat {
         let special = special_tokens(gguf)?;
         let model = gguf.files()[0].path.display().to_string();
         let (origin, place, source) = match file {
-            Some(file) => ("file", file.display().to_string(), read(file)?),
+            Some(file) => {
+                let source = bounded::read_text_or_pipe(file, MAX_TEMPLATE_BYTES as u64)?;
+                ("file", file.display().to_string(), source)
+            }
             None => {
                 let source = gguf.metadata().str(KEY)?.ok_or_else(|| {
                     anyhow!("{model}: the model has no chat template ({KEY}); pass one with --chat-template FILE")
@@ -76,18 +76,6 @@ impl ModelChat {
     pub fn encode(&self, text: &str, engine: &dyn Engine) -> moe_engine::Result<Vec<u32>> {
         self.template.encode(text, engine)
     }
-}
-
-fn read(path: &Path) -> anyhow::Result<String> {
-    let mut text = String::new();
-    // One byte more than the maximum: the template is then rejected.
-    File::open(path)
-        .and_then(|file| {
-            file.take(MAX_TEMPLATE_BYTES as u64 + 1)
-                .read_to_string(&mut text)
-        })
-        .with_context(|| format!("cannot read {}", path.display()))?;
-    Ok(strip_byte_order_mark(&text).to_owned())
 }
 
 /// The texts of the special tokens whose ids the model file contains.

@@ -9,6 +9,7 @@
 //! - [`TemporaryDirectory`] is for files that only this process reads.
 //! - [`inputs`] contains the paths that no output of this process may replace.
 //! - [`signals`] removes temporary files before a signal ends the process.
+//! - [`stack`] calls functions that need a large stack.
 
 #![warn(missing_docs)]
 
@@ -19,6 +20,7 @@ mod group;
 pub mod inputs;
 mod mapped;
 pub mod signals;
+pub mod stack;
 mod stale;
 mod temporary;
 mod temporary_directory;

@@ -1,12 +1,12 @@
 //! JSON with clear errors for `NaN` and infinities, which Python's `json` module writes although they are not JSON, and for repeated
 //! keys, of which parsers use only the last.
 
-use std::collections::HashSet;
 use std::fmt;
 
 use serde::de::{
     DeserializeOwned, DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor,
 };
+use serde_json::{Map, Value};
 
 /// Reason why a text is not valid JSON.
 #[derive(Debug, thiserror::Error)]
@@ -72,82 +72,87 @@ pub fn parse<T: DeserializeOwned>(text: &str) -> Result<T, JsonError> {
 /// # Errors
 /// [`JsonError::RepeatedKey`]; otherwise like [`parse`].
 pub fn parse_unique<T: DeserializeOwned>(text: &str) -> Result<T, JsonError> {
-    let mut repeated = None;
-    let mut json = serde_json::Deserializer::from_str(text);
-    if let Err(error) = UniqueKeys(&mut repeated).deserialize(&mut json) {
-        return Err(match repeated {
-            Some(key) => JsonError::RepeatedKey {
-                key,
-                line: error.line(),
-                column: error.column(),
-            },
-            None => JsonError::new(error, text),
-        });
-    }
-    parse(text)
+    let value = unique_value(text)?;
+    // An error in a value has no line: the text is read again for it.
+    serde_json::from_value(value).or_else(|_| parse(text))
 }
 
-/// Reads a value and keeps nothing of it. Fails at the first repeated key and stores the key.
+/// Like [`parse_unique`], as a tree of values.
+pub(crate) fn unique_value(text: &str) -> Result<Value, JsonError> {
+    let mut repeated = None;
+    let mut json = serde_json::Deserializer::from_str(text);
+    let value = UniqueKeys(&mut repeated).deserialize(&mut json);
+    let value = value.and_then(|value| json.end().map(|()| value));
+    value.map_err(|error| match repeated {
+        Some(key) => JsonError::RepeatedKey {
+            key,
+            line: error.line(),
+            column: error.column(),
+        },
+        None => JsonError::new(error, text),
+    })
+}
+
+/// Reads a value like [`Value`]. Fails at the first repeated key and stores the key.
 struct UniqueKeys<'a>(&'a mut Option<String>);
 
 impl<'de> DeserializeSeed<'de> for UniqueKeys<'_> {
-    type Value = ();
+    type Value = Value;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
         deserializer.deserialize_any(self)
     }
 }
 
 impl<'de> Visitor<'de> for UniqueKeys<'_> {
-    type Value = ();
+    type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a JSON value")
     }
 
-    fn visit_unit<E>(self) -> Result<(), E> {
-        Ok(())
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
-        Ok(())
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(Value::from(value))
     }
 
-    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
-        Ok(())
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(Value::from(value))
     }
 
-    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
-        Ok(())
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(Value::from(value))
     }
 
-    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
-        Ok(())
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(Value::from(value))
     }
 
-    fn visit_str<E>(self, _: &str) -> Result<(), E> {
-        Ok(())
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(Value::from(value))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<(), A::Error> {
-        while values
-            .next_element_seed(UniqueKeys(&mut *self.0))?
-            .is_some()
-        {}
-        Ok(())
+    fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<Value, A::Error> {
+        let mut list = Vec::new();
+        while let Some(value) = values.next_element_seed(UniqueKeys(&mut *self.0))? {
+            list.push(value);
+        }
+        Ok(Value::Array(list))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<(), A::Error> {
-        let mut keys = HashSet::new();
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
+        let mut map = Map::new();
         while let Some(key) = entries.next_key::<String>()? {
-            if keys.contains(&key) {
+            if map.contains_key(&key) {
                 *self.0 = Some(key);
                 return Err(A::Error::custom("repeated key"));
             }
-            keys.insert(key);
-            entries.next_value_seed(UniqueKeys(&mut *self.0))?;
+            map.insert(key, entries.next_value_seed(UniqueKeys(&mut *self.0))?);
         }
-        Ok(())
+        Ok(Value::Object(map))
     }
 }
 
@@ -198,8 +203,8 @@ mod tests {
     fn rejects_repeated_keys_of_one_object() {
         let good =
             r#"{"a": [1, -2, 0.5, null, true, "a"], "b": {"a": {}, "c": [{"a": 1}, {"a": 2}]}}"#;
-        let value: serde_json::Value = parse_unique(good).unwrap();
-        assert_eq!(value, parse::<serde_json::Value>(good).unwrap());
+        let value: Value = parse_unique(good).unwrap();
+        assert_eq!(value, parse::<Value>(good).unwrap());
         for (text, place) in [
             ("{\"a\": 1, \"a\": 2}", (1, 12)),
             ("[{\"b\":\n{\"a\": [], \"\\u0061\": []}}]", (2, 18)),
@@ -216,5 +221,29 @@ mod tests {
             parse_unique::<serde_json::Value>("{\"a\": NaN}"),
             Err(JsonError::NotFinite { value: "NaN", .. })
         ));
+    }
+
+    #[test]
+    fn unique_value_equals_value_of_serde_json() {
+        let text = "[18446744073709551615, -9223372036854775808, 18446744073709551616, 0.1, -0.0, 1e308, 5e-324, \"\\u00e9\"]";
+        let value = unique_value(text).unwrap();
+        assert_eq!(value, parse::<Value>(text).unwrap());
+        assert_eq!(value[0].as_u64(), Some(u64::MAX));
+        assert_eq!(value[1].as_i64(), Some(i64::MIN));
+        assert_eq!(value[3].as_f64(), Some(0.1));
+        let names: Value = unique_value("{\"b\": 1, \"a\": 2}").unwrap();
+        assert_eq!(names.to_string(), "{\"b\":1,\"a\":2}");
+    }
+
+    #[test]
+    fn type_errors_and_trailing_text_have_line_and_column() {
+        for (text, place) in [("[1,\n\"a\"]", (2, 3)), ("[1]\n 2", (2, 2))] {
+            match parse_unique::<Vec<u32>>(text) {
+                Err(JsonError::Invalid(error)) => {
+                    assert_eq!((error.line(), error.column()), place, "{text}");
+                }
+                other => panic!("{text}: {other:?}"),
+            }
+        }
     }
 }

@@ -70,8 +70,6 @@ pub struct TraceCounts {
     pub dropped: u64,
     /// Traces that could not be written.
     pub failed: u64,
-    /// The first error of a trace that could not be written.
-    pub first_error: Option<String>,
 }
 
 /// [`TraceCounts`] of the recording thread and its readers.
@@ -108,11 +106,15 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Creates the directory and starts the thread that writes traces.
+    /// Creates the directory and starts the thread that writes traces. The thread calls `report` with the error of the first trace that
+    /// cannot be written.
     ///
     /// # Errors
     /// The directory cannot be created or written, or the thread cannot be started.
-    pub fn start(params: RecordingParams) -> std::io::Result<Recording> {
+    pub fn start(
+        params: RecordingParams,
+        report: impl FnOnce(&str) + Send + 'static,
+    ) -> std::io::Result<Recording> {
         let RecordingParams {
             dir,
             model,
@@ -127,7 +129,7 @@ impl Recording {
             let run_id = format!("{prefix}-{:06}", finished.sequence_id);
             write_trace(&dir, &run_id, finished, &model)
         };
-        Recording::with_writer(n_queue, max_request_bytes, write)
+        Recording::with_writer(n_queue, max_request_bytes, write, report)
     }
 
     /// A recording whose thread calls `write` with each trace.
@@ -135,13 +137,14 @@ impl Recording {
         n_queue: usize,
         max_request_bytes: usize,
         write: impl FnMut(&Finished) -> Result<(), String> + Send + 'static,
+        report: impl FnOnce(&str) + Send + 'static,
     ) -> std::io::Result<Recording> {
         let (queue, finished) = sync_channel(n_queue.max(1));
         let counts = SharedTraceCounts::default();
         let of_writer = counts.clone();
         let writer = std::thread::Builder::new()
             .name("trace writer".to_owned())
-            .spawn(move || write_all(&finished, write, &of_writer))?;
+            .spawn(move || write_all(&finished, write, report, &of_writer))?;
         Ok(Recording {
             collector: Rc::new(RefCell::new(Collector::new(max_request_bytes))),
             queue: Some(queue),
@@ -231,21 +234,24 @@ fn check_writable(path: &Path) -> std::io::Result<()> {
     std::fs::remove_file(path)
 }
 
-/// Writes traces until the queue ends.
+/// Writes traces until the queue ends. Reports the first error.
 fn write_all(
     finished: &Receiver<Finished>,
     mut write: impl FnMut(&Finished) -> Result<(), String>,
+    report: impl FnOnce(&str),
     counts: &SharedTraceCounts,
 ) {
+    let mut report = Some(report);
     for finished in finished {
-        let written = write(&finished);
-        counts.add(|counts| match written {
-            Ok(()) => counts.written += 1,
+        match write(&finished) {
+            Ok(()) => counts.add(|counts| counts.written += 1),
             Err(error) => {
-                counts.failed += 1;
-                counts.first_error.get_or_insert(error);
+                counts.add(|counts| counts.failed += 1);
+                if let Some(report) = report.take() {
+                    report(&error);
+                }
             }
-        });
+        }
     }
 }
 

@@ -60,11 +60,14 @@ fn check_size(n_read: u64, size: u64, path: &Path) -> Result<(), Error> {
 /// # Errors
 /// [`Error::TooLarge`] for more than `limit` bytes; [`Error::Truncated`], [`Error::Io`].
 pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
+    read_opened(open(path)?, path, limit)
+}
+
+fn read_opened(file: File, path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     let too_large = || Error::TooLarge {
         path: path.to_owned(),
         limit,
     };
-    let file = open(path)?;
     let size = size(&file, path)?;
     if size > limit {
         return Err(too_large());
@@ -88,7 +91,20 @@ pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
 /// # Errors
 /// Those of [`read`]; [`Error::NotText`] for a file that is not UTF-8, [`Error::OtherContent`] if its format is known.
 pub fn read_text(path: &Path) -> Result<String, Error> {
-    String::from_utf8(read(path, MAX_DOCUMENT)?).map_err(|error| {
+    text(read(path, MAX_DOCUMENT)?, path)
+}
+
+/// Like [`read_text`], with another limit and also from a pipe, which the user passes instead of a file. Waits for its writer.
+///
+/// # Errors
+/// Those of [`read_text`].
+pub fn read_text_or_pipe(path: &Path, limit: u64) -> Result<String, Error> {
+    let file = File::open(path).map_err(Error::io("open", path))?;
+    text(read_opened(file, path, limit)?, path)
+}
+
+fn text(bytes: Vec<u8>, path: &Path) -> Result<String, Error> {
+    String::from_utf8(bytes).map_err(|error| {
         let path = path.to_owned();
         match Content::of(error.as_bytes()) {
             Some(content) => Error::OtherContent {
@@ -308,6 +324,25 @@ mod tests {
             Err(Error::NotText { offset: 2, .. })
         ));
         assert!(matches!(read(dir.path(), 4), Err(Error::Io { .. })));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn reads_pipes_up_to_the_limit() {
+        use std::io::Write as _;
+        use std::os::fd::AsRawFd as _;
+
+        let read = |limit| {
+            let (reader, mut writer) = std::io::pipe().unwrap();
+            writer.write_all(b"12345").unwrap();
+            drop(writer);
+            let path = PathBuf::from(format!("/dev/fd/{}", reader.as_raw_fd()));
+            read_text_or_pipe(&path, limit)
+        };
+        assert_eq!(read(5).unwrap(), "12345");
+        assert!(matches!(read(4), Err(Error::TooLarge { limit: 4, .. })));
+        let endless = read_text_or_pipe(Path::new("/dev/zero"), 1000);
+        assert!(matches!(endless, Err(Error::TooLarge { .. })));
     }
 
     #[test]

@@ -3,8 +3,8 @@
 use std::panic::{set_hook, take_hook};
 use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 
+use moe_files::stack::{StackError, with_stack};
 use polars::prelude::{PolarsError, PolarsResult};
 
 use super::Error;
@@ -30,23 +30,18 @@ pub(super) fn catch<T: Send>(run: impl FnOnce() -> PolarsResult<T> + Send) -> Re
         }));
     });
     RUNNING.fetch_add(1, Ordering::Relaxed);
-    let outcome = thread::scope(|scope| {
-        let thread = thread::Builder::new()
-            .name("query".to_owned())
-            .stack_size(STACK_SIZE)
-            .spawn_scoped(scope, run);
-        thread.map(|thread| thread.join())
-    });
+    let outcome = with_stack("query", STACK_SIZE, run);
     RUNNING.fetch_sub(1, Ordering::Relaxed);
-    match outcome {
-        Err(source) => Err(Error::Thread { source }),
-        Ok(Ok(result)) => result.map_err(Error::from),
-        Ok(Err(panic)) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-            Err(Error::Panicked {
-                message: first_paragraph(text.unwrap_or("it panicked")),
-            })
+    outcome?.map_err(Error::from)
+}
+
+impl From<StackError> for Error {
+    fn from(error: StackError) -> Self {
+        match error {
+            StackError::Start { source } => Self::Thread { source },
+            error => Self::Panicked {
+                message: first_paragraph(&error.to_string()),
+            },
         }
     }
 }

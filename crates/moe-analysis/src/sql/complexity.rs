@@ -1,6 +1,9 @@
 //! Limits of queries. polars parses, plans and computes expressions by recursion, one level for each operator.
 
+use sqlparser::tokenizer::Token;
+
 use super::Error;
+use super::tokens::{tokens, word};
 
 /// Maximum length of a query in bytes.
 const MAX_BYTES: usize = 64 << 10;
@@ -39,13 +42,14 @@ impl Level {
     }
 }
 
-/// Rejects a query that is too long or too deeply nested.
-pub(super) fn check(sql: &str) -> Result<(), Error> {
+/// Rejects a query that is too long or too deeply nested. Returns its tokens.
+pub(super) fn check(sql: &str) -> Result<Vec<Token>, Error> {
     let too_complex = |what: String| Err(Error::TooComplex { what });
     if sql.len() > MAX_BYTES {
         return too_complex(format!("more than {} KiB", MAX_BYTES >> 10));
     }
-    let (n_operators, n_parts) = count(sql);
+    let tokens = tokens(sql);
+    let (n_operators, n_parts) = count(&tokens);
     if n_operators > MAX_OPERATORS {
         return too_complex(format!(
             "an expression with more than {MAX_OPERATORS} operators"
@@ -55,51 +59,33 @@ pub(super) fn check(sql: &str) -> Result<(), Error> {
         let parts = PARTS.join(", ");
         return too_complex(format!("more than {MAX_PARTS} of the keywords {parts}"));
     }
-    Ok(())
+    Ok(tokens)
 }
 
 /// The number of operators along the longest path of an expression, and the number of parts.
-fn count(sql: &str) -> (usize, usize) {
+fn count(tokens: &[Token]) -> (usize, usize) {
     let mut outer: Vec<Level> = Vec::new();
     let mut level = Level::default();
     let mut n_parts = 0;
-    let mut rest = sql;
-    let mut follows_operator = false;
-    while let Some(first) = rest.chars().next() {
-        let length = token_length(rest, first);
-        let (token, after) = rest.split_at(length);
-        rest = after;
-        let is_operator = "+-*/%|&^=<>~:!#@?[".contains(first) && length == 1;
-        match first {
-            _ if first == '(' || token.eq_ignore_ascii_case("CASE") => {
-                outer.push(level);
-                level = Level::default();
-            }
-            _ if first == ')' || token.eq_ignore_ascii_case("END") => {
-                level.end_expression();
-                let inner = level.max;
-                level = outer.pop().unwrap_or_default();
-                level.inner = level.inner.max(inner);
-            }
-            ',' | ';' => level.end_expression(),
-            // The second character of an operator, such as in `||`, `::` and `<=`.
-            '|' | ':' | '=' | '>' if follows_operator => {}
-            _ if is_operator => level.n += 1,
-            _ if first.is_alphabetic() => {
-                let word = token.to_ascii_uppercase();
-                let is_one_of = |words: &[&str]| words.contains(&word.as_str());
-                if is_one_of(&OPERATORS) {
-                    level.n += 1;
-                } else if is_one_of(&PARTS) {
-                    n_parts += 1;
-                    level.end_expression();
-                } else if is_one_of(&CLAUSES) {
-                    level.end_expression();
-                }
-            }
-            _ => {}
+    for token in tokens {
+        let word = word(token);
+        let is_one_of = |words: &[&str]| words.contains(&word.as_str());
+        if *token == Token::LParen || word == "CASE" {
+            outer.push(level);
+            level = Level::default();
+        } else if *token == Token::RParen || word == "END" {
+            level.end_expression();
+            let inner = level.max;
+            level = outer.pop().unwrap_or_default();
+            level.inner = level.inner.max(inner);
+        } else if is_one_of(&PARTS) {
+            n_parts += 1;
+            level.end_expression();
+        } else if matches!(token, Token::Comma | Token::SemiColon) || is_one_of(&CLAUSES) {
+            level.end_expression();
+        } else if is_one_of(&OPERATORS) || is_symbol(token) {
+            level.n += 1;
         }
-        follows_operator = is_operator;
     }
     // Unbalanced parentheses are a syntax error.
     level.end_expression();
@@ -109,22 +95,17 @@ fn count(sql: &str) -> (usize, usize) {
     (level.max + unclosed.sum::<usize>(), n_parts)
 }
 
-/// Length of the word, quoted text or comment at the start of `rest`, which starts with `first`; otherwise of this character.
-fn token_length(rest: &str, first: char) -> usize {
-    let after = &rest[first.len_utf8()..];
-    let up_to = |end: &str| after.find(end).map(|at| first.len_utf8() + at + end.len());
-    let length = match first {
-        '\'' => up_to("'"),
-        '"' => up_to("\""),
-        '`' => up_to("`"),
-        '-' if after.starts_with('-') => up_to("\n"),
-        '/' if after.starts_with('*') => up_to("*/"),
-        _ if first.is_alphanumeric() || first == '_' => {
-            rest.find(|c: char| !c.is_alphanumeric() && c != '_')
-        }
-        _ => Some(first.len_utf8()),
-    };
-    length.unwrap_or(rest.len())
+/// Whether a token may be an operator. Texts with a prefix, such as `E'a'`, are counted, too.
+fn is_symbol(token: &Token) -> bool {
+    !matches!(
+        token,
+        Token::Word(_)
+            | Token::Number(..)
+            | Token::SingleQuotedString(_)
+            | Token::Period
+            | Token::RBracket
+            | Token::RBrace
+    )
 }
 
 #[cfg(test)]
@@ -148,8 +129,11 @@ mod tests {
                 (1, 1),
             ),
             ("SELECT ((a + (b", (1, 1)),
+            // polars reads this comment.
+            ("SELECT 1 /*! + 2 + 3 */", (2, 1)),
+            ("SELECT a->>'b' || N'c', \"and\".\"or\"", (3, 1)),
         ] {
-            assert_eq!(count(sql), expected, "{sql}");
+            assert_eq!(count(&tokens(sql)), expected, "{sql}");
         }
     }
 

@@ -18,6 +18,7 @@ mod steps;
 mod table;
 #[cfg(test)]
 mod tests;
+mod tokens;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -26,6 +27,7 @@ use std::sync::atomic::AtomicU64;
 
 use polars::prelude::*;
 use polars::sql::{SQLContext, extract_table_identifiers};
+use sqlparser::tokenizer::Token;
 
 use catch::catch;
 pub use rows::{Rows, Value};
@@ -171,7 +173,7 @@ impl Database {
     pub fn query(&self, sql: &str, options: &QueryOptions) -> Result<Rows, Error> {
         check_statement(sql)?;
         check_show_tables(sql)?;
-        complexity::check(sql)?;
+        self.check_common_tables(&complexity::check(sql)?)?;
         let session = Arc::new(Session::new(options));
         let planned = catch(|| {
             let mut context = SQLContext::new();
@@ -195,6 +197,20 @@ impl Database {
         });
         let (columns, frames) = planned.map_err(|error| session.explain(error))?;
         Ok(Rows::new(columns, frames, session))
+    }
+
+    /// Rejects common table expressions with the name of a table, which polars ignores.
+    fn check_common_tables(&self, tokens: &[Token]) -> Result<(), Error> {
+        let names = tokens::common_tables(tokens);
+        match names.iter().find(|&&name| self.tables.contains_key(name)) {
+            Some(name) => Err(Error::Query {
+                source: format!(
+                    "the common table expression {name} has the name of a table; use another name"
+                )
+                .into(),
+            }),
+            None => Ok(()),
+        }
     }
 }
 

@@ -596,6 +596,10 @@ fn errors_contain_no_syntax_tree() {
             "SHOW TABLES LIKE 'x'",
             "SHOW TABLES with a condition is not supported; write SHOW TABLES",
         ),
+        (
+            "WITH a AS (SELECT 1), t AS (SELECT 2) SELECT * FROM t",
+            "the common table expression t has the name of a table; use another name",
+        ),
     ] {
         let options = QueryOptions::default();
         let error = database.query(sql, &options).map(|_| ()).unwrap_err();

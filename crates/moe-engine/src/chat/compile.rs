@@ -4,9 +4,8 @@
 //! level. Its own limit covers only parentheses, lists and blocks. Therefore the code of a tag is limited, and templates are compiled
 //! on a thread whose stack suffices for one level per byte.
 
-use std::{panic, thread};
-
 use minijinja::Environment;
+use moe_files::stack::with_stack;
 
 use super::error::ChatError;
 use super::{NAME, environment, generation};
@@ -36,14 +35,5 @@ pub(super) fn compile(source: &str) -> Result<Environment<'static>, ChatError> {
             .map_err(ChatError::compile)?;
         Ok(environment)
     };
-    thread::scope(|scope| {
-        let thread = thread::Builder::new()
-            .name("chat template".to_owned())
-            .stack_size(stack_size)
-            .spawn_scoped(scope, run);
-        let thread = thread.map_err(|source| ChatError::Thread { source })?;
-        thread
-            .join()
-            .unwrap_or_else(|message| panic::resume_unwind(message))
-    })
+    with_stack("chat template", stack_size, run)?
 }

@@ -1,5 +1,7 @@
 //! Errors of chat templates.
 
+use moe_files::stack::StackError;
+
 use crate::BoxError;
 
 /// Why a template cannot be compiled or rendered.
@@ -31,6 +33,12 @@ pub enum ChatError {
     Thread {
         /// The error of the system.
         source: std::io::Error,
+    },
+    /// The template engine panicked.
+    #[error("the template engine failed: {message}; use another chat template")]
+    Panicked {
+        /// The panic message.
+        message: String,
     },
     /// The template is not valid Jinja.
     #[error("line {line} of the chat template is invalid")]
@@ -70,6 +78,17 @@ pub enum ChatError {
         /// Maximum number of steps.
         limit: u64,
     },
+}
+
+impl From<StackError> for ChatError {
+    fn from(error: StackError) -> Self {
+        match error {
+            StackError::Start { source } => Self::Thread { source },
+            error => Self::Panicked {
+                message: error.to_string(),
+            },
+        }
+    }
 }
 
 /// The error of `raise_exception`, inside an error of the template engine.

@@ -4,9 +4,8 @@ use moe_engine::{Observer, RouterOutput, TokenSequence};
 use moe_trace::LayerId;
 
 use super::Ops;
-use crate::cuda::Download;
 use crate::error::Result;
-use crate::recorder::Routing;
+use crate::recorder::{Routing, SelectedExperts};
 
 /// An observer, and the routing of the current pass.
 #[derive(Default)]
@@ -21,14 +20,7 @@ struct Pending {
     positions: Vec<u32>,
     sequences: Vec<TokenSequence>,
     n_expert_used: usize,
-    selected: Selected,
-}
-
-/// Selected experts and their weights.
-enum Selected {
-    Here(Vec<i32>, Vec<f32>),
-    /// In a D2H copy, which ends with the pass.
-    InFlight(Download),
+    selected: SelectedExperts,
 }
 
 impl<'a> BatchObserver<'a> {
@@ -55,19 +47,15 @@ impl Ops<'_> {
         if !self.batch_observer.is_on() {
             return;
         }
-        let selected = match routing.copy {
-            Some(copy) => Selected::InFlight(copy),
-            None => {
-                self.routing_to_host(routing);
-                Selected::Here(routing.ids.host().to_vec(), routing.weights.host().to_vec())
-            }
-        };
+        if routing.copy.is_none() {
+            self.routing_to_host(routing);
+        }
         self.batch_observer.pending.push(Pending {
             layer,
             positions: self.positions.clone(),
             sequences: self.sequences.clone(),
             n_expert_used: routing.n_expert_used,
-            selected,
+            selected: SelectedExperts::new(routing),
         });
     }
 
@@ -81,10 +69,7 @@ impl Ops<'_> {
             return Ok(());
         };
         for routing in pending.drain(..) {
-            let (ids, weights) = match &routing.selected {
-                Selected::Here(ids, weights) => (ids.as_slice(), weights.as_slice()),
-                Selected::InFlight(copy) => self.devices.downloaded(copy)?,
-            };
+            let (ids, weights) = routing.selected.read(&self.devices)?;
             observer(&RouterOutput {
                 layer: routing.layer,
                 positions: &routing.positions,

@@ -46,6 +46,7 @@ use crate::devices::Devices;
 use crate::error::{Error, Result};
 
 use output::Output;
+pub(crate) use routing::SelectedExperts;
 pub use routing::{LaneCounts, Lanes, Routing};
 pub use rows::RoutedRows;
 use rows::{Pending, Rows, write_one};

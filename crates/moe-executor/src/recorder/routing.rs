@@ -1,9 +1,12 @@
 //! The routing decisions of a layer, and the lanes that compute the selected experts.
 
+use std::sync::Arc;
+
 use moe_trace::ExpertId;
 use moe_trace::record::lane;
 
-use crate::cuda::Download;
+use super::rows::Finished;
+use crate::cuda::{self, Download};
 use crate::mirrored::Mirrored;
 
 /// The routing decisions of one layer for the tokens of a pass.
@@ -31,6 +34,42 @@ impl Routing {
         own.extend_from_slice(weights);
         self.n_expert_used = n_expert_used;
         self.copy = None;
+    }
+}
+
+/// Selected experts of a layer and their weights, which are read at the end of the pass.
+#[derive(Clone)]
+pub(crate) enum SelectedExperts {
+    /// Ids and weights in CPU memory.
+    Here(Arc<[i32]>, Arc<[f32]>),
+    /// In a D2H copy, which ends with the pass.
+    InFlight(Download),
+}
+
+impl SelectedExperts {
+    /// The experts of `routing`, which must be in CPU memory or have a D2H copy.
+    pub(crate) fn new(routing: &Routing) -> SelectedExperts {
+        match routing.copy {
+            Some(copy) => SelectedExperts::InFlight(copy),
+            None => SelectedExperts::Here(
+                Arc::from(routing.ids.host()),
+                Arc::from(routing.weights.host()),
+            ),
+        }
+    }
+
+    /// Ids and weights.
+    ///
+    /// # Errors
+    /// The pass has not ended.
+    pub(crate) fn read<'a>(
+        &'a self,
+        gpus: &'a impl Finished,
+    ) -> cuda::Result<(&'a [i32], &'a [f32])> {
+        match self {
+            SelectedExperts::Here(ids, weights) => Ok((&**ids, &**weights)),
+            SelectedExperts::InFlight(copy) => gpus.downloaded(copy),
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use moe_engine::TokenSequence;
 use moe_trace::record::{self, MAX_EXPERTS};
 use moe_trace::{LayerId, RunWriter, TensorAccessLog};
 
-use super::{Lanes, PassTokens, Recorder, Routing, When};
+use super::{Lanes, PassTokens, Recorder, Routing, SelectedExperts, When};
 use crate::cuda::{self, Download, Event};
 use crate::device_id::DeviceId;
 use crate::devices::Devices;
@@ -40,30 +40,9 @@ pub(super) struct PendingRows {
     positions: Vec<u32>,
     sequences: Vec<TokenSequence>,
     k: usize,
-    experts: PendingExperts,
+    experts: SelectedExperts,
     /// One lane for all, or one for each; empty for the late lanes of the layer.
     lanes: Vec<u8>,
-}
-
-enum PendingExperts {
-    Known(Arc<SelectedExperts>),
-    /// In a D2H copy, which ends with the pass.
-    InFlight(Download),
-}
-
-/// Ids and weights of selected experts `(token, k)`.
-struct SelectedExperts {
-    ids: Vec<i32>,
-    weights: Vec<f32>,
-}
-
-impl SelectedExperts {
-    fn new(ids: &[i32], weights: &[f32]) -> SelectedExperts {
-        SelectedExperts {
-            ids: ids.to_vec(),
-            weights: weights.to_vec(),
-        }
-    }
 }
 
 /// The experts of an operation's tokens.
@@ -79,19 +58,11 @@ pub struct RoutedRows<'a> {
 impl RoutedRows<'_> {
     /// A copy for the end of the pass.
     pub(super) fn keep(&self) -> PendingRows {
-        let routing = self.routing;
-        let experts = match routing.copy {
-            Some(copy) => PendingExperts::InFlight(copy),
-            None => {
-                let experts = SelectedExperts::new(routing.ids.host(), routing.weights.host());
-                PendingExperts::Known(Arc::new(experts))
-            }
-        };
         PendingRows {
             positions: self.tokens.positions.to_vec(),
             sequences: self.tokens.sequences.to_vec(),
-            k: routing.n_expert_used,
-            experts,
+            k: self.routing.n_expert_used,
+            experts: SelectedExperts::new(self.routing),
             lanes: match self.lanes {
                 Lanes::All(lane) => vec![lane],
                 Lanes::Each(lanes) => lanes.to_vec(),
@@ -141,7 +112,7 @@ impl Rows<'_> {
 }
 
 /// Results of a completed pass on GPUs. Tests implement it without a GPU.
-pub(super) trait Finished {
+pub(crate) trait Finished {
     /// The time of a GPU event of the pass, on the CPU's clock.
     ///
     /// # Errors
@@ -175,7 +146,7 @@ impl Recorder {
         let mut start_ns = self.clock.ns(self.pass_start);
         let mut end_ns = start_ns;
         // Operations of a layer have the same experts.
-        let mut last: Option<(Download, Arc<SelectedExperts>)> = None;
+        let mut last: Option<(Download, SelectedExperts)> = None;
         for Pending { record, when, rows } in &mut self.pending {
             let span = match *when {
                 When::Cpu(_) => None,
@@ -197,16 +168,16 @@ impl Recorder {
             let Some(rows) = rows else {
                 continue;
             };
-            if let PendingExperts::InFlight(copy) = rows.experts {
+            if let SelectedExperts::InFlight(copy) = rows.experts {
                 let experts = match &last {
                     Some((known, experts)) if *known == copy => experts.clone(),
                     _ => {
-                        let (ids, weights) = gpus.downloaded(&copy)?;
-                        Arc::new(SelectedExperts::new(ids, weights))
+                        let (ids, weights) = rows.experts.read(gpus)?;
+                        SelectedExperts::Here(Arc::from(ids), Arc::from(weights))
                     }
                 };
                 last = Some((copy, experts.clone()));
-                rows.experts = PendingExperts::Known(experts);
+                rows.experts = experts;
             }
             if rows.lanes.is_empty()
                 && let Some(late) = self.late_lanes.get(&LayerId(record.layer_id.get()))
@@ -238,7 +209,7 @@ impl PendingRows {
         writer: &mut RunWriter,
         record: &TensorAccessLog,
     ) -> Result<(), moe_trace::Error> {
-        let PendingExperts::Known(experts) = &self.experts else {
+        let SelectedExperts::Here(ids, weights) = &self.experts else {
             return Ok(());
         };
         let rows = Rows {
@@ -246,8 +217,8 @@ impl PendingRows {
                 positions: &self.positions,
                 sequences: &self.sequences,
             },
-            ids: &experts.ids,
-            weights: &experts.weights,
+            ids,
+            weights,
             k: self.k,
             lanes: match self.lanes.as_slice() {
                 [lane] => Lanes::All(*lane),

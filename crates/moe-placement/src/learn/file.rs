@@ -69,7 +69,7 @@ impl LearnFile {
     /// # Errors
     /// [`Error`] for the first fault. JSON nested more than 128 levels deep is also rejected.
     pub fn parse(text: &str) -> Result<LearnFile, Error> {
-        let Value::Object(root) = crate::json::parse_unique(strip_byte_order_mark(text))? else {
+        let Value::Object(root) = crate::json::unique_value(strip_byte_order_mark(text))? else {
             return Err(Error::Schema {
                 found: "missing (the file is not a JSON object)".into(),
             });

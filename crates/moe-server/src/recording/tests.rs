@@ -49,7 +49,7 @@ fn writes_a_table_for_each_request_without_repeated_and_failed_passes() {
         ..ModelInfo::default()
     };
     let params = RecordingParams::new(dir.path().join("traces"), model);
-    let mut recording = Recording::start(params).unwrap();
+    let mut recording = Recording::start(params, |_| {}).unwrap();
     let mut observer = recording.observer();
     recording.begin(4);
     recording.begin(5);
@@ -68,8 +68,7 @@ fn writes_a_table_for_each_request_without_repeated_and_failed_passes() {
     recording.end(5);
     let counts = recording.counts();
     recording.finish();
-    assert_eq!(counts.get().first_error, None);
-    assert_eq!(counts.get().written, 2);
+    assert_eq!((counts.get().written, counts.get().failed), (2, 0));
     let mut directories: Vec<PathBuf> = std::fs::read_dir(dir.path().join("traces"))
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -107,7 +106,7 @@ fn drops_and_counts_traces_while_the_disk_is_busy() {
         started.send(finished.sequence_id).unwrap();
         released.recv().map_err(|error| error.to_string())
     };
-    let mut recording = Recording::with_writer(1, usize::MAX, write).unwrap();
+    let mut recording = Recording::with_writer(1, usize::MAX, write, |_| {}).unwrap();
     let mut observer = recording.observer();
     for id in 0..4 {
         recording.begin(id);
@@ -126,12 +125,29 @@ fn drops_and_counts_traces_while_the_disk_is_busy() {
     recording.finish();
     let counts = counts.get();
     assert_eq!((counts.written, counts.dropped, counts.failed), (1, 2, 1));
-    assert!(counts.first_error.is_some());
+}
+
+#[test]
+fn reports_only_the_first_error() {
+    let (sender, reported) = mpsc::channel();
+    let write = |finished: &Finished| Err(format!("trace {}", finished.sequence_id));
+    let report = move |error: &str| sender.send(error.to_owned()).unwrap();
+    let mut recording = Recording::with_writer(8, usize::MAX, write, report).unwrap();
+    let mut observer = recording.observer();
+    for id in 1..4 {
+        recording.begin(id);
+        pass(&mut recording, &mut observer, &[(id, 0)]);
+        recording.end(id);
+    }
+    let counts = recording.counts();
+    recording.finish();
+    assert_eq!((counts.get().written, counts.get().failed), (0, 3));
+    assert_eq!(reported.iter().collect::<Vec<_>>(), ["trace 1"]);
 }
 
 #[test]
 fn drops_requests_with_too_many_rows() {
-    let mut recording = Recording::with_writer(8, 300, |_| Ok(())).unwrap();
+    let mut recording = Recording::with_writer(8, 300, |_| Ok(()), |_| {}).unwrap();
     let mut observer = recording.observer();
     recording.begin(1);
     recording.begin(2);
@@ -152,10 +168,10 @@ fn rejects_a_directory_that_cannot_be_written() {
     let file = dir.path().join("file");
     std::fs::write(&file, "").unwrap();
     let params = RecordingParams::new(file, ModelInfo::default());
-    assert!(Recording::start(params).is_err());
+    assert!(Recording::start(params, |_| {}).is_err());
     // Nothing remains of the check.
     let traces = dir.path().join("traces");
     let params = RecordingParams::new(traces.clone(), ModelInfo::default());
-    Recording::start(params).unwrap().finish();
+    Recording::start(params, |_| {}).unwrap().finish();
     assert_eq!(std::fs::read_dir(traces).unwrap().count(), 0);
 }

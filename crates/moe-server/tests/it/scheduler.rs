@@ -110,7 +110,7 @@ fn traces(model: &Model, n_slots: usize) -> Vec<BTreeMap<(u16, u32), Vec<u32>>> 
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("traces");
     let params = RecordingParams::new(path.clone(), ModelInfo::default());
-    let recording = Recording::start(params).unwrap();
+    let recording = Recording::start(params, |error| panic!("{error}")).unwrap();
     let (_, metrics) = run(model, n_slots, &prompts(), Some(recording));
     assert_eq!((metrics.traces.written, metrics.traces.dropped), (5, 0));
     let entries = std::fs::read_dir(path).unwrap();

@@ -2,10 +2,8 @@
 
 mod backend;
 
-use std::fs::File;
-use std::io::Read as _;
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -18,7 +16,7 @@ use moe_gguf::Gguf;
 use moe_server::http::{self, ApiKey, Log, Options};
 use moe_server::recording::{Recording, RecordingParams};
 use moe_server::scheduler::{Handle, Scheduler, SchedulerParams};
-use moe_trace::ModelInfo;
+use moe_trace::{ModelInfo, bounded};
 use tokio::net::TcpListener;
 
 use self::backend::ServedModel;
@@ -174,7 +172,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     };
     let mut session = engine.native_session(setup)?;
     session.count_activations(args.device.hot_cache.check_perf()?)?;
-    let recording = recording(&args, gguf)?;
+    let recording = recording(&args, gguf, ctx.quiet)?;
     let params = SchedulerParams {
         n_batch: args.batch_size as usize,
         n_queue: args.max_queue,
@@ -229,7 +227,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
                     listener,
                     Arc::new(served),
                     options,
-                    interruption(interrupted, &handle, quiet),
+                    interruption(interrupted, &handle),
                 )
                 .await
             });
@@ -246,14 +244,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
 }
 
-/// Ends when the user interrupts the program, or the scheduler ends because of a panic. Prints the first error of a trace.
-async fn interruption(interrupted: &'static AtomicBool, handle: &Handle, quiet: bool) {
-    let mut is_reported = quiet;
+/// Ends when the user interrupts the program, or the scheduler ends because of a panic.
+async fn interruption(interrupted: &'static AtomicBool, handle: &Handle) {
     while !interrupted.load(Ordering::Relaxed) && handle.is_accepting() {
-        if !is_reported && let Some(error) = handle.metrics().traces.first_error {
-            is_reported = true;
-            message::print(format_args!("warning: a trace cannot be written: {error}"));
-        }
         tokio::time::sleep(INTERRUPT_INTERVAL).await;
     }
 }
@@ -261,7 +254,7 @@ async fn interruption(interrupted: &'static AtomicBool, handle: &Handle, quiet: 
 fn api_key(args: &Args) -> anyhow::Result<Option<ApiKey>> {
     let (key, place) = match (&args.api_key_file, &args.api_key) {
         (Some(file), _) => {
-            let text = read_api_key(file)?;
+            let text = bounded::read_text_or_pipe(file, MAX_API_KEY_BYTES)?;
             (text.trim().to_owned(), file.display().to_string())
         }
         // An empty variable is treated as unset.
@@ -272,22 +265,6 @@ fn api_key(args: &Args) -> anyhow::Result<Option<ApiKey>> {
         Some(key) => Ok(Some(key)),
         None => bail!("{place}: an API key consists of one or more visible ASCII characters"),
     }
-}
-
-/// The text of the file with the API key, which may be a pipe.
-fn read_api_key(path: &Path) -> anyhow::Result<String> {
-    let mut text = String::new();
-    File::open(path)
-        .and_then(|file| file.take(MAX_API_KEY_BYTES + 1).read_to_string(&mut text))
-        .with_context(|| format!("cannot read {}", path.display()))?;
-    if text.len() as u64 > MAX_API_KEY_BYTES {
-        bail!(
-            "{} is larger than {} KiB; pass a file that contains only the API key",
-            path.display(),
-            MAX_API_KEY_BYTES >> 10
-        );
-    }
-    Ok(text)
 }
 
 /// The template of the model or of the file. A model without a template can still complete texts.
@@ -309,13 +286,17 @@ fn learn_file(args: &Args) -> anyhow::Result<Option<PathBuf>> {
     Ok((!is_plan).then(|| path.to_owned()))
 }
 
-fn recording(args: &Args, gguf: &Gguf) -> anyhow::Result<Option<Recording>> {
+fn recording(args: &Args, gguf: &Gguf, quiet: bool) -> anyhow::Result<Option<Recording>> {
     let Some(dir) = &args.record else {
         return Ok(None);
     };
     let path = gguf.files()[0].path.to_string_lossy();
     let params = RecordingParams::new(dir.to_path_buf(), ModelInfo::from_gguf(&path, gguf)?);
-    let started = Recording::start(params);
+    let started = Recording::start(params, move |error| {
+        if !quiet {
+            message::print(format_args!("warning: a trace cannot be written: {error}"));
+        }
+    });
     let started = started.with_context(|| format!("cannot record to {}", dir.display()));
     started.map(Some)
 }
