@@ -143,6 +143,10 @@ fn full() -> Manifest {
         },
         record_format: moe_trace::manifest::RECORD_FORMAT.into(),
         records: Some(0),
+        expansion: Some(moe_trace::Expansion {
+            bytes: 1_048_576,
+            seconds: 0.001,
+        }),
         stopped: Some("interrupted".into()),
         replacing: true,
         ops: default_table().clone(),
