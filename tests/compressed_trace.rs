@@ -52,6 +52,7 @@ fn divide(run: &Path, n_first: usize) {
 fn every_command_reads_both_files_of_a_killed_recorder() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
+    let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
     record(&run, &[]);
     let outputs = || {
         let (learn, tables) = (dir.path().join("learn.json"), dir.path().join("tables"));
@@ -64,7 +65,7 @@ fn every_command_reads_both_files_of_a_killed_recorder() {
             run!["hotness", run],
             run!["hotness", run.join("trace.bin")],
             run!["stability", run],
-            run!["plan", run, "--budget-mib", "2"],
+            run!["plan", run, "--model", model, "--budget-mib", "2"],
             run!["simulate", run, "--budget-mib", "2"],
             run!["accesses", run],
             run!["graph", run],
