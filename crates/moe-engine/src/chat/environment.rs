@@ -7,7 +7,8 @@ use minijinja::{Environment, Error, ErrorKind, State, Value};
 use super::error::Raised;
 use super::{json, methods, python};
 
-/// Maximum depth of calls. Templates call macros in macros, one level for each level of a JSON schema.
+/// Maximum depth of calls. minijinja counts a call of a macro as 4 levels and more, so that macros can be nested about 30 deep, less in
+/// loops. Templates call macros in macros, one call for each level of a JSON schema.
 const RECURSION_LIMIT: usize = 200;
 
 /// Returns an environment without templates.

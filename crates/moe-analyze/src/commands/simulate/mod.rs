@@ -305,8 +305,19 @@ fn curves(
 fn evicts_by_recency(policy: PolicyName) -> bool {
     matches!(
         policy,
-        PolicyName::Shared(
-            OnlinePolicy::Lru | OnlinePolicy::Clock | OnlinePolicy::Slru | OnlinePolicy::S3Fifo
-        )
+        PolicyName::Shared(OnlinePolicy::Lru | OnlinePolicy::Clock | OnlinePolicy::Slru)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lru_clock_and_slru_evict_by_recency() {
+        let mut policies = PolicyName::all();
+        policies.retain(|policy| evicts_by_recency(*policy));
+        let names: Vec<String> = policies.iter().map(PolicyName::to_string).collect();
+        assert_eq!(names, ["lru", "slru", "clock"]);
+    }
 }
