@@ -32,6 +32,7 @@ mod limits;
 mod notebooks;
 mod options;
 mod overlap;
+mod perfetto;
 mod plan;
 mod plots;
 mod record;

@@ -52,7 +52,7 @@ fn convert_replaces_only_files_in_its_own_format() {
     known_run(&run);
     for format in [
         "bigmoeonedge", "coli-usage", "ds4-hotlist", "eplb", "eplb-csv", "jsonl", "learn", "npy",
-        "npy-counts", "sglang",
+        "npy-counts", "perfetto", "sglang",
     ] {
         let out = dir.path().join(format);
         let forced =

@@ -91,6 +91,12 @@ pub enum ExportError {
     Write(#[from] std::io::Error),
 }
 
+impl From<moe_trace::Error> for ExportError {
+    fn from(error: moe_trace::Error) -> Self {
+        Self::Read(error.into())
+    }
+}
+
 /// Why a format cannot represent a trace.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

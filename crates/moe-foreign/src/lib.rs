@@ -39,6 +39,7 @@
 //! | `moe-balance` | JSONL of moe-balance | routing | no |
 //! | `npy` | NumPy array `[tokens, layers, top_k]` or `[layers, experts]` | routing or counts | routing |
 //! | `npy-counts` | NumPy array `[layers, experts]` | counts | yes, but not read |
+//! | `perfetto` | Perfetto trace | all operations | yes, but not read |
 //! | `rtrace` | `RTRACE01` of fitz-tec; needs the top-k | routing | no |
 //! | `sglang` | `logical_count` JSON of SGLang and ktransformers | counts | yes |
 //! | `sglang-pt` | `.pt` dump of SGLang's expert distribution recorder | routing or counts | no |

@@ -52,6 +52,7 @@ pub const EXPORTERS: &[&dyn Exporter] = &[
     &exporters::matrix::NpyCounts,
     &exporters::matrix::Sglang,
     &exporters::learn::Learn,
+    &exporters::perfetto::Perfetto,
 ];
 
 /// All exporters that write a directory of files.
@@ -112,6 +113,7 @@ pub fn has_format(path: &Path, name: &str) -> Result<bool, ForeignError> {
         _ if sample.is_empty() => return Ok(true),
         // No importer reads it.
         "eplb-csv" => return Ok(sample.iter().all(is_number)),
+        "perfetto" => return Ok(sample.starts_with(&exporters::perfetto::head())),
         "npy-counts" => "npy",
         name => name,
     };

@@ -40,10 +40,12 @@ pub enum Need {
     SparseFiles,
     /// A machine without a CUDA device, for tests of the behavior without one.
     NoGpu,
+    /// The program `trace_processor_shell` of Perfetto.
+    TraceProcessor,
 }
 
 impl Need {
-    const ALL: [Need; 8] = [
+    const ALL: [Need; 9] = [
         Need::Python,
         Need::Data,
         Need::Gpu,
@@ -52,6 +54,7 @@ impl Need {
         Need::CCompiler,
         Need::SparseFiles,
         Need::NoGpu,
+        Need::TraceProcessor,
     ];
 
     /// The name in `MOE_REQUIRE`.
@@ -65,6 +68,7 @@ impl Need {
             Need::CCompiler => "cc",
             Need::SparseFiles => "sparse-files",
             Need::NoGpu => "no-gpu",
+            Need::TraceProcessor => "trace-processor",
         }
     }
 }

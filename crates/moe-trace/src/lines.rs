@@ -25,23 +25,41 @@ const MAX_LINES_AHEAD: usize = 8;
 /// incomplete last line are omitted.
 ///
 /// # Errors
-/// [`Error::Line`] for a line that is not such a value or that `check` rejects; [`Error::OtherLines`] or
-/// [`Error::OtherContent`] if none of the first lines is valid; [`Error::LineTooLong`], [`Error::Io`].
+/// Those of [`visit`].
 pub(crate) fn read<T: DeserializeOwned>(
     path: &Path,
     expected: &'static str,
     check: impl Fn(&T) -> Result<(), LineFault>,
 ) -> Result<Vec<T>, Error> {
-    let mut lines = Lines::open(path, MAX_LINE)?;
     let mut values = Vec::new();
+    visit(path, expected, check, |value| {
+        values.push(value);
+        Ok::<(), Error>(())
+    })?;
+    Ok(values)
+}
+
+/// Passes the values of a file to `visit`, one at a time. See [`read`] for `expected` and for lines that are omitted.
+///
+/// # Errors
+/// [`Error::Line`] for a line that is not such a value or that `check` rejects; [`Error::OtherLines`] or
+/// [`Error::OtherContent`] if none of the first lines is valid; [`Error::LineTooLong`], [`Error::Io`]; the error of `visit`.
+pub(crate) fn visit<T: DeserializeOwned, E: From<Error>>(
+    path: &Path,
+    expected: &'static str,
+    check: impl Fn(&T) -> Result<(), LineFault>,
+    mut visit: impl FnMut(T) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut lines = Lines::open(path, MAX_LINE)?;
+    let mut n_values = 0u64;
     loop {
         let line = match lines.next_line() {
             Ok(Some(line)) => line,
-            Ok(None) => return Ok(values),
-            Err(error) if values.is_empty() => {
-                return Err(other_content(path, expected)?.unwrap_or(error));
+            Ok(None) => return Ok(()),
+            Err(error) if n_values == 0 => {
+                return Err(other_content(path, expected)?.unwrap_or(error).into());
             }
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         };
         if line.trim_ascii().is_empty() {
             continue;
@@ -49,32 +67,32 @@ pub(crate) fn read<T: DeserializeOwned>(
         let is_complete = line.ends_with(b"\n");
         let value = serde_json::from_slice(line).map_err(|error| LineFault::Json(Arc::new(error)));
         let ends_within = matches!(&value, Err(LineFault::Json(error)) if error.is_eof());
-        let may_be_cut = !is_complete && (ends_within || !values.is_empty());
+        let may_be_cut = !is_complete && (ends_within || n_values > 0);
         let fault = match value.and_then(|value| check(&value).map(|()| value)) {
             Ok(value) => {
-                values.push(value);
+                n_values += 1;
+                visit(value)?;
                 continue;
             }
-            Err(_) if may_be_cut => return Ok(values),
+            Err(_) if may_be_cut => return Ok(()),
             Err(fault) => fault,
         };
         let (path, line) = (path.to_owned(), lines.number());
         let is_value = |line: &[u8]| serde_json::from_slice::<T>(line).is_ok();
         let mut next_is_value = || matches!(lines.next_line(), Ok(Some(line)) if is_value(line));
-        let is_damaged = !values.is_empty()
+        let is_damaged = n_values > 0
             || !matches!(fault, LineFault::Json(_))
             || (0..MAX_LINES_AHEAD).any(|_| next_is_value());
         if is_damaged {
-            return Err(Error::Line { path, line, fault });
+            return Err(Error::Line { path, line, fault }.into());
         }
-        return Err(
-            other_content(&path, expected)?.unwrap_or(Error::OtherLines {
-                path,
-                expected,
-                line,
-                fault,
-            }),
-        );
+        let error = other_content(&path, expected)?.unwrap_or(Error::OtherLines {
+            path,
+            expected,
+            line,
+            fault,
+        });
+        return Err(error.into());
     }
 }
 

@@ -15,6 +15,9 @@ use crate::phase::Phase;
 /// Name of the file in a run directory.
 pub const FILE_NAME: &str = "transfers.jsonl";
 
+/// The file, for errors.
+const EXPECTED: &str = "the transfers.jsonl of a run: pass that file, or its run directory";
+
 /// Maximum number of bytes of a layer: 256 TiB.
 const MAX_LAYER_BYTES: u64 = 1 << 48;
 
@@ -62,8 +65,23 @@ pub struct Transfer {
 /// [`Error::Line`] for a line that is not a transfer or is inconsistent, [`Error::OtherLines`] or [`Error::OtherContent`] for a
 /// file of another format, [`Error::Io`].
 pub fn read(path: &Path) -> Result<Vec<Transfer>, Error> {
-    const EXPECTED: &str = "the transfers.jsonl of a run: pass that file, or its run directory";
     lines::read(path, EXPECTED, |transfer: &Transfer| Ok(transfer.check()?))
+}
+
+/// Like [`read`], but passes the transfers to `visit` one at a time.
+///
+/// # Errors
+/// Those of [`read`], and that of `visit`.
+pub fn visit<E: From<Error>>(
+    path: &Path,
+    visit: impl FnMut(Transfer) -> Result<(), E>,
+) -> Result<(), E> {
+    lines::visit(
+        path,
+        EXPECTED,
+        |transfer: &Transfer| Ok(transfer.check()?),
+        visit,
+    )
 }
 
 /// A warning if the last line of the file is incomplete, which [`read`] omits.

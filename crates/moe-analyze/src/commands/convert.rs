@@ -23,13 +23,13 @@ use crate::traces::{self, TraceArgs};
 /// INPUT, --to and --out are required, except with --list.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  moe-analyze convert --list\n  moe-analyze convert runs/first --to learn --out learn.json"
+    after_help = "Examples:\n  moe-analyze convert --list\n  moe-analyze convert runs/first --to learn --out learn.json\n  moe-analyze convert runs/first --to perfetto --out first.pftrace"
 )]
 pub struct Args {
     /// Run directory, trace.bin, Parquet tables, or a trace of another tool
     #[arg(required_unless_present = "list")]
     input: Option<PathBuf>,
-    /// Name of the format to write; --list shows the names
+    /// Name of the format to write, such as learn or perfetto; --list shows the names
     #[arg(long, value_name = "FORMAT", required_unless_present = "list")]
     to: Option<String>,
     /// File to write, or directory for a format with several files

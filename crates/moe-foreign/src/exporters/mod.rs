@@ -8,6 +8,7 @@ pub(crate) mod learn;
 pub(crate) mod matrix;
 pub(crate) mod mesh_llm;
 pub(crate) mod npy_routing;
+pub(crate) mod perfetto;
 pub(crate) mod thesis;
 mod tokens;
 
