@@ -309,6 +309,9 @@ fn rejects_what_it_cannot_serve() {
     let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
     let error = fail!["serve", "--model", model, "--host", "0.0.0.0", "--port", "0"];
     assert!(error.contains("pass an API key"), "{error}");
+    let error = fail!["serve", "--host", "localhost"];
+    let expected = "invalid value 'localhost' for '--host <ADDRESS>': expected an IP address such as 127.0.0.1 or ::1;";
+    assert!(error.contains(expected), "{error}");
     let error = fail!["serve", "--model", model, "--port", "0", "--api-key", "a b"];
     assert!(error.contains("visible ASCII"), "{error}");
     let endless = Path::new("/dev/zero");

@@ -90,7 +90,7 @@ pub fn at_least<T: Integer>(least: T) -> impl Fn(&str) -> Result<T, ValueError> 
     }
 }
 
-/// Parses a number that satisfies `is_valid`. `expected` describes the valid values in the error.
+/// Parses a value that satisfies `is_valid`. `expected` describes the valid values in the error.
 pub fn number<T: FromStr>(
     text: &str,
     expected: &'static str,

@@ -32,7 +32,7 @@ use crate::exit_status::ExitStatus;
 use crate::files::OutputPath;
 use crate::interrupt;
 use crate::model;
-use crate::option_values::integer_in;
+use crate::option_values::{ValueError, integer_in, number};
 use crate::output::{self, message};
 
 /// Default context of a request, in tokens, unless the model was trained with less.
@@ -71,11 +71,12 @@ pub struct Args {
     /// Model, a GGUF file [default: the embedded model]
     #[arg(short, long, value_name = "FILE")]
     model: Option<PathBuf>,
-    /// Address to listen on; other addresses than those of this machine need an API key
+    /// IP address to listen on; an address other than a loopback address (127.0.0.1, ::1) needs an API key
     #[arg(
         long,
         value_name = "ADDRESS",
         default_value = "127.0.0.1",
+        value_parser = ip_address,
         help_heading = "Server"
     )]
     host: IpAddr,
@@ -256,6 +257,10 @@ async fn interruption(interrupted: &'static AtomicBool, handle: &Handle, quiet: 
         }
         tokio::time::sleep(INTERRUPT_INTERVAL).await;
     }
+}
+
+fn ip_address(text: &str) -> Result<IpAddr, ValueError> {
+    number(text, "an IP address such as 127.0.0.1 or ::1", |_| true)
 }
 
 fn api_key(args: &Args) -> anyhow::Result<Option<ApiKey>> {
