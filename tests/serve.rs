@@ -312,6 +312,9 @@ fn rejects_what_it_cannot_serve() {
     let error = fail!["serve", "--host", "localhost"];
     let expected = "invalid value 'localhost' for '--host <ADDRESS>': expected an IP address such as 127.0.0.1 or ::1;";
     assert!(error.contains(expected), "{error}");
+    let error = fail!["serve", "--port", "65536"];
+    let expected = "invalid value '65536' for '--port <PORT>': out of range (0..=65535);";
+    assert!(error.contains(expected), "{error}");
     let error = fail!["serve", "--model", model, "--port", "0", "--api-key", "a b"];
     assert!(error.contains("visible ASCII"), "{error}");
     let endless = Path::new("/dev/zero");

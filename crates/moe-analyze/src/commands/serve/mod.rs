@@ -80,13 +80,8 @@ pub struct Args {
         help_heading = "Server"
     )]
     host: IpAddr,
-    /// Port to listen on; 0 selects a free port, which is printed
-    #[arg(
-        long,
-        value_name = "PORT",
-        default_value_t = 8080,
-        help_heading = "Server"
-    )]
+    /// Port to listen on, 0 to 65535; 0 selects a free port, which is printed
+    #[arg(long, value_name = "PORT", default_value_t = 8080, value_parser = integer_in(0..=u16::MAX), help_heading = "Server")]
     port: u16,
     /// File with the API key that requests must send
     #[arg(long, value_name = "FILE", help_heading = "Server")]
