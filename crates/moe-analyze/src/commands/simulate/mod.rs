@@ -47,8 +47,9 @@ pub struct Args {
     /// experts, rounded up to MiB]
     #[arg(long, value_name = "MIB[,…]", value_delimiter = ',')]
     budget_mib: Vec<Budgets>,
-    /// Cache policies: all, or a list of belady, beladysize, lru, lfu, lfuda, lfru, slru, s3fifo, arc, clock, random; layerNAME for
-    /// a separate cache per layer, such as layerlfu (layer is layerlru); static, staticoracle, staticlearn, hotcache
+    /// Cache policies: all (of the policies layerNAME only layer and layerlfu; staticlearn and hotcache only with --learn), or a list
+    /// of belady, beladysize, lru, lfu, lfuda, lfru, slru, s3fifo, arc, clock, random; layerNAME for a separate cache per layer, such
+    /// as layerlfu (layer is layerlru); static, staticoracle, staticlearn, hotcache
     #[arg(
         long,
         value_name = "NAME[,…]",
