@@ -31,6 +31,11 @@ fn rejects_settings_that_do_not_fit_together() {
             "without --hot-cache-mib auto",
         ),
         (
+            &["--cache-policy", "foo"],
+            "unknown policy \"foo\"; use lru, lfu, lfuda, lfru, slru, s3fifo, arc, clock, random, or layer followed by one of \
+             these (`layer` alone is `layerlru`);",
+        ),
+        (
             &[&dynamic[..], &["--cache-policy", "belady"]].concat(),
             "--cache-policy: the policy belady needs the routing decisions of the future",
         ),
