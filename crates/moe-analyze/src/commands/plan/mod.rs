@@ -257,7 +257,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         args.strategy,
         args.fill_random,
     )?;
-    for warning in plan_warnings(&plan) {
+    for warning in plan_warnings(&plan, args.sizes.as_deref()) {
         ctx.note(warning);
     }
     if let Some(out) = &args.out {
