@@ -200,7 +200,10 @@ fn prints_errors_in_one_line() {
         ),
         (args!["plan", learn, "--model", learn, "--budget-mib", "1"], "learn.json"),
         (args!["plan", learn, "--sizes", sizes, "--budget-mib", "1"], "line 2"),
-        (args!["plan", learn, "--update", sizes], "sizes.csv"),
+        (
+            args!["plan", learn, "--update", sizes],
+            "sizes.csv: line 1, column 1: it is not JSON: expected value; pass the output of `plan -o json`, ",
+        ),
         (args!["plan", learn, "--update", off], "contains no expert"),
     ];
     for (args, expected) in cases {

@@ -16,8 +16,13 @@ pub fn read<T: DeserializeOwned>(path: &Path, advice: &str) -> anyhow::Result<T>
 
 /// Parses the text of a document, in which no object contains a key twice.
 pub fn parse<T: DeserializeOwned>(text: &str) -> anyhow::Result<T> {
-    json::parse_unique(text).map_err(|error| match error {
+    json::parse_unique(text).map_err(describe)
+}
+
+/// Describes an error with its line and column.
+pub fn describe(error: JsonError) -> anyhow::Error {
+    match error {
         JsonError::Invalid(error) => anyhow!(reason_with_location(&error)),
         error => error.into(),
-    })
+    }
 }
