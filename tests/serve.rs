@@ -328,6 +328,12 @@ fn rejects_what_it_cannot_serve() {
     let missing = Path::new("missing.jinja");
     let error = fail!["serve", "--model", model, "--port", "0", "--chat-template", missing];
     assert!(error.contains("missing.jinja"), "{error}");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("foreign.txt");
+    fs::write(&file, "text").unwrap();
+    let error = fail!["--quiet", "serve", "--model", model, "--port", "0", "--record", file];
+    let expected = "foreign.txt: it is a file, not a directory; pass a directory";
+    assert!(error.contains("cannot record to ") && error.contains(expected), "{error}");
     let server = Server::start(&[]);
     let (status, answer) = server.send(
         "POST",

@@ -313,6 +313,12 @@ fn recording(args: &Args, gguf: &Gguf) -> anyhow::Result<Option<Recording>> {
     let Some(dir) = &args.record else {
         return Ok(None);
     };
+    if dir.exists() && !dir.is_dir() {
+        bail!(
+            "cannot record to {}: it is a file, not a directory; pass a directory",
+            dir.display()
+        );
+    }
     let path = gguf.files()[0].path.to_string_lossy();
     let params = RecordingParams::new(dir.to_path_buf(), ModelInfo::from_gguf(&path, gguf)?);
     let started = Recording::start(params);
