@@ -34,9 +34,12 @@ pub enum ValueError {
         /// First number of values that is too large.
         limit: usize,
     },
-    /// The range is empty or never reaches its end.
+    /// The range is empty, or doubles from 0.
     #[error("a range must ascend, and start above 0 if it doubles")]
     BadRange,
+    /// The range never reaches its end.
+    #[error("the step of a range must be above 0")]
+    ZeroStep,
 }
 
 const OUT_OF_RANGE: &str = "out of range";
