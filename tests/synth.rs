@@ -259,8 +259,21 @@ fn rejects_invalid_models() {
     let spec = small("qwen3moe").to_string();
     refused(&spec, &["--quant", "Q9_X"], "weight type `Q9_X` is not supported");
     refused(&spec, &["--quant", "Q8_K"], "MXFP4");
-    refused(&spec, &["--layers", "0"], "n_layer");
-    refused(&spec, &["--zipf", "-1"], "zipf");
+    refused(
+        &spec,
+        &["--layers", "0"],
+        "invalid value '0' for '--layers <N>': out of range (1..=4096)",
+    );
+    refused(
+        &spec,
+        &["--zipf", "-1"],
+        "invalid value '-1' for '--zipf <S>': expected a number of at least 0",
+    );
+    refused(
+        &spec.replace("\"n_layer\":2", "\"n_layer\":0"),
+        &[],
+        "`n_layer` is invalid: 0 is out of range (1..=4096)",
+    );
     refused("{", &[], "spec.json");
     refused("{\"arch\": \"bert\"}", &[], "bert");
     refused(&spec.replace("n_ff_exp", "n_ff_expert"), &[], "n_ff_expert");

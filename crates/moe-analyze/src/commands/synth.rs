@@ -13,6 +13,7 @@ use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
 use crate::json_input;
 use crate::large_output;
+use crate::option_values::{ValueError, integer_in, number};
 use crate::output::human_bytes;
 
 const EXAMPLE: &str =
@@ -55,7 +56,7 @@ pub struct Args {
     #[arg(long, value_name = "TYPE")]
     quant: Option<String>,
     /// Number of layers, 1 to 4096 [default: that of --like or --spec]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = integer_in(1..=4096u32))]
     layers: Option<u32>,
     /// Random seed for weights, vocabulary and expert order
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -65,7 +66,8 @@ pub struct Args {
         long,
         value_name = "S",
         default_value_t = 1.0,
-        allow_negative_numbers = true
+        allow_negative_numbers = true,
+        value_parser = exponent
     )]
     zipf: f64,
     /// Write the header and a hole instead of the weights; the hole takes no disk space and reads as zeros
@@ -118,6 +120,12 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         }
     ));
     Ok(ExitStatus::Done)
+}
+
+fn exponent(text: &str) -> Result<f64, ValueError> {
+    number(text, "a number of at least 0", |value| {
+        (0.0..=f64::MAX).contains(value)
+    })
 }
 
 fn spec(args: &Args) -> anyhow::Result<Spec> {
