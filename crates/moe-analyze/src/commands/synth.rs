@@ -4,9 +4,9 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
 use moe_files::text::counted;
-use moe_synth::model::{Spec, Synth, SynthOptions};
+use moe_synth::model::{Error, Spec, Synth, SynthOptions};
 
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
@@ -84,13 +84,18 @@ pub struct Args {
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     files::require_extension(&args.out, "gguf")?;
     files::check_output(&args.out, args.force)?;
-    let synth = Synth::new(
-        &spec(&args)?,
-        SynthOptions {
-            seed: args.seed,
-            zipf: args.zipf,
-        },
-    )?;
+    let options = SynthOptions {
+        seed: args.seed,
+        zipf: args.zipf,
+    };
+    let synth = Synth::new(&spec(&args)?, options).map_err(|error| {
+        // A weight type of --quant is not in the file.
+        let is_of_file = args.quant.is_none() || !matches!(error, Error::Quant { .. });
+        match &args.spec {
+            Some(path) if is_of_file => anyhow!("{}: {error}", path.display()),
+            _ => error.into(),
+        }
+    })?;
     let size = synth.file_size()?;
     let started = Instant::now();
     if args.sparse {
