@@ -4,13 +4,16 @@ use std::path::Path;
 
 use anyhow::anyhow;
 use moe_placement::json::{self, JsonError};
-use moe_trace::bounded;
 use moe_trace::json::reason_with_location;
+use moe_trace::{Error, bounded};
 use serde::de::DeserializeOwned;
 
-/// Reads a document. Errors end with `advice`, which describes the format.
+/// Reads a document. Errors of its contents end with `advice`, which describes the format.
 pub fn read<T: DeserializeOwned>(path: &Path, advice: &str) -> anyhow::Result<T> {
-    let text = bounded::read_json(path).map_err(|error| anyhow!("{error}; {advice}"))?;
+    let text = bounded::read_json(path).map_err(|error| match error {
+        Error::Io { .. } => error.into(),
+        error => anyhow!("{error}; {advice}"),
+    })?;
     parse(&text).map_err(|error| anyhow!("{}: {error}; {advice}", path.display()))
 }
 
