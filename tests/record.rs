@@ -365,7 +365,7 @@ fn empty_prompt_needs_a_bos_token() {
         "n_ff_exp": 256, "vocab": {"n_tokens": 1000, "pre": "qwen2"}}"#;
     fs::write(&spec, text).unwrap();
     run!["--quiet", "synth", "--spec", spec, "--out", model];
-    let line = fail!["record", "--model", model, "--prompt", "", "--trace", "off"];
+    let line = fail!["--quiet", "record", "--model", model, "--prompt", "", "--trace", "off"];
     let expected = "the prompt is empty, and the tokenizer adds no BOS token; pass a prompt";
     assert!(line.contains(expected), "{line}");
 }
