@@ -60,6 +60,7 @@ fn line_of(page: &str, start: &str) -> String {
 fn messages_list_all_names() {
     let error = "best".parse::<PolicyName>().unwrap_err().to_string();
     assert_lists("the error", &error, &policies());
+    assert_lists("the list", &OnlinePolicy::alternatives(), &online_policies());
     let error = "best".parse::<PredictorName>().unwrap_err().to_string();
     assert_lists("the error", &error, &predictors());
 }

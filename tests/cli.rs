@@ -53,6 +53,31 @@ fn help_lists_exactly_the_subcommands_and_each_has_help() {
     assert!(run!["--version"].starts_with("moe-analyze 0."));
 }
 
+/// The help of an option contains its range and its default.
+#[test]
+fn help_contains_ranges_and_defaults() {
+    for (subcommand, expected) in [
+        ("bench", "removed at the end [default: off]"),
+        ("hotness", "Number of tokens per window, at least 1; required with --by window"),
+        ("plan", "Cache size in MiB, one value per lane, each 0 or more;"),
+        ("plan", "Cache size in bytes, one value per lane, each 0 or more"),
+        ("record", "Cache size in MiB, 0 or more, one value per lane (GPU);"),
+        ("record", "Limit the memory of each GPU to N MiB, 0 or more;"),
+        ("record", "cpu, auto, or up to 16 GPUs such as cuda,"),
+        ("record", "Sample from the K most likely tokens, 0 or more;"),
+        ("replay", "the N-th token of the trace, at least 1 [default: entire trace]"),
+        ("simulate", "Cache sizes in MiB: integers of 0 or more, A..B"),
+        (
+            "simulate",
+            "all (of the policies layerNAME only layer and layerlfu; staticlearn and hotcache only with --learn)",
+        ),
+    ] {
+        let help = run![subcommand, "--help"];
+        let words: Vec<&str> = help.split_whitespace().collect();
+        assert!(words.join(" ").contains(expected), "{subcommand}: {help}");
+    }
+}
+
 #[test]
 fn usage_errors_are_one_line_and_exit_with_2() {
     for (args, expected) in [

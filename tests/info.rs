@@ -397,12 +397,20 @@ fn unknown_formats_exit_with_2() {
     assert!(fail!["info", file].contains("is empty"));
     fs::write(&file, "{\"a\": 1}\n{\"a\": 2}\n").unwrap();
     assert!(fail!["info", file].contains("is JSON, but not a trace in a known format"));
-    fs::write(&file, "{\"a\": NaN}").unwrap();
-    let error = fail!["info", file];
-    assert!(
-        error.contains("NaN is not JSON (line 1, column 7); replace it with a number"),
-        "{error}"
-    );
+    for (text, expected) in [
+        ("{\"a\": NaN}", "NaN is not JSON (line 1, column 7); replace it with a number"),
+        ("{\"a\": b}", "line 1, column 7: it is not valid JSON: expected value; get a new copy"),
+        (
+            "{\"a\": 1}\n{\"a\":",
+            "line 2, column 5: it is not valid JSON: the text ends within a JSON value; get a new copy",
+        ),
+    ] {
+        fs::write(&file, text).unwrap();
+        for command in ["info", "hotness"] {
+            let error = fail![command, file];
+            assert!(error.contains(expected), "{command}: {error}");
+        }
+    }
     let events = dir.path().join("buffers.jsonl");
     fs::write(&events, "{}").unwrap();
     assert!(fail!["info", events].contains("pass the run directory"));

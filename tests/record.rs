@@ -347,7 +347,7 @@ fn invalid_input_exits_with_2_and_writes_no_run() {
         (&["--prompt-file", arg(&absent)], "absent.txt"),
         (&["--prompt-file", arg(&long)], "context"),
         (&["--prompt", PROMPT, "--ctx-size", "4"], "context"),
-        (&["--prompts", arg(&nothing)], "nothing.jsonl, line 1"),
+        (&["--prompts", arg(&nothing)], "nothing.jsonl, line 1: \"tokens\" is empty"),
         (&["--batch-size", "0"], "--batch-size"),
     ];
     for (args, expected) in cases {
@@ -355,6 +355,19 @@ fn invalid_input_exits_with_2_and_writes_no_run() {
         assert!(line.contains(expected), "{expected}: {line}");
         assert!(!out.exists(), "{expected}");
     }
+}
+
+#[test]
+fn empty_prompt_needs_a_bos_token() {
+    let dir = tempfile::tempdir().unwrap();
+    let (spec, model) = (dir.path().join("spec.json"), dir.path().join("m.gguf"));
+    let text = r#"{"arch": "qwen3moe", "n_layer": 1, "n_embd": 256, "n_head": 4, "n_expert": 8, "n_expert_used": 2,
+        "n_ff_exp": 256, "vocab": {"n_tokens": 1000, "pre": "qwen2"}}"#;
+    fs::write(&spec, text).unwrap();
+    run!["--quiet", "synth", "--spec", spec, "--out", model];
+    let line = fail!["--quiet", "record", "--model", model, "--prompt", "", "--trace", "off"];
+    let expected = "the prompt is empty, and the tokenizer adds no BOS token; pass a prompt";
+    assert!(line.contains(expected), "{line}");
 }
 
 /// Ctrl-C leaves a run that every other command reads. The recording would take minutes; the test waits for its first MiB.

@@ -192,7 +192,10 @@ fn rejects_invalid_orders_without_output() {
     refused(&["--hotness", arg(&order)], "--permute-experts");
     refused(&["--permute-experts", "coactivation"], "add --trace");
     refused(&["--trace", arg(&order)], "coactivation");
-    refused(&["--permute-experts", arg(&order)], "contains 2 experts, but the layer has 16");
+    refused(
+        &["--permute-experts", arg(&order)],
+        "contains 2 experts, but the layer has 16; list each expert from 0 to 15 once",
+    );
     fs::write(&order, "{\"9\": [0]}").unwrap();
     refused(&["--permute-experts", arg(&order)], "layer 9");
     fs::write(&order, "{\"0\": [1, 0], \"0\": [0, 1]}").unwrap();

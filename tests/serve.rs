@@ -309,6 +309,12 @@ fn rejects_what_it_cannot_serve() {
     let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
     let error = fail!["serve", "--model", model, "--host", "0.0.0.0", "--port", "0"];
     assert!(error.contains("pass an API key"), "{error}");
+    let error = fail!["serve", "--host", "localhost"];
+    let expected = "invalid value 'localhost' for '--host <ADDRESS>': expected an IP address such as 127.0.0.1 or ::1;";
+    assert!(error.contains(expected), "{error}");
+    let error = fail!["serve", "--port", "65536"];
+    let expected = "invalid value '65536' for '--port <PORT>': out of range (0..=65535);";
+    assert!(error.contains(expected), "{error}");
     let error = fail!["serve", "--model", model, "--port", "0", "--api-key", "a b"];
     assert!(error.contains("visible ASCII"), "{error}");
     let endless = Path::new("/dev/zero");
@@ -325,6 +331,12 @@ fn rejects_what_it_cannot_serve() {
     let missing = Path::new("missing.jinja");
     let error = fail!["serve", "--model", model, "--port", "0", "--chat-template", missing];
     assert!(error.contains("missing.jinja"), "{error}");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("foreign.txt");
+    fs::write(&file, "text").unwrap();
+    let error = fail!["--quiet", "serve", "--model", model, "--port", "0", "--record", file];
+    let expected = "foreign.txt: it is a file, not a directory; pass a directory";
+    assert!(error.contains("cannot record to ") && error.contains(expected), "{error}");
     let server = Server::start(&[]);
     let (status, answer) = server.send(
         "POST",

@@ -257,10 +257,22 @@ fn rejects_invalid_models() {
         assert!(!out.exists());
     };
     let spec = small("qwen3moe").to_string();
-    refused(&spec, &["--quant", "Q9_X"], "weight type `Q9_X` is not supported");
     refused(&spec, &["--quant", "Q8_K"], "MXFP4");
-    refused(&spec, &["--layers", "0"], "n_layer");
-    refused(&spec, &["--zipf", "-1"], "zipf");
+    refused(
+        &spec,
+        &["--layers", "0"],
+        "invalid value '0' for '--layers <N>': out of range (1..=4096)",
+    );
+    refused(
+        &spec,
+        &["--zipf", "-1"],
+        "invalid value '-1' for '--zipf <S>': expected a number of at least 0",
+    );
+    refused(
+        &spec.replace("\"n_layer\":2", "\"n_layer\":0"),
+        &[],
+        "`n_layer` is invalid: 0 is out of range (1..=4096)",
+    );
     refused("{", &[], "spec.json");
     refused("{\"arch\": \"bert\"}", &[], "bert");
     refused(&spec.replace("n_ff_exp", "n_ff_expert"), &[], "n_ff_expert");
@@ -268,7 +280,15 @@ fn rejects_invalid_models() {
     refused(&spec.replace("\"n_expert_used\":4", "\"n_expert_used\":40"), &[], "n_expert_used");
     refused(&spec.replace("qwen3moe", "qwen3next"), &[], "linear_attention");
     let head = |dim: &str| spec.replace("\"head_dim\":64", dim);
-    refused(&head("\"head_dim\":63"), &[], "`head_dim` is invalid: 63 is not even");
+    refused(&head("\"head_dim\":63"), &[], "spec.json: `head_dim` is invalid: 63 is not even");
+    let computed = head("\"head_dim\":null");
+    let odd = computed.replace("\"n_embd\":512", "\"n_embd\":252");
+    refused(&odd, &[], "spec.json: `head_dim` is invalid: 63 (n_embd / n_head) is not even");
+    let zero = computed.replace("\"n_embd\":512", "\"n_embd\":3");
+    refused(&zero, &[], "`head_dim` is invalid: 0 (n_embd / n_head) is out of range (1..=");
+    let quant = spec.replace("\"n_embd\":512", "\"n_embd\":512,\"quant\":\"Q9_X\"");
+    refused(&quant, &[], "spec.json: weight type `Q9_X` is not supported");
+    refused(&spec, &["--quant", "Q9_X"], "moe-analyze: weight type `Q9_X` is not supported");
     for dims in [0, 31, 66] {
         let with = head(&format!("\"head_dim\":64,\"rope_dims\":{dims}"));
         let part = format!("{dims} is not an even number in the range 2..=64 (head_dim)");

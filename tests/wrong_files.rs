@@ -66,6 +66,8 @@ fn reports_invalid_key_of_a_model_description() {
         message.contains("it is a GGUF file, not a text file; `moe-analyze synth"),
         "{message}"
     );
+    let missing = fail!["synth", "--spec", dir.path().join("missing.json"), "--out", out];
+    assert!(missing.contains("cannot open ") && !missing.contains("--help"), "{missing}");
     assert!(!out.exists());
 }
 

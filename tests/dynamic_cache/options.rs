@@ -31,12 +31,17 @@ fn rejects_settings_that_do_not_fit_together() {
             "without --hot-cache-mib auto",
         ),
         (
+            &["--cache-policy", "foo"],
+            "unknown policy \"foo\"; use lru, lfu, lfuda, lfru, slru, s3fifo, arc, clock, random, or layer followed by one of \
+             these (`layer` alone is `layerlru`);",
+        ),
+        (
             &[&dynamic[..], &["--cache-policy", "belady"]].concat(),
-            "--cache-policy: the policy belady needs the routing decisions of the future",
+            "--cache-policy: the policy belady needs the routing decisions of the future, which only a simulation knows; use lru, lfu,",
         ),
         (
             &[&dynamic[..], &["--cache-policy", "hotcache"]].concat(),
-            "--cache-policy: the policy hotcache does not load missing experts",
+            "--cache-policy: the policy hotcache does not load missing experts; for fixed contents use a hot cache, else lru, lfu,",
         ),
         (
             &[&dynamic[..], &["--predictor", "markov", "--prefetch-depth", "4"]].concat(),

@@ -59,6 +59,31 @@ fn warns_about_learn_file_of_another_model() {
     }
 }
 
+#[test]
+fn warns_about_experts_without_a_size() {
+    let dir = workplace();
+    let sizes = write(&dir, "z.csv", "layer,expert,bytes\n0,3,1000\n");
+    for (experts, expected) in [
+        ("[[3, 9], [1, 8]]", "1 expert of the learn file has no size in FILE; add its size, or"),
+        (
+            "[[3, 9], [1, 8], [2, 3]]",
+            "2 experts of the learn file have no size in FILE; add their sizes, or",
+        ),
+    ] {
+        let text = format!(
+            r#"{{"schema": "llama.cpp.moe_layer_opt_perf.v1", "layers": [{{"layer": 0, "calls": 7, "experts": {experts}}}]}}"#
+        );
+        let learn = write(&dir, "other.json", &text);
+        let args = ["plan", arg(&learn), "--sizes", arg(&sizes), "--budget-bytes", "120000"];
+        let planned = moe_analyze().args(args).assert().success();
+        let notes = String::from_utf8_lossy(&planned.get_output().stderr).into_owned();
+        let expected = format!("warning: {}", expected.replace("FILE", arg(&sizes)));
+        assert!(notes.contains(&expected), "{notes}");
+        let explained = run![args, "--explain", "0:1"];
+        assert!(explained.contains("the size of the expert is unknown"), "{explained}");
+    }
+}
+
 /// The summary ends with the commands; JSON contains the same commands.
 #[test]
 fn prints_command_lines() {
@@ -175,7 +200,10 @@ fn prints_errors_in_one_line() {
         ),
         (args!["plan", learn, "--model", learn, "--budget-mib", "1"], "learn.json"),
         (args!["plan", learn, "--sizes", sizes, "--budget-mib", "1"], "line 2"),
-        (args!["plan", learn, "--update", sizes], "sizes.csv"),
+        (
+            args!["plan", learn, "--update", sizes],
+            "sizes.csv: line 1, column 1: it is not JSON: expected value; pass the output of `plan -o json`, ",
+        ),
         (args!["plan", learn, "--update", off], "contains no expert"),
     ];
     for (args, expected) in cases {

@@ -88,7 +88,8 @@ fn rejects_invalid_options() {
     let trace = repository(SMALL);
     for (option, value, expected) in [
         ("--policy", "best", "unknown policy"),
-        ("--budget-mib", "8..4", "range"),
+        ("--budget-mib", "8..4", "a range must ascend"),
+        ("--budget-mib", "1..5+0", "the step of a range must be above 0"),
         ("--train-fraction", "2", "0 to 1"),
         ("--plot", "curve.pdf", ".png"),
         ("--sample", "0", "above 0"),

@@ -34,9 +34,12 @@ pub enum ValueError {
         /// First number of values that is too large.
         limit: usize,
     },
-    /// The range is empty or never reaches its end.
+    /// The range is empty, or doubles from 0.
     #[error("a range must ascend, and start above 0 if it doubles")]
     BadRange,
+    /// The range never reaches its end.
+    #[error("the step of a range must be above 0")]
+    ZeroStep,
 }
 
 const OUT_OF_RANGE: &str = "out of range";
@@ -90,7 +93,7 @@ pub fn at_least<T: Integer>(least: T) -> impl Fn(&str) -> Result<T, ValueError> 
     }
 }
 
-/// Parses a number that satisfies `is_valid`. `expected` describes the valid values in the error.
+/// Parses a value that satisfies `is_valid`. `expected` describes the valid values in the error.
 pub fn number<T: FromStr>(
     text: &str,
     expected: &'static str,

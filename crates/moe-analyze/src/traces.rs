@@ -6,10 +6,12 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use moe_foreign::{Contents, Detected, ForeignError, ImportOptions, Input, Missing, Summary};
 use moe_gguf::Gguf;
+use moe_placement::json::non_finite;
 use moe_trace::check::stale_tables;
 use moe_trace::manifest::Manifest;
 use moe_trace::ops::OpTable;
-use moe_trace::{ModelInfo, Run, Sink};
+use moe_trace::{ModelInfo, Run, Sink, bounded};
+use serde::de::IgnoredAny;
 
 use crate::advice;
 use crate::context::Context;
@@ -259,7 +261,7 @@ pub fn read(
     Ok(summary)
 }
 
-/// Describes a JSON file that is not a trace.
+/// Describes a file that starts like a JSON object, but is not a trace.
 pub fn unknown_json(path: &Path) -> String {
     const RUN_FILES: [&str; 3] = ["manifest.json", "buffers.jsonl", "transfers.jsonl"];
     if RUN_FILES.iter().any(|name| path.ends_with(name)) {
@@ -268,10 +270,34 @@ pub fn unknown_json(path: &Path) -> String {
             path.display()
         );
     }
+    if let Some(error) = json_error(path) {
+        return format!("{}: {error}", path.display());
+    }
     format!(
         "{} is JSON, but not a trace in a known format; `convert --list` lists the formats",
         path.display()
     )
+}
+
+/// Describes the first syntax error of a file with one or more JSON values. Returns `None` if there is none, or if the file cannot be
+/// read.
+fn json_error(path: &Path) -> Option<String> {
+    let text = bounded::read_json(path).ok()?;
+    let mut values = serde_json::Deserializer::from_str(&text).into_iter::<IgnoredAny>();
+    let error = values.find_map(Result::err)?;
+    if let Some(value) = non_finite(&error, text.as_bytes()) {
+        let (line, column) = (error.line(), error.column());
+        return Some(format!(
+            "{value} is not JSON (line {line}, column {column}); replace it with a number"
+        ));
+    }
+    let reason = moe_trace::json::reason(&error);
+    let cause = reason.strip_prefix("it is not JSON: ").unwrap_or(&reason);
+    Some(format!(
+        "line {}, column {}: it is not valid JSON: {cause}; get a new copy of the file",
+        error.line(),
+        error.column()
+    ))
 }
 
 /// Shows the progress of reading a trace.

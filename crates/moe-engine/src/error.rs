@@ -21,9 +21,7 @@ pub enum Error {
         position: u32,
     },
     /// There is no first token.
-    #[error(
-        "the prompt is empty, and the model's vocabulary has no BOS token to start with; pass a prompt"
-    )]
+    #[error("the prompt is empty, and the tokenizer adds no BOS token; pass a prompt")]
     EmptyPrompt,
     /// The prompt does not fit the context.
     #[error(

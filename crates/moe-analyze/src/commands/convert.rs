@@ -19,8 +19,8 @@ use crate::traces::{self, TraceArgs};
 
 /// Convert a trace to the format of another tool
 ///
-/// Reads a run, tables, or a trace in any format that --list shows. Reports which information the new format cannot contain.
-/// INPUT, --to and --out are required, except with --list.
+/// Reads a run, tables, or a trace in any format that --list shows with the direction `read` or `both`. Reports which information the
+/// new format cannot contain. INPUT, --to and --out are required, except with --list.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  moe-analyze convert --list\n  moe-analyze convert runs/first --to learn --out learn.json\n  moe-analyze convert runs/first --to perfetto --out first.pftrace"

@@ -4,15 +4,16 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
 use moe_files::text::counted;
-use moe_synth::model::{Spec, Synth, SynthOptions};
+use moe_synth::model::{Error, Spec, Synth, SynthOptions};
 
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
 use crate::json_input;
 use crate::large_output;
+use crate::option_values::{ValueError, integer_in, number};
 use crate::output::human_bytes;
 
 const EXAMPLE: &str =
@@ -55,7 +56,7 @@ pub struct Args {
     #[arg(long, value_name = "TYPE")]
     quant: Option<String>,
     /// Number of layers, 1 to 4096 [default: that of --like or --spec]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = integer_in(1..=4096u32))]
     layers: Option<u32>,
     /// Random seed for weights, vocabulary and expert order
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -65,7 +66,8 @@ pub struct Args {
         long,
         value_name = "S",
         default_value_t = 1.0,
-        allow_negative_numbers = true
+        allow_negative_numbers = true,
+        value_parser = exponent
     )]
     zipf: f64,
     /// Write the header and a hole instead of the weights; the hole takes no disk space and reads as zeros
@@ -82,13 +84,18 @@ pub struct Args {
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     files::require_extension(&args.out, "gguf")?;
     files::check_output(&args.out, args.force)?;
-    let synth = Synth::new(
-        &spec(&args)?,
-        SynthOptions {
-            seed: args.seed,
-            zipf: args.zipf,
-        },
-    )?;
+    let options = SynthOptions {
+        seed: args.seed,
+        zipf: args.zipf,
+    };
+    let synth = Synth::new(&spec(&args)?, options).map_err(|error| {
+        // A weight type of --quant is not in the file.
+        let is_of_file = args.quant.is_none() || !matches!(error, Error::Quant { .. });
+        match &args.spec {
+            Some(path) if is_of_file => anyhow!("{}: {error}", path.display()),
+            _ => error.into(),
+        }
+    })?;
     let size = synth.file_size()?;
     let started = Instant::now();
     if args.sparse {
@@ -118,6 +125,12 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         }
     ));
     Ok(ExitStatus::Done)
+}
+
+fn exponent(text: &str) -> Result<f64, ValueError> {
+    number(text, "a number of at least 0", |value| {
+        (0.0..=f64::MAX).contains(value)
+    })
 }
 
 fn spec(args: &Args) -> anyhow::Result<Spec> {

@@ -64,7 +64,7 @@ fn proportion(text: &str) -> Result<f32, ValueError> {
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "GPU")]
 pub struct DeviceArgs {
-    /// Devices to run on: cpu, auto, or GPUs such as cuda, cuda:1 or cuda:0,cuda:1
+    /// Devices to run on: cpu, auto, or up to 16 GPUs such as cuda, cuda:1 or cuda:0,cuda:1
     ///
     /// cuda is the first NVIDIA GPU. auto is the first GPU if it works, else the CPU. The CPU is always used as well. The GPUs of a list
     /// are named CUDA0, CUDA1, ... in this order, and share the layers (--tensor-split). A GPU that is listed twice counts as two.
@@ -93,7 +93,7 @@ pub struct DeviceArgs {
     /// Proportion of the layers on each GPU, such as 3,1; each 0 or more [default: in proportion to free memory]
     #[arg(long, visible_alias = "ts", value_name = "N[,…]", value_delimiter = ',', value_parser = proportion)]
     pub tensor_split: Vec<f32>,
-    /// Limit GPU memory to N MiB; a list contains one limit per GPU [default: no limit]
+    /// Limit the memory of each GPU to N MiB, 0 or more; a list contains one limit per GPU [default: no limit]
     #[arg(long, value_name = "N[,…]", value_delimiter = ',')]
     pub vram_mib: Vec<u64>,
     /// Minimum batch size in tokens, 0 or more, for which weights in CPU memory are copied to the GPU and multiplied there; 0 disables

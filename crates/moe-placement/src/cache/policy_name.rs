@@ -57,6 +57,12 @@ impl OnlinePolicy {
             OnlinePolicy::Random => "random",
         }
     }
+
+    /// Returns the names of the shared and of the layered policies, for messages.
+    pub fn alternatives() -> String {
+        let names = OnlinePolicy::ALL.map(OnlinePolicy::name).join(", ");
+        format!("{names}, or layer followed by one of these (`layer` alone is `layerlru`)")
+    }
 }
 
 /// A policy. `FromStr` parses what `Display` prints, and `layerlru` as another name of `layer`.

@@ -39,7 +39,9 @@ use std::sync::Arc;
 
 use moe_ids::{ExpertId, LayerId};
 
-use crate::cache::{BuildError, Changes, Experts, Key, Policy, PolicyInputs, PolicyName};
+use crate::cache::{
+    BuildError, Changes, Experts, Key, OnlinePolicy, Policy, PolicyInputs, PolicyName,
+};
 use crate::plan::ExpertSizes;
 use crate::predict::{Predictor, PredictorName, Prefetches};
 use slots::Slots;
@@ -121,7 +123,8 @@ impl Settings {
 pub enum Error {
     /// The policy needs look-ups of the future.
     #[error(
-        "the policy {policy} needs the routing decisions of the future, which only a simulation knows"
+        "the policy {policy} needs the routing decisions of the future, which only a simulation knows; use {}",
+        OnlinePolicy::alternatives()
     )]
     NeedsFuture {
         /// The policy.
@@ -129,7 +132,8 @@ pub enum Error {
     },
     /// The policy does not load missing experts.
     #[error(
-        "the policy {policy} does not load missing experts; use a hot cache for fixed contents"
+        "the policy {policy} does not load missing experts; for fixed contents use a hot cache, else {}",
+        OnlinePolicy::alternatives()
     )]
     FixedContents {
         /// The policy.

@@ -1,7 +1,7 @@
 use moe_ids::{ExpertId, LayerId};
 
 use super::*;
-use crate::cache::{Access, OnlinePolicy};
+use crate::cache::Access;
 use crate::random::SplitMix64;
 
 const N_EXPERT: u32 = 8;

@@ -113,7 +113,7 @@ impl fmt::Display for Explanation {
                 f,
                 "; it needs {cost} bytes, but lane {lane} had only {free} bytes left when its rank was reached"
             ),
-            Some(PlanVerdict::UnknownSize) => write!(f, "; the model has no such expert"),
+            Some(PlanVerdict::UnknownSize) => write!(f, "; the size of the expert is unknown"),
             Some(PlanVerdict::Repeated) => write!(f, "; the learn file contains its layer twice"),
         }
     }

@@ -74,7 +74,7 @@ pub enum PlanVerdict {
         /// Free bytes of the lane.
         free: u64,
     },
-    /// The size of the expert is unknown: the model has no such expert.
+    /// The size of the expert is unknown, for example because the model has no such expert.
     UnknownSize,
     /// A duplicate: the file contains the layer twice, and the expert was decided before.
     Repeated,

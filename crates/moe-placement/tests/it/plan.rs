@@ -458,7 +458,7 @@ fn explains_why_experts_are_in_or_out() {
         assert!(
             explain(layer, expert)
                 .to_string()
-                .ends_with("does not appear in the learn file; the model has no such expert")
+                .ends_with("does not appear in the learn file; the size of the expert is unknown")
         );
     }
 }

@@ -219,6 +219,14 @@ impl Spec {
             .unwrap_or_else(|| self.n_embd.checked_div(self.n_head).unwrap_or(0))
     }
 
+    /// How [`Spec::head_dim`] is computed, in brackets; empty if the description contains it.
+    fn head_dim_formula(&self) -> &'static str {
+        match self.head_dim {
+            Some(_) => "",
+            None => " (n_embd / n_head)",
+        }
+    }
+
     /// Hidden width of dense blocks.
     pub fn n_ff(&self) -> u64 {
         self.n_ff.unwrap_or(self.n_ff_exp)
@@ -263,7 +271,14 @@ impl Spec {
                 _ => MAX_WIDTH,
             };
             if width == 0 || width > limit {
-                return bad(key, format!("{width} is out of range (1..={limit})"));
+                let formula = match key {
+                    "head_dim" => self.head_dim_formula(),
+                    _ => "",
+                };
+                return bad(
+                    key,
+                    format!("{width}{formula} is out of range (1..={limit})"),
+                );
             }
         }
         if self.n_expert_used > self.n_expert {
@@ -288,7 +303,7 @@ impl Spec {
         }
         // RoPE rotates pairs of elements.
         if !self.head_dim().is_multiple_of(2) {
-            let problem = format!("{} is not even", self.head_dim());
+            let problem = format!("{}{} is not even", self.head_dim(), self.head_dim_formula());
             return bad("head_dim", problem);
         }
         if let Some(dims) = self.rope_dims.map(u64::from) {

@@ -33,10 +33,15 @@ pub enum Error {
         count: usize,
     },
     /// An order is not a permutation of the experts of its layer.
-    #[error("the order of the experts of layer {layer} is invalid: {fault}")]
+    #[error(
+        "the order of the experts of layer {layer} is invalid: {fault}; list each expert from 0 to {} once",
+        n_expert.saturating_sub(1)
+    )]
     InvalidOrder {
         /// The layer.
         layer: LayerId,
+        /// Number of experts of the layer.
+        n_expert: u32,
         /// What is wrong with the order.
         fault: OrderFault,
     },

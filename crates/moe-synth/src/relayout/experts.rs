@@ -44,7 +44,11 @@ pub(super) fn check(gguf: &Gguf, orders: &ExpertOrders) -> Result<(), Error> {
         let Some(&n_expert) = counts.get(&layer) else {
             return Err(Error::NoExperts { layer });
         };
-        let invalid = |fault| Error::InvalidOrder { layer, fault };
+        let invalid = |fault| Error::InvalidOrder {
+            layer,
+            n_expert,
+            fault,
+        };
         if order.len() as u64 != u64::from(n_expert) {
             let found = order.len();
             return Err(invalid(OrderFault::Length { found, n_expert }));

@@ -414,8 +414,14 @@ fn rejects_orders_that_do_not_match_the_model() {
             },
         ),
     ] {
-        match rejection(&[], &[experts], order) {
-            Error::InvalidOrder { layer, fault } => {
+        let error = rejection(&[], &[experts], order);
+        let message = error.to_string();
+        assert!(
+            message.ends_with("; list each expert from 0 to 3 once"),
+            "{message}"
+        );
+        match error {
+            Error::InvalidOrder { layer, fault, .. } => {
                 assert_eq!((layer, fault), (LayerId(0), expected));
             }
             other => panic!("{other}"),

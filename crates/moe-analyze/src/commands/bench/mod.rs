@@ -109,7 +109,7 @@ pub struct Args {
     #[arg(long, value_name = "PERCENT[,…]", value_delimiter = ',', value_parser = caches::percent)]
     hot_cache_percent: Vec<f64>,
     /// What the repetitions record: off, experts (expert operations), all; several values alternate. The trace is in a temporary
-    /// directory (TMPDIR) and is removed at the end
+    /// directory (TMPDIR) and is removed at the end [default: off]
     #[arg(long, value_name = "WHAT[,…]", value_delimiter = ',', value_enum)]
     trace: Vec<TraceMode>,
     #[command(flatten)]

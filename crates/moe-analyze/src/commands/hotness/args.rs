@@ -33,7 +33,7 @@ pub struct Args {
     /// Split the counts of the matrix by this key
     #[arg(long, value_enum, help_heading = "Matrix")]
     pub by: Option<ByChoice>,
-    /// Number of tokens per window for --by window, at least 1
+    /// Number of tokens per window, at least 1; required with --by window
     #[arg(long, value_name = "N", value_parser = at_least(1u64), help_heading = "Matrix")]
     pub window: Option<u64>,
     /// Write the matrix of layers × experts; the extension selects the format: csv, json, jsonl, md, parquet, npy

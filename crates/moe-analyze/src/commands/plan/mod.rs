@@ -50,8 +50,8 @@ pub struct Args {
     sizes: Option<PathBuf>,
     #[command(flatten)]
     import: ImportArgs,
-    /// Cache size in MiB, one value per lane; auto (or -1, as in the fork) uses the free memory of the GPU, minus the memory of
-    /// the model, its context and a reserve. --budget-mib or --budget-bytes is required without --update
+    /// Cache size in MiB, one value per lane, each 0 or more; auto (or -1, as in the fork) uses the free memory of the GPU, minus the
+    /// memory of the model, its context and a reserve. --budget-mib or --budget-bytes is required without --update
     #[arg(
         long,
         value_name = "N|auto[,…]",
@@ -60,7 +60,7 @@ pub struct Args {
         help_heading = "Budget"
     )]
     budget_mib: Vec<LaneBudget>,
-    /// Cache size in bytes, one value per lane
+    /// Cache size in bytes, one value per lane, each 0 or more
     #[arg(
         long,
         value_name = "N[,…]",
@@ -257,7 +257,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         args.strategy,
         args.fill_random,
     )?;
-    for warning in plan_warnings(&plan) {
+    for warning in plan_warnings(&plan, args.sizes.as_deref()) {
         ctx.note(warning);
     }
     if let Some(out) = &args.out {

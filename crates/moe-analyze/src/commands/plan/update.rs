@@ -25,12 +25,10 @@ pub fn run(
     ranking: &[Entry],
     ctx: &Context,
 ) -> anyhow::Result<()> {
-    let current = Current::read(current, ctx)
-        .map_err(|error| {
-            let path = current.display();
-            let error = output::one_line(&error);
-            anyhow!("{path} does not contain a cache: {error}; pass the output of `plan -o json`, a learn file of `plan --out`, or a live report")
-        })?;
+    let current = Current::read(current, ctx).map_err(|error| {
+        let error = output::one_line(&error);
+        anyhow!("{error}; pass the output of `plan -o json`, a learn file of `plan --out`, or a live report")
+    })?;
     let slots = live.layer_slots();
     let mut rate = args.update_rate;
     if slots.is_none() {
@@ -76,13 +74,18 @@ struct Place {
 impl Current {
     fn read(path: &Path, ctx: &Context) -> anyhow::Result<Current> {
         let text = bounded::read_json(path)?;
-        let places: Vec<Place> = if has_schema(&text)? {
-            experts_of(&LearnFile::parse(&text)?, ctx)?
+        let current = Current::parse(&text, ctx);
+        current.map_err(|error| anyhow!("{}: {}", path.display(), output::one_line(&error)))
+    }
+
+    fn parse(text: &str, ctx: &Context) -> anyhow::Result<Current> {
+        let places: Vec<Place> = if has_schema(text).map_err(json_input::describe)? {
+            experts_of(&LearnFile::parse(text)?, ctx)?
         } else {
-            json_input::parse::<PlanFile>(&text)?.selected
+            json_input::parse::<PlanFile>(text)?.selected
         };
         if places.is_empty() {
-            bail!("it contains no expert; pass the plan that the cache was built from");
+            bail!("the file contains no expert");
         }
         Ok(Current {
             n_lanes: places

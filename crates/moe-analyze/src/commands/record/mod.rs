@@ -97,7 +97,7 @@ pub struct Args {
     /// Sampling temperature, 0 or more; 0 selects the most likely token
     #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true, value_parser = temperature, help_heading = "Sampling (with --temp above 0)")]
     temp: f32,
-    /// Sample from the K most likely tokens; 0 disables the limit
+    /// Sample from the K most likely tokens, 0 or more; 0 disables the limit
     #[arg(
         long,
         value_name = "K",

@@ -185,6 +185,9 @@ fn lines(text: &str, file: &str) -> anyhow::Result<Vec<Prompt>> {
         if let Err(reason) = prompt.check() {
             bail!("{place}: {reason}; write {FORMAT}");
         }
+        if prompt.tokens.as_ref().is_some_and(Vec::is_empty) {
+            bail!("{place}: \"tokens\" is empty; write at least one token id");
+        }
         prompt.place = Some(place);
         prompts.push(prompt);
     }
@@ -282,6 +285,10 @@ mod tests {
                 "line 1: \"tools\" needs \"messages\"",
             ),
             ("\n{\"messages\":[]}", "f, line 2: \"messages\" is empty"),
+            (
+                "{\"tokens\":[]}",
+                "f, line 1: \"tokens\" is empty; write at least one token id",
+            ),
             (
                 "{\"messages\":\"a\"}",
                 "f, line 1, column 15: \"a\" instead of",

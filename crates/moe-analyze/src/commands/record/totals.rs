@@ -59,8 +59,10 @@ impl Totals {
             sequences,
         } = self.tokens;
         let mut text = format!(
-            "{prompt} prompt tokens ({}) and {generated} generated tokens ({}) in {}",
+            "{} ({}) and {} ({}) in {}",
+            counted(prompt, "prompt token"),
             rate(prompt, self.prompt_time),
+            counted(generated, "generated token"),
             rate(generated, self.generation_time),
             counted(sequences, "sequence"),
         );
@@ -138,6 +140,22 @@ mod tests {
             summary.ends_with("; 1 record, 1.0 KiB, in a b\\u{1b}c"),
             "{summary}"
         );
+    }
+
+    #[test]
+    fn summary_counts_one_token() {
+        let mut totals = Totals::default();
+        let generated = Generated {
+            n_prompt: 1,
+            n_generated: 1,
+            prompt_time: Duration::from_millis(10),
+            stop: Stop::Length,
+        };
+        totals.add(generated, Duration::from_millis(20));
+        let summary = totals.summary(None);
+        let expected =
+            "1 prompt token (100 tokens/s) and 1 generated token (100 tokens/s) in 1 sequence";
+        assert_eq!(summary, expected);
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub struct Args {
     /// Number of CPU threads, 1 to 1024 [default: number of cores]
     #[arg(short, long, value_name = "N", value_parser = integer_in(1..=1024u16))]
     threads: Option<u16>,
-    /// Stop after the forward pass that contains the N-th token of the trace [default: entire trace]
+    /// Stop after the forward pass that contains the N-th token of the trace, at least 1 [default: entire trace]
     #[arg(long, value_name = "N", value_parser = at_least(1u64))]
     tokens: Option<u64>,
     /// Prompt tokens per forward pass if the trace does not contain its batches, 1 to 1048576

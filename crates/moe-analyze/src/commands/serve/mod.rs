@@ -30,7 +30,7 @@ use crate::exit_status::ExitStatus;
 use crate::files::OutputPath;
 use crate::interrupt;
 use crate::model;
-use crate::option_values::integer_in;
+use crate::option_values::{ValueError, integer_in, number};
 use crate::output::{self, message};
 
 /// Default context of a request, in tokens, unless the model was trained with less.
@@ -69,21 +69,17 @@ pub struct Args {
     /// Model, a GGUF file [default: the embedded model]
     #[arg(short, long, value_name = "FILE")]
     model: Option<PathBuf>,
-    /// Address to listen on; other addresses than those of this machine need an API key
+    /// IP address to listen on; an address other than a loopback address (127.0.0.1, ::1) needs an API key
     #[arg(
         long,
         value_name = "ADDRESS",
         default_value = "127.0.0.1",
+        value_parser = ip_address,
         help_heading = "Server"
     )]
     host: IpAddr,
-    /// Port to listen on; 0 selects a free port, which is printed
-    #[arg(
-        long,
-        value_name = "PORT",
-        default_value_t = 8080,
-        help_heading = "Server"
-    )]
+    /// Port to listen on, 0 to 65535; 0 selects a free port, which is printed
+    #[arg(long, value_name = "PORT", default_value_t = 8080, value_parser = integer_in(0..=u16::MAX), help_heading = "Server")]
     port: u16,
     /// File with the API key that requests must send
     #[arg(long, value_name = "FILE", help_heading = "Server")]
@@ -251,6 +247,10 @@ async fn interruption(interrupted: &'static AtomicBool, handle: &Handle) {
     }
 }
 
+fn ip_address(text: &str) -> Result<IpAddr, ValueError> {
+    number(text, "an IP address such as 127.0.0.1 or ::1", |_| true)
+}
+
 fn api_key(args: &Args) -> anyhow::Result<Option<ApiKey>> {
     let (key, place) = match (&args.api_key_file, &args.api_key) {
         (Some(file), _) => {
@@ -290,6 +290,12 @@ fn recording(args: &Args, gguf: &Gguf, quiet: bool) -> anyhow::Result<Option<Rec
     let Some(dir) = &args.record else {
         return Ok(None);
     };
+    if dir.exists() && !dir.is_dir() {
+        bail!(
+            "cannot record to {}: it is a file, not a directory; pass a directory",
+            dir.display()
+        );
+    }
     let path = gguf.files()[0].path.to_string_lossy();
     let params = RecordingParams::new(dir.to_path_buf(), ModelInfo::from_gguf(&path, gguf)?);
     let started = Recording::start(params, move |error| {

@@ -28,7 +28,10 @@ impl FromStr for Budgets {
             None => (to, None),
         };
         let (from, to) = (number(from)?, number(to)?);
-        if from > to || step == Some(0) || (step.is_none() && from == 0) {
+        if step == Some(0) {
+            return Err(ValueError::ZeroStep);
+        }
+        if from > to || (step.is_none() && from == 0) {
             return Err(ValueError::BadRange);
         }
         let next = |mib: &u64| match step {

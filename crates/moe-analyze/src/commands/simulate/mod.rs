@@ -43,12 +43,13 @@ pub struct Args {
     /// Run directory, trace.bin, directory of tables, or a trace of another tool with tokens in order
     #[arg(value_name = "TRACE")]
     path: PathBuf,
-    /// Cache sizes in MiB: numbers, A..B (doubling from A to B) or A..B+STEP [default: up to 8 sizes, 1/8 to 8/8 of the size of all
-    /// experts, rounded up to MiB]
+    /// Cache sizes in MiB: integers of 0 or more, A..B (doubling from A to B) or A..B+STEP [default: up to 8 sizes, 1/8 to 8/8 of the
+    /// size of all experts, rounded up to MiB]
     #[arg(long, value_name = "MIB[,…]", value_delimiter = ',')]
     budget_mib: Vec<Budgets>,
-    /// Cache policies: all, or a list of belady, beladysize, lru, lfu, lfuda, lfru, slru, s3fifo, arc, clock, random; layerNAME for
-    /// a separate cache per layer, such as layerlfu (layer is layerlru); static, staticoracle, staticlearn, hotcache
+    /// Cache policies: all (of the policies layerNAME only layer and layerlfu; staticlearn and hotcache only with --learn), or a list
+    /// of belady, beladysize, lru, lfu, lfuda, lfru, slru, s3fifo, arc, clock, random; layerNAME for a separate cache per layer, such
+    /// as layerlfu (layer is layerlru); static, staticoracle, staticlearn, hotcache
     #[arg(
         long,
         value_name = "NAME[,…]",

@@ -21,9 +21,9 @@ use temporary::Temporary;
 
 /// Run an SQL query over the tables of runs, traces and models
 ///
-/// The tables are ops, accesses, routing, map and hotness. A trace of another tool has routing and hotness (counts: only hotness), a model
-/// has map. SHOW TABLES lists the tables of the inputs. The rows of several inputs are in one table, with the run in the column `run`.
-/// docs/sql.md describes the tables and contains examples.
+/// The tables are ops, accesses, routing, map and hotness. A trace of another tool has the tables routing and hotness, or only hotness if
+/// it contains counts without tokens. A model has the table map. SHOW TABLES lists the tables of the inputs. The rows of several inputs are
+/// in one table, with the run in the column `run`. docs/sql.md describes the tables and contains examples.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  moe-analyze sql \"SELECT layer_id, AVG(duration_ns) FROM ops GROUP BY layer_id\" runs/first"

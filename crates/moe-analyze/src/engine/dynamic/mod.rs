@@ -5,7 +5,7 @@ mod run;
 use anyhow::{Context as _, bail};
 use moe_executor::DeviceId;
 use moe_executor::hot_cache::DynamicParams;
-use moe_placement::cache::{Experts, OnlinePolicy, PolicyName};
+use moe_placement::cache::{BuildError, Experts, OnlinePolicy, PolicyName};
 use moe_placement::dynamic::{Error, Settings};
 use moe_placement::predict::PredictorName;
 
@@ -31,7 +31,7 @@ pub const HOT_CACHE_OPTIONS: [&str; 4] = [
 pub struct DynamicArgs {
     /// Which experts to evict: lru, lfu, lfuda, lfru, slru, s3fifo, arc, clock or random; layerNAME for a separate cache per layer,
     /// such as layerlfu (layer is layerlru) [default: lru]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = cache_policy)]
     cache_policy: Option<PolicyName>,
     /// Predictor of the experts to copy before a layer selects them: previous, hottest, markov or coactivation [default: no
     /// prefetching]
@@ -43,6 +43,16 @@ pub struct DynamicArgs {
     /// Number of experts to predict per layer, at least 1 [default: number of experts that the predicting layer selected]
     #[arg(long, value_name = "N", requires = "predictor", value_parser = at_least(1usize))]
     prefetch_experts: Option<usize>,
+}
+
+/// Parses the name of a policy. The error lists only the policies of a dynamic cache.
+fn cache_policy(name: &str) -> Result<PolicyName, String> {
+    name.parse().map_err(|_: BuildError| {
+        format!(
+            "unknown policy {name:?}; use {}",
+            OnlinePolicy::alternatives()
+        )
+    })
 }
 
 impl DynamicArgs {

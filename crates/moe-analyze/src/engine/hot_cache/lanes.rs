@@ -12,8 +12,9 @@ use crate::lane_budget::{LaneBudget, mib};
 /// Options of the lanes. The fork has an option for each lane; those of the second and third are hidden.
 #[derive(Clone, Debug, clap::Args)]
 pub struct LaneArgs {
-    /// Cache size in MiB, one value per lane (GPU); required unless --hot-cache is a plan, which contains the sizes. auto (or -1) uses
-    /// the free memory of the lane's device, minus the memory of the model, its context and a reserve; 0 keeps a lane empty
+    /// Cache size in MiB, 0 or more, one value per lane (GPU); required unless --hot-cache is a plan, which contains the sizes. auto
+    /// (or -1) uses the free memory of the lane's device, minus the memory of the model, its context and a reserve; 0 keeps a lane
+    /// empty
     #[arg(
         long,
         alias = "moe-hot-cache-max-mib",

@@ -108,7 +108,7 @@ impl Planned {
         let seed = fill.then_some(FILL_SEED);
         let ranking = rank(observations, weighting, curve);
         let plan = Plan::new(&ranking, &sizes, &budgets, args.strategy(), seed)?;
-        for warning in plan_warnings(&plan) {
+        for warning in plan_warnings(&plan, None) {
             ctx.note(warning);
         }
         let lanes = plan.lanes.iter().zip(devices);
