@@ -184,13 +184,16 @@ impl Pending {
     }
 
     pub(crate) fn rename(&mut self, registry: &mut Registry) -> Result<(), Error> {
-        if self.replace {
-            check_link(&self.path)?;
-        }
         let Some(temporary) = self.temporary.take() else {
             return Ok(());
         };
         let name = temporary.to_path_buf();
+        if self.replace
+            && let Err(error) = check_link(&self.path)
+        {
+            registry.files.remove(&name);
+            return Err(error);
+        }
         let renamed = if self.replace {
             temporary.persist(&self.path)
         } else {
