@@ -264,6 +264,11 @@ fn reports_missing_and_damaged_inputs() {
     fs::write(&file, "{\"window\":1}\n").unwrap();
     let error = fail!["overlap", run];
     assert!(error.contains("line 1"), "{error}");
+    for list in ["[[1]]", "[1, 2]"] {
+        fs::write(&file, list).unwrap();
+        let error = fail!["overlap", run];
+        assert!(error.contains("line 1: a list instead of an object"), "{error}");
+    }
     let only: String = good
         .lines()
         .skip(6)

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use super::{MODEL, binary, contents, names, run_in, shell, start, stderr_of};
-use crate::support::{arg, args, fail, moe_analyze, repository, run};
+use crate::support::{arg, args, moe_analyze, repository, run};
 
 /// The files of a conversion belong to one trace.
 #[test]
@@ -104,11 +104,60 @@ fn does_not_follow_planted_links() {
     let process = fs::read_to_string(dir.path().join("pid")).unwrap();
     let kept = dir.path().join(format!("o/.{}.x.jsonl", process.trim()));
     assert_eq!(fs::read_to_string(kept).unwrap(), "s\n");
-    // Without --force, a link at the output path is not replaced, wherever it points.
-    symlink("nowhere", dir.path().join("o/y.jsonl")).unwrap();
-    let y = dir.path().join("o/y.jsonl");
-    let line = fail!["convert", dir.path().join("run"), "--to", "jsonl", "--out", y];
-    assert!(line.contains("exists; pass --force"), "{line}");
+}
+
+#[test]
+fn refuses_output_that_is_a_symbolic_link() {
+    let dir = tempfile::tempdir().unwrap();
+    run_in(dir.path());
+    let at = |name: &str| dir.path().join(name);
+    fs::write(at("target"), "precious").unwrap();
+    fs::create_dir(at("d")).unwrap();
+    symlink("target", at("l.json")).unwrap();
+    symlink("nowhere", at("dangling.svg")).unwrap();
+    symlink("/proc/self/fd/1", at("stdout.jsonl")).unwrap();
+    symlink("/dev/null", at("null.csv")).unwrap();
+    symlink("d", at("e.json")).unwrap();
+    fs::create_dir(at("tables")).unwrap();
+    symlink("../target", at("tables/routing.parquet")).unwrap();
+    fs::create_dir(at("thesis")).unwrap();
+    symlink("../target", at("thesis/token-00000.json")).unwrap();
+    let before = names(dir.path());
+    for (link, command) in [
+        ("l.json", "hotness run --out l.json"),
+        ("dangling.svg", "hotness run --plot dangling.svg"),
+        ("null.csv", "accesses run --out null.csv"),
+        ("stdout.jsonl", "convert run --to jsonl --out stdout.jsonl"),
+        ("/dev/stdout", "convert run --to jsonl --out /dev/stdout"),
+        ("/dev/fd/1", "convert run --to jsonl --out /dev/fd/1"),
+        ("/proc/self/fd/1", "convert run --to jsonl --out /proc/self/fd/1"),
+        ("e.json", "graph run --out e.json"),
+        ("tables/routing.parquet", "parquet run --out tables"),
+    ] {
+        for force in ["", " --force"] {
+            // Standard output is a regular file.
+            let script = format!("exec \"$0\" --quiet {command}{force} > stdout.txt");
+            let output = shell(dir.path(), &script);
+            let stderr = stderr_of(&output);
+            assert_eq!(output.status.code(), Some(2), "{command}{force}: {stderr}");
+            let expected = format!("{link} is a symbolic link; pass the path of its target");
+            assert!(stderr.contains(&expected), "{command}{force}: {stderr}");
+            fs::remove_file(at("stdout.txt")).unwrap();
+            assert_eq!(names(dir.path()), before, "{command}{force}");
+        }
+    }
+    let output = shell(dir.path(), "\"$0\" convert run --to thesis-json --out thesis --force");
+    let stderr = stderr_of(&output);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("token-00000.json is a symbolic link"), "{stderr}");
+    assert!(at("thesis/token-00000.json").is_symlink());
+    for link in ["l.json", "dangling.svg", "tables/routing.parquet"] {
+        assert!(at(link).is_symlink(), "{link}");
+    }
+    assert_eq!(fs::read_to_string(at("target")).unwrap(), "precious");
+    // A link in a parent directory is followed.
+    run!["hotness", at("run"), "--out", at("e.json/l.json")];
+    assert!(at("d/l.json").is_file());
 }
 
 #[test]

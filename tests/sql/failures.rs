@@ -36,6 +36,17 @@ fn errors_list_available_tables_and_columns() {
     assert_eq!(rows("SELECT COUNT(*) AS n FROM ops", &[&other]), ["168"]);
 }
 
+/// As docs/sql.md states.
+#[test]
+fn lowest_integer_is_an_expression() {
+    let (_dir, run) = fixture();
+    let query = |number: &str| format!("SELECT {number} AS a FROM routing LIMIT 1");
+    let lowest = query("-9223372036854775807 - 1");
+    assert_eq!(rows(&lowest, &[&run]), ["-9223372036854775808"]);
+    let message = fail!["--quiet", "sql", query("-9223372036854775808"), run];
+    assert!(message.contains("cannot parse literal"), "{message}");
+}
+
 #[test]
 fn queries_cannot_access_files() {
     let (dir, run) = fixture();

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::builder::{MapValueParser, PathBufValueParser, TypedValueParser, ValueParserFactory};
-use moe_files::{AtomicFile, inputs, parent_of};
+use moe_files::{AtomicFile, check_link, inputs, parent_of};
 use moe_trace::{REST_FILE, TRACE_FILE, buffers, graph, manifest, map_table, transfers};
 
 /// The path of an output file or directory. All other paths of a command line are inputs.
@@ -133,6 +133,7 @@ fn check_distinct(outputs: &[&OutputPath]) -> anyhow::Result<()> {
 /// Rejects an output path that cannot be written, before any work is done.
 pub fn check_output(path: &Path, force: bool) -> anyhow::Result<()> {
     inputs::check_output(path)?;
+    check_link(path)?;
     match fs::metadata(path) {
         Ok(found) if found.is_dir() => {
             bail!("{} is a directory; use the path of a file", path.display())

@@ -35,8 +35,8 @@ impl AtomicFile {
     /// Removes temporary files that killed processes left in that directory.
     ///
     /// # Errors
-    /// [`Error::Exists`] if `path` exists and `replace` is false; [`Error::IsInput`] or [`Error::InsideInput`] if
-    /// [`inputs`] protects `path`; [`Error::Io`].
+    /// [`Error::IsLink`] if `path` is a symbolic link; [`Error::Exists`] if it exists and `replace` is false;
+    /// [`Error::IsInput`] or [`Error::InsideInput`] if [`inputs`] protects it; [`Error::Io`].
     pub fn create(path: &Path, replace: bool) -> Result<Self, Error> {
         check_path(path, replace)?;
         let dir = parent_of(path);
@@ -108,8 +108,8 @@ impl AtomicFile {
     /// Renames the file to its path. An existing file is replaced only after the new contents are on the disk.
     ///
     /// # Errors
-    /// [`Error::Exists`] if a file was created at `path` meanwhile and may not be replaced; [`Error::Truncated`], see
-    /// [`check_inputs`]; [`Error::Io`]. After an error the path is unchanged.
+    /// [`Error::Exists`] if a file was created at `path` meanwhile and may not be replaced, [`Error::IsLink`] if a symbolic link
+    /// was; [`Error::Truncated`], see [`check_inputs`]; [`Error::Io`]. After an error the path is unchanged.
     pub fn commit(self) -> Result<(), Error> {
         commit_all(vec![self])
     }
@@ -188,6 +188,12 @@ impl Pending {
             return Ok(());
         };
         let name = temporary.to_path_buf();
+        if self.replace
+            && let Err(error) = check_link(&self.path)
+        {
+            registry.files.remove(&name);
+            return Err(error);
+        }
         let renamed = if self.replace {
             temporary.persist(&self.path)
         } else {
@@ -231,9 +237,23 @@ pub(crate) fn rename_all(mut files: Vec<Pending>, removed: &[PathBuf]) -> Result
     transaction.finish()
 }
 
-/// Rejects an output that exists, unless `replace`, or that [`inputs`] protects.
+/// Rejects an output file that is a symbolic link, wherever it points. A link in a parent directory is allowed.
+///
+/// # Errors
+/// [`Error::IsLink`].
+pub fn check_link(path: &Path) -> Result<(), Error> {
+    if path.is_symlink() {
+        return Err(Error::IsLink {
+            path: path.to_owned(),
+        });
+    }
+    Ok(())
+}
+
+/// Rejects an output that is a symbolic link, that exists, unless `replace`, or that [`inputs`] protects.
 pub(crate) fn check_path(path: &Path, replace: bool) -> Result<(), Error> {
     inputs::check_output(path)?;
+    check_link(path)?;
     if !replace && path.symlink_metadata().is_ok() {
         return Err(Error::Exists {
             path: path.to_owned(),

@@ -32,6 +32,12 @@ pub enum Error {
         /// The output.
         path: PathBuf,
     },
+    /// The path of the output file is a symbolic link. A rename would replace the link, not its target.
+    #[error("{} is a symbolic link; pass the path of its target", path.display())]
+    IsLink {
+        /// The output.
+        path: PathBuf,
+    },
     /// The output lies inside an input directory that must not change.
     #[error("{} is inside the input {}; choose another output", path.display(), directory.display())]
     InsideInput {

@@ -52,7 +52,7 @@ impl AtomicFiles {
     /// Creates the file `name`, which must not contain a directory.
     ///
     /// # Errors
-    /// [`Error::Exists`] if the file exists and may not be replaced; [`Error::Io`] also if this group has a file `name`.
+    /// [`Error::IsLink`] if the path is a symbolic link; [`Error::Exists`] if the file exists and may not be replaced; [`Error::Io`] also if this group has a file `name`.
     pub fn file(&mut self, name: &str) -> Result<File, Error> {
         let path = self.dir.join(name);
         if Path::new(name).file_name().is_none_or(|file| file != name) {

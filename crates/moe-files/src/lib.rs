@@ -27,7 +27,7 @@ mod temporary_directory;
 pub mod text;
 mod transaction;
 
-pub use atomic::{AtomicFile, commit_all, commit_and_remove};
+pub use atomic::{AtomicFile, check_link, commit_all, commit_and_remove};
 pub use error::Error;
 pub use group::AtomicFiles;
 pub use mapped::{MappedFile, truncated_file};

@@ -13,14 +13,17 @@ pub(crate) use routing::{Tokens, import_tokens, n_used_slots, use_of_layer};
 use crate::layers::{RowBlocks, RowUse, blocks_of_rows};
 use crate::{ForeignError, ImportOptions, Location, Missing, Output};
 
-/// The location of an element in an array without a name.
+/// The location of an element in an array without a name, or of the array if `index` is empty.
 pub(crate) fn element(index: &[usize]) -> Location {
     element_of("", index)
 }
 
-/// The location of an element in the array `name`.
+/// The location of an element in the array `name`, or of the array if `index` is empty.
 pub(crate) fn element_of(name: &str, index: &[usize]) -> Location {
-    Location::Element(format!("{name}{index:?}"))
+    Location::Element(match index {
+        [] => name.to_owned(),
+        _ => format!("{name}{index:?}"),
+    })
 }
 
 /// The block of each row of a server's array; `None` for the empty row of a dense layer. If the numbering is an assumption, this

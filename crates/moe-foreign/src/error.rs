@@ -24,7 +24,8 @@ pub enum Location {
     },
     /// A byte offset, counted from 0.
     Byte(u64),
-    /// An element of a document or array: `layers[3].experts[0]`; `/` is the document.
+    /// An element of a document or array: `layers[3].experts[0]`; `/` is the document, and an empty text is the array that the
+    /// file contains.
     Element(String),
 }
 
@@ -35,6 +36,7 @@ impl fmt::Display for Location {
             Self::Record { record, offset } => write!(f, "record {record} at byte {offset}"),
             Self::Byte(offset) => write!(f, "byte {offset}"),
             Self::Element(path) if path == "/" => f.write_str("the document"),
+            Self::Element(path) if path.is_empty() => f.write_str("the array"),
             Self::Element(path) => write!(f, "element {path}"),
         }
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use moe_placement::json::{non_finite, non_finite_at};
 use moe_trace::bounded;
-use moe_trace::json::reason;
+use moe_trace::json::{Object, reason};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -48,13 +48,15 @@ fn parse<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T, ForeignErr
     serde_json::from_slice(bytes).map_err(|error| invalid_in(path, &error, 0, bytes))
 }
 
-/// Reads the JSON document in line `line` of a file.
+/// Reads the JSON object in line `line` of a file.
 pub(crate) fn line<'a, T: Deserialize<'a>>(
     path: &Path,
     line: u64,
     text: &'a str,
 ) -> Result<T, ForeignError> {
-    serde_json::from_str(text).map_err(|error| invalid_in(path, &error, line - 1, text.as_bytes()))
+    serde_json::from_str::<Object<T>>(text)
+        .map(|Object(value)| value)
+        .map_err(|error| invalid_in(path, &error, line - 1, text.as_bytes()))
 }
 
 /// Converts an error of serde_json in `text`, which `lines_before` lines of the file precede.

@@ -66,6 +66,7 @@ mod importers;
 mod input;
 mod json;
 mod layers;
+mod outline;
 mod output;
 mod passes;
 mod registry;
@@ -100,6 +101,7 @@ pub trait Importer: Sync {
     /// Whether a file that starts with `sample` has this format.
     ///
     /// `sample` is the first [`SAMPLE_SIZE`] bytes, or the complete file if it is smaller. It may end inside a line or a record.
+    /// If no importer recognizes a longer JSON document, `sample` is its outline: the document with shortened lists and strings.
     fn is_applicable(&self, sample: &[u8]) -> bool;
 
     /// What files of this format contain. Callers check this instead of the name if they handle records or learn files in a

@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::error::ForeignError;
 use crate::export::{Exporter, FilesExporter};
 use crate::source::{self, Source};
-use crate::{Importer, exporters, importers};
+use crate::{Importer, exporters, importers, outline};
 
 /// All importers, in the order in which [`detect`] tries them. The first one that recognizes a file reads it, so importers with
 /// strict checks are first.
@@ -92,7 +92,7 @@ pub fn detect(path: &Path) -> Result<Option<Detected>, ForeignError> {
     if path.is_dir() {
         return detect_directory(path);
     }
-    let sample = source::sample(path)?;
+    let sample = sample(path)?;
     let importer = IMPORTERS
         .iter()
         .find(|&&importer| recognizes(importer, &sample));
@@ -107,7 +107,7 @@ pub fn detect(path: &Path) -> Result<Option<Detected>, ForeignError> {
 /// # Errors
 /// The file cannot be read.
 pub fn has_format(path: &Path, name: &str) -> Result<bool, ForeignError> {
-    let sample = source::sample(path)?;
+    let sample = sample(path)?;
     let is_number = |byte: &u8| byte.is_ascii_digit() || b", \r\n".contains(byte);
     let importer = match name {
         _ if sample.is_empty() => return Ok(true),
@@ -120,6 +120,24 @@ pub fn has_format(path: &Path, name: &str) -> Result<bool, ForeignError> {
     Ok(IMPORTERS
         .iter()
         .any(|&known| known.name() == importer && recognizes(known, &sample)))
+}
+
+/// The first bytes of a file. If no importer recognizes them, and they are the start of a longer JSON document, its outline, which
+/// contains keys after the first bytes.
+fn sample(path: &Path) -> Result<Vec<u8>, ForeignError> {
+    let sample = source::sample(path)?;
+    let is_known = || {
+        IMPORTERS
+            .iter()
+            .any(|&importer| recognizes(importer, &sample))
+    };
+    if source::is_partial(&sample)
+        && !is_known()
+        && let Some(outline) = outline::read(path)?
+    {
+        return Ok(outline);
+    }
+    Ok(sample)
 }
 
 /// Whether `importer` recognizes a file that starts with `sample`; text may start with a byte order mark. Of the containers that
@@ -145,7 +163,7 @@ fn detect_directory(path: &Path) -> Result<Option<Detected>, ForeignError> {
     let mut files = Vec::new();
     let mut n_skipped = 0;
     for file in source::files(path)? {
-        let sample = source::sample(&file)?;
+        let sample = sample(&file)?;
         let importer = found.or_else(|| {
             let mut candidates = IMPORTERS.iter().copied();
             candidates

@@ -16,7 +16,7 @@ pub const SAMPLE_SIZE: usize = 64 * 1024;
 /// Maximum length of a line in bytes.
 const MAX_LINE: u64 = 64 << 20;
 /// Maximum size in bytes of a file that is read into memory.
-const MAX_DOCUMENT: u64 = 256 << 20;
+pub(crate) const MAX_DOCUMENT: u64 = 256 << 20;
 
 /// The files of a trace: one file, or the files of one format in a directory.
 #[derive(Clone, Debug)]

@@ -1,6 +1,35 @@
-//! Descriptions of JSON errors without the terms of serde and Rust.
+//! Descriptions of JSON errors without the terms of serde and Rust, and [`Object`].
 
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::error::Category;
+
+/// Reads a `T` from an object only. Structures that derive `Deserialize` can also be read from a list of the values of their keys.
+#[derive(Debug)]
+pub struct Object<T>(pub T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Map<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Map<T> {
+            type Value = T;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map))
+            }
+        }
+
+        deserializer.deserialize_map(Map(PhantomData)).map(Object)
+    }
+}
 
 /// Describes the error without its position: a missing or unknown key, a value of the wrong type, or invalid JSON.
 pub fn reason(error: &serde_json::Error) -> String {
@@ -163,6 +192,26 @@ mod tests {
             ("GGUF", "it is not JSON: expected value".to_owned()),
         ] {
             assert_eq!(reason_of(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn reads_a_structure_from_an_object_only() {
+        let Object(example) = serde_json::from_str::<Object<Example>>("{\"n\":7}").unwrap();
+        assert_eq!(example.n, 7);
+        for (text, expected) in [
+            ("[7, null, [], null]", "a list instead of an object"),
+            ("[]", "a list instead of an object"),
+            ("5", "5 instead of an object"),
+            ("{}", "the key `n` is missing"),
+            (
+                "{\"n\":true}",
+                "true instead of an integer (0..=4294967295)",
+            ),
+            ("{\"n\":1", "the text ends within a JSON value"),
+        ] {
+            let error = serde_json::from_str::<Object<Example>>(text).unwrap_err();
+            assert_eq!(reason(&error), expected, "{text}");
         }
     }
 

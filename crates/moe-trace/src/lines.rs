@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use crate::bounded::{self, Lines, MAX_LINE};
 use crate::error::Error;
 use crate::fault::LineFault;
+use crate::json::Object;
 
 /// Maximum length of a last line that is checked, in bytes. Events and transfers have a few hundred.
 const MAX_LAST_LINE: u64 = 64 << 10;
@@ -21,7 +22,7 @@ const SAMPLE_SIZE: u64 = 64 << 10;
 /// has another format.
 const MAX_LINES_AHEAD: usize = 8;
 
-/// Reads the values of a file. `expected` describes the file in errors: `the buffers.jsonl of a run`. Empty lines and an
+/// Reads the values of a file, which are objects. `expected` describes the file in errors: `the buffers.jsonl of a run`. Empty lines and an
 /// incomplete last line are omitted.
 ///
 /// # Errors
@@ -65,7 +66,9 @@ pub(crate) fn visit<T: DeserializeOwned, E: From<Error>>(
             continue;
         }
         let is_complete = line.ends_with(b"\n");
-        let value = serde_json::from_slice(line).map_err(|error| LineFault::Json(Arc::new(error)));
+        let value = serde_json::from_slice::<Object<T>>(line)
+            .map(|Object(value)| value)
+            .map_err(|error| LineFault::Json(Arc::new(error)));
         let ends_within = matches!(&value, Err(LineFault::Json(error)) if error.is_eof());
         let may_be_cut = !is_complete && (ends_within || n_values > 0);
         let fault = match value.and_then(|value| check(&value).map(|()| value)) {
@@ -78,7 +81,7 @@ pub(crate) fn visit<T: DeserializeOwned, E: From<Error>>(
             Err(fault) => fault,
         };
         let (path, line) = (path.to_owned(), lines.number());
-        let is_value = |line: &[u8]| serde_json::from_slice::<T>(line).is_ok();
+        let is_value = |line: &[u8]| serde_json::from_slice::<Object<T>>(line).is_ok();
         let mut next_is_value = || matches!(lines.next_line(), Ok(Some(line)) if is_value(line));
         let is_damaged = n_values > 0
             || !matches!(fault, LineFault::Json(_))

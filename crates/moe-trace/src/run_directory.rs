@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use moe_files::{BACKUP_NAME, NewDirectories, Transaction, inputs, is_temporary_name};
+use moe_files::{BACKUP_NAME, NewDirectories, Transaction, check_link, inputs, is_temporary_name};
 
 use crate::error::Error;
 use crate::manifest::{self, Manifest};
@@ -93,6 +93,9 @@ fn has_run(dir: &Path, force: bool) -> Result<bool, Error> {
             path: dir.to_owned(),
         }),
         Contents::Run => {
+            for file in RUN_FILES {
+                check_link(&dir.join(file))?;
+            }
             for path in optional_files(dir) {
                 inputs::check_output(&path)?;
             }

@@ -112,6 +112,47 @@ fn commits_all_files_or_none() {
 
 #[cfg(unix)]
 #[test]
+fn refuses_a_symlink_wherever_it_points() {
+    use std::os::unix::fs::symlink;
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    fs::write(at("target"), "precious").unwrap();
+    fs::create_dir(at("d")).unwrap();
+    for target in ["target", "nowhere", "d", "/proc/self/fd/1", "/dev/null"] {
+        let link = at("link.json");
+        symlink(target, &link).unwrap();
+        for replace in [false, true] {
+            let error = AtomicFile::create(&link, replace).unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                format!(
+                    "{} is a symbolic link; pass the path of its target",
+                    link.display()
+                )
+            );
+            let mut group = AtomicFiles::create(dir.path(), replace).unwrap();
+            let error = group.file("link.json").unwrap_err();
+            assert!(matches!(error, Error::IsLink { .. }), "{error}");
+        }
+        assert!(link.is_symlink());
+        fs::remove_file(link).unwrap();
+    }
+    // A link that appears meanwhile.
+    let file = written(&at("late.json"), true, "mine");
+    symlink("target", at("late.json")).unwrap();
+    assert!(matches!(file.commit(), Err(Error::IsLink { .. })));
+    assert!(at("late.json").is_symlink());
+    assert_eq!(fs::read_to_string(at("target")).unwrap(), "precious");
+
+    // A link in a parent directory is followed.
+    symlink("d", at("e")).unwrap();
+    written(&at("e/a.json"), true, "new").commit().unwrap();
+    assert_eq!(fs::read_to_string(at("d/a.json")).unwrap(), "new");
+    assert_eq!(names(dir.path()), ["d", "e", "late.json", "target"]);
+}
+
+#[cfg(unix)]
+#[test]
 fn removes_only_stale_temporary_files() {
     use std::os::unix::fs::symlink;
     let dir = tempfile::tempdir().unwrap();

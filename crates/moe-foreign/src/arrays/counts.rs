@@ -53,11 +53,13 @@ pub enum CountError {
     /// The elements are booleans.
     #[error("the elements are booleans, not expert counts; sum the mask over the tokens")]
     Mask,
-    /// An element is negative or not an integer.
-    #[error("{found} is not a count; the array does not contain expert counts")]
+    /// An element is negative, too large, or not an integer.
+    #[error("{found} is not a count (0..={max}); the array does not contain expert counts")]
     NotCount {
         /// The element.
-        found: f64,
+        found: String,
+        /// The highest count that can be read: 2^53 for floats and JSON.
+        max: u64,
     },
     /// The map lacks a physical expert.
     #[error(
@@ -185,8 +187,10 @@ impl CountSums {
     ) -> Result<(), CountError> {
         let count = counts.integer(index);
         let Some(count) = count.and_then(|count| u64::try_from(count).ok()) else {
-            let found = counts.float(index).unwrap_or(f64::NAN);
-            return Err(CountError::NotCount { found });
+            return Err(CountError::NotCount {
+                found: counts.shown(index).unwrap_or_default(),
+                max: counts.max_integer(),
+            });
         };
         let expert = match map {
             _ if count == 0 => return Ok(()),

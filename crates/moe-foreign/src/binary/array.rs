@@ -41,6 +41,9 @@ enum Number {
     Float(f64),
 }
 
+/// Above 2^53 a 64-bit float does not represent every integer.
+const MAX_EXACT: u64 = 1 << 53;
+
 /// Maximum number of dimensions. No format has more, and errors list all of them.
 const MAX_DIMS: usize = 8;
 
@@ -193,20 +196,28 @@ impl<'a> Array<'a> {
     pub(crate) fn integer(&self, index: &[usize]) -> Option<i64> {
         match self.number(index)? {
             Number::Int(n) => Some(n),
-            // Above 2^53 a 64-bit float does not represent every integer.
-            Number::Float(x) if x.fract() == 0.0 && x.abs() <= (1u64 << 53) as f64 => {
-                Some(x as i64)
-            }
+            Number::Float(x) if x.fract() == 0.0 && x.abs() <= MAX_EXACT as f64 => Some(x as i64),
             Number::Big(_) | Number::Float(_) => None,
         }
     }
 
-    /// The element at `index` as a float.
-    pub(crate) fn float(&self, index: &[usize]) -> Option<f64> {
+    /// Highest integer that [`Array::integer`] returns.
+    pub(crate) fn max_integer(&self) -> u64 {
+        if self.ty.is_float() {
+            MAX_EXACT
+        } else {
+            i64::MAX.unsigned_abs()
+        }
+    }
+
+    /// The element at `index` as text. Larger floats than [`MAX_EXACT`] have an exponent, because their last digits may differ from
+    /// those in the file.
+    pub(crate) fn shown(&self, index: &[usize]) -> Option<String> {
         Some(match self.number(index)? {
-            Number::Int(n) => n as f64,
-            Number::Big(n) => n as f64,
-            Number::Float(x) => x,
+            Number::Int(n) => n.to_string(),
+            Number::Big(n) => n.to_string(),
+            Number::Float(x) if x.abs() > MAX_EXACT as f64 => format!("{x:e}"),
+            Number::Float(x) => x.to_string(),
         })
     }
 
@@ -337,9 +348,14 @@ mod tests {
         let floats = Array::contiguous(&bytes, ElementType::F64, false, vec![4], false).unwrap();
         assert_eq!(floats.integer(&[0]), Some(2));
         assert!((1..4).all(|i| floats.integer(&[i]).is_none()));
-        assert_eq!(floats.float(&[1]), Some(2.5));
+        let shown = |array: &Array<'_>, i: usize| array.shown(&[i]).unwrap();
+        let texts = [0, 1, 2, 3].map(|i| shown(&floats, i));
+        assert_eq!(texts, ["2", "2.5", "NaN", "1e300"]);
+        assert_eq!(floats.max_integer(), 9_007_199_254_740_992);
         let big = u64::MAX.to_le_bytes();
         let big = Array::contiguous(&big, ElementType::U64, false, vec![1], false).unwrap();
         assert_eq!(big.integer(&[0]), None);
+        assert_eq!(shown(&big, 0), "18446744073709551615");
+        assert_eq!(big.max_integer(), 9_223_372_036_854_775_807);
     }
 }

@@ -14,7 +14,10 @@
 //!
 //! Definition: `megatron/core/transformer/moe/router_trace.py` in that repository.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+mod micro_batches;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
 use moe_files::text::counted;
 use moe_trace::{LayerId, RoutingRow, TokenId};
@@ -25,6 +28,7 @@ use crate::layers::{LayerError, Layouts};
 use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source};
 
 use super::shared::json_lines::{Nested, first_line_has, for_each_line};
+use micro_batches::StepLines;
 
 /// Highest rank.
 const MAX_RANK: u32 = 65_535;
@@ -47,8 +51,8 @@ struct Line {
 ///
 /// A step has one or several micro-batches (gradient accumulation). Each passes through every layer once, so the n-th line of a
 /// layer in a step is the n-th micro-batch, in whatever order the pipeline schedule computes the layers. With activation
-/// recomputation the backward pass routes a micro-batch again, to the same experts. So a line that equals an earlier line of its
-/// layer and step is a recomputation and is not counted again.
+/// recomputation the backward pass routes a micro-batch again, to the same experts. These lines are not counted again, see
+/// [`recomputed_lines`].
 #[derive(Default)]
 struct Rank {
     step: u64,
@@ -56,26 +60,20 @@ struct Rank {
     start: u32,
     /// Number of tokens of each layer in the step so far.
     n_tokens: BTreeMap<LayerId, u32>,
-    /// Hashes of layer and experts of the lines of the step.
-    lines: HashSet<u128>,
 }
 
 impl Rank {
-    /// The position of the first token of a line; `None` if the line is a recomputation.
-    fn first_token(&mut self, line: &Line) -> Option<u32> {
+    /// The position of the first token of a line.
+    fn first_token(&mut self, line: &Line) -> u32 {
         if line.step != self.step {
             self.step = line.step;
             self.start = self.start.saturating_add(self.step_tokens());
             self.n_tokens.clear();
-            self.lines.clear();
-        }
-        if !self.lines.insert(hash(line)) {
-            return None;
         }
         let n_tokens = self.n_tokens.entry(line.layer).or_default();
         let first = self.start.saturating_add(*n_tokens);
         *n_tokens = n_tokens.saturating_add(line.num_tokens);
-        Some(first)
+        first
     }
 
     /// Number of tokens of the step so far: the most of any layer.
@@ -84,10 +82,82 @@ impl Rank {
     }
 }
 
-/// A hash of layer and experts of a line.
+/// The lines of a rank in its last step.
+#[derive(Default)]
+struct LastStep {
+    step: u64,
+    lines: StepLines,
+    /// The file and the number of the first line.
+    file: PathBuf,
+    first_line: u64,
+}
+
+impl LastStep {
+    /// Marks the recomputed lines of the step.
+    fn mark(&self, is_recomputed: &mut [bool]) -> Result<(), ForeignError> {
+        let Some(recomputed) = self.lines.recomputed() else {
+            let reason = format!(
+                "step {}: lines equal earlier lines of their layer, but not for the same micro-batches in all layers, so activation \
+                 recomputation cannot be distinguished from tokens; remove the lines of this step, or record the trace without \
+                 recomputation",
+                self.step
+            );
+            let at = Location::Line(self.first_line);
+            return Err(ForeignError::invalid(&self.file, at, reason));
+        };
+        for index in recomputed {
+            is_recomputed[index] = true;
+        }
+        Ok(())
+    }
+}
+
+/// For each line of the decoder, in order: whether activation recomputation wrote it.
+///
+/// A separate pass over the files: what a line is depends on the later lines of its step. It stores a hash for each line of a
+/// step.
+fn recomputed_lines(source: &Source, output: &mut Output<'_>) -> Result<Vec<bool>, ForeignError> {
+    let mut is_recomputed = Vec::new();
+    // At most 65,537 entries.
+    let mut ranks: BTreeMap<Option<u32>, LastStep> = BTreeMap::new();
+    for file in source.files() {
+        let one_file = Source::file(file);
+        for_each_line(&one_file, output, |line: &Line, number, output| {
+            if is_of_other_block(line) {
+                return Ok(());
+            }
+            check(line, number, output)?;
+            let last = ranks.entry(line.rank).or_default();
+            if last.lines.is_empty() || last.step != line.step {
+                last.mark(&mut is_recomputed)?;
+                *last = LastStep {
+                    step: line.step,
+                    lines: StepLines::default(),
+                    file: file.clone(),
+                    first_line: number,
+                };
+            }
+            let index = is_recomputed.len();
+            last.lines.push(line.layer, index, hash(line));
+            is_recomputed.push(false);
+            Ok(())
+        })?;
+    }
+    for last in ranks.values() {
+        last.mark(&mut is_recomputed)?;
+    }
+    Ok(is_recomputed)
+}
+
+fn is_of_other_block(line: &Line) -> bool {
+    line.block
+        .as_deref()
+        .is_some_and(|block| block != "decoder")
+}
+
+/// A hash of the experts of a line.
 fn hash(line: &Line) -> u128 {
     let mut hash = Xxh3::new();
-    hash.update(&line.layer.0.to_le_bytes());
     for experts in line.top_indices.iter() {
         hash.update(&experts.len().to_le_bytes());
         for expert in experts {
@@ -120,23 +190,25 @@ impl Importer for Megatron {
         options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
+        let is_recomputed = recomputed_lines(source, output)?;
+        let mut is_recomputed = is_recomputed.into_iter();
         // At most 65,537 entries.
         let mut ranks: BTreeMap<Option<u32>, Rank> = BTreeMap::new();
         let (mut n_other_blocks, mut n_recomputed) = (0u64, 0u64);
         let mut layers = BTreeSet::new();
         for_each_line(source, output, |line: &Line, number, output| {
-            if line
-                .block
-                .as_deref()
-                .is_some_and(|block| block != "decoder")
-            {
+            if is_of_other_block(line) {
                 n_other_blocks += 1;
                 return Ok(());
             }
             layers.insert(line.layer);
-            let is_recomputed = !import_line(line, number, &mut ranks, output)?;
-            n_recomputed += u64::from(is_recomputed);
-            Ok(())
+            // `None` for lines that were appended after the first pass.
+            if is_recomputed.next() == Some(true) {
+                n_recomputed += 1;
+                return Ok(());
+            }
+            check(line, number, output)?;
+            import_line(line, number, &mut ranks, output)
         })?;
         if n_recomputed > 0 {
             output.note(format!(
@@ -180,13 +252,8 @@ fn check_stages(
     Ok(())
 }
 
-/// Passes on the tokens of a line, unless it is a recomputation; returns whether it is not.
-fn import_line(
-    line: &Line,
-    number: u64,
-    ranks: &mut BTreeMap<Option<u32>, Rank>,
-    output: &mut Output<'_>,
-) -> Result<bool, ForeignError> {
+/// Rejects a line with a rank or a shape that no recorder writes.
+fn check(line: &Line, number: u64, output: &Output<'_>) -> Result<(), ForeignError> {
     let at = || Location::Line(number);
     if let Some(rank) = line.rank.filter(|&rank| rank > MAX_RANK) {
         let reason = format!("rank {rank} is out of range (0..={MAX_RANK}); the line is damaged");
@@ -200,16 +267,25 @@ fn import_line(
         let reason = "top_indices does not have the shape [num_tokens, topk]; the line is damaged";
         return Err(output.invalid(at(), reason));
     }
-    let Some(start) = ranks.entry(line.rank).or_default().first_token(line) else {
-        return Ok(false);
-    };
+    Ok(())
+}
+
+/// Passes on the tokens of a line.
+fn import_line(
+    line: &Line,
+    number: u64,
+    ranks: &mut BTreeMap<Option<u32>, Rank>,
+    output: &mut Output<'_>,
+) -> Result<(), ForeignError> {
+    let start = ranks.entry(line.rank).or_default().first_token(line);
     for (token, experts) in (0..).zip(line.top_indices.iter()) {
         let row = RoutingRow {
             token_id: TokenId(start.saturating_add(token)),
             sequence_id: line.rank,
             ..RoutingRow::at_layer(line.layer)
         };
+        let at = || Location::Line(number);
         output.token(at, &row, experts.iter().map(|&expert| (expert, None)))?;
     }
-    Ok(true)
+    Ok(())
 }

@@ -13,7 +13,7 @@
 use moe_files::text::counted;
 use serde::Deserialize;
 
-use crate::arrays::{CountError, CountSums, PhysicalMap, element, element_of};
+use crate::arrays::{CountError, CountSums, PhysicalMap, element_of};
 use crate::binary::array::Array;
 use crate::binary::nested::Nested;
 use crate::{ForeignError, ImportOptions, Importer, Location, Output, Source, json};
@@ -86,8 +86,9 @@ fn import_document(
             physical_to_logical_map: Some(map),
             ..
         } => {
-            let map = array("physical_to_logical_map", map, output)?;
-            let map = PhysicalMap::new(map).map_err(|error| output.invalid(element(&[]), error))?;
+            let key = "physical_to_logical_map";
+            let map = PhysicalMap::new(array(key, map, output)?)
+                .map_err(|error| output.invalid(element_of(key, &[]), error))?;
             let counts = array("global_physical_count", counts, output)?;
             ("global_physical_count", counts, Some(map))
         }

@@ -103,10 +103,12 @@ fn import_dump(
             .map_err(|(index, error)| output.invalid(element(&index), error))?;
         return sums.finish(options, output);
     }
-    let map = match tensor(dump, entry("last_physical_to_logical_map"), output)? {
+    let key = "last_physical_to_logical_map";
+    let map = match tensor(dump, entry(key), output)? {
         None => None,
         Some(map) => {
-            Some(PhysicalMap::new(map).map_err(|error| output.invalid(element(&[]), error))?)
+            let at = || element_of(key, &[]);
+            Some(PhysicalMap::new(map).map_err(|error| output.invalid(at(), error))?)
         }
     };
     let records = entry("records").and_then(|records| dump.pickle().list(records));

@@ -29,6 +29,8 @@ const SAMPLING: SamplerParams = SamplerParams {
 struct Body {
     prompt: Prompt,
     n_predict: Option<Integer>,
+    /// Used without `n_predict`, as in llama-server.
+    max_tokens: Option<Integer>,
     n_probs: Option<Integer>,
     return_tokens: Option<bool>,
 }
@@ -42,11 +44,12 @@ pub(super) async fn create(
     let sampling: Sampling = body.read()?;
     let body: Body = body.read()?;
     let n_probs = check_n_probs("n_probs", body.n_probs)?.unwrap_or(0);
+    let n_predict = body.n_predict.or(body.max_tokens);
     let template = GenerationRequest {
         prompt: Vec::new(),
         sampling: sampling.params(SAMPLING)?,
         // Negative numbers: no limit.
-        n_predict: body.n_predict.filter(|n| n.0 >= 0).map(Integer::as_limit),
+        n_predict: n_predict.filter(|n| n.0 >= 0).map(Integer::as_limit),
         n_probs: (n_probs > 0).then_some(n_probs),
         ignore_eos: sampling.ignore_eos(),
         deadline: None,

@@ -77,6 +77,26 @@ fn uses_defaults_of_llama_server() {
 }
 
 #[test]
+fn uses_max_tokens_without_n_predict() {
+    let backend = hello();
+    let router = service(&backend);
+    for (keys, expected) in [
+        (json!({"max_tokens": 3}), Some(3)),
+        (json!({"max_tokens": 3.0, "n_predict": null}), Some(3)),
+        (json!({"max_tokens": 3, "n_predict": 5}), Some(5)),
+        (json!({"max_tokens": 3, "n_predict": -1}), None),
+        (json!({"max_tokens": -1}), None),
+        (json!({"max_tokens": null}), None),
+    ] {
+        let mut body = keys.clone();
+        body["prompt"] = json!([7]);
+        post(&router, PATH, &body);
+        let requests = backend.state().requests.clone();
+        assert_eq!(requests.last().unwrap().n_predict, expected, "{keys}");
+    }
+}
+
+#[test]
 fn reports_why_the_text_ended() {
     let router = service(&hello());
     let body = post(&router, PATH, &json!({"prompt": "a", "stop": ["ld"]})).json();

@@ -215,17 +215,10 @@ fn does_not_follow_symlinks_in_a_run() {
     let writer = RunWriter::create(&dir, manifest(), &map, RunOptions::default()).unwrap();
     writer.finish().unwrap();
     fs::create_dir(&victims).unwrap();
-    let names = [
-        "buffers.jsonl",
-        "transfers.jsonl",
-        "prompt.json",
-        "manifest.json.tmp",
-    ];
+    let names = ["transfers.jsonl", "prompt.json", "manifest.json.tmp"];
     for name in names {
         fs::write(victims.join(name), "precious").unwrap();
     }
-    fs::remove_file(dir.join("buffers.jsonl")).unwrap();
-    symlink(victims.join("buffers.jsonl"), dir.join("buffers.jsonl")).unwrap();
     symlink(victims.join("transfers.jsonl"), dir.join("transfers.jsonl")).unwrap();
     symlink(&victims, dir.join("graph")).unwrap();
     let process = std::process::id();
@@ -252,6 +245,41 @@ fn does_not_follow_symlinks_in_a_run() {
     }
     assert!(Graph::read(&graph::path(&dir, Phase::Prompt)).is_ok());
     assert!(!dir.join("graph").is_symlink());
+}
+
+/// The new file would replace the link, not its target.
+#[cfg(unix)]
+#[test]
+fn refuses_a_run_in_which_a_file_is_a_symlink() {
+    let (_, map) = gpt_oss();
+    let tmp = tempfile::tempdir().unwrap();
+    let dir = tmp.path().join("run");
+    let writer = RunWriter::create(&dir, manifest(), &map, RunOptions::default()).unwrap();
+    writer.finish().unwrap();
+    for name in ["buffers.jsonl", "trace.bin", "manifest.json"] {
+        let (file, target) = (dir.join(name), tmp.path().join(name));
+        fs::rename(&file, &target).unwrap();
+        std::os::unix::fs::symlink(&target, &file).unwrap();
+        let force = RunOptions {
+            force: true,
+            ..Default::default()
+        };
+        let expected = format!(
+            "{} is a symbolic link; pass the path of its target",
+            file.display()
+        );
+        let before = fs::read(&target).unwrap();
+        let error = RunWriter::check(&dir, true).unwrap_err();
+        assert_eq!(error.to_string(), expected);
+        let error = RunWriter::create(&dir, manifest(), &map, force)
+            .err()
+            .unwrap();
+        assert_eq!(error.to_string(), expected);
+        assert!(file.is_symlink());
+        assert_eq!(fs::read(&target).unwrap(), before);
+        fs::remove_file(&file).unwrap();
+        fs::rename(&target, &file).unwrap();
+    }
 }
 
 #[test]

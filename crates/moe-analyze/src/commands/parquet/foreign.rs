@@ -142,7 +142,10 @@ pub(super) fn refuse_existing(args: &Args, places: &[PathBuf]) -> Result<(), moe
     let map = map_path(args);
     let mut paths = places.iter().chain(&map);
     match paths.find(|path| !args.force && path.symlink_metadata().is_ok()) {
-        Some(path) => Err(moe_trace::Error::Exists { path: path.clone() }),
+        Some(path) => {
+            moe_files::check_link(path)?;
+            Err(moe_trace::Error::Exists { path: path.clone() })
+        }
         None => Ok(()),
     }
 }

@@ -157,7 +157,10 @@ fn refuse_existing(args: &Args, run: &Run) -> Result<(), moe_trace::Error> {
         .chain(parts)
         .find(|path| path.symlink_metadata().is_ok())
     {
-        Some(path) => Err(moe_trace::Error::Exists { path }),
+        Some(path) => {
+            moe_files::check_link(&path)?;
+            Err(moe_trace::Error::Exists { path })
+        }
         None => Ok(()),
     }
 }

@@ -9,6 +9,7 @@ use moe_engine::Engine;
 use moe_engine::chat::RenderOptions;
 use moe_files::text::strip_byte_order_mark;
 use moe_placement::json::non_finite;
+use moe_trace::json::{Object, reason};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -169,14 +170,14 @@ fn lines(text: &str, file: &str) -> anyhow::Result<Vec<Prompt>> {
         if prompts.len() >= MAX_SEQUENCES {
             bail!("{place}: the file contains more than {MAX_SEQUENCES} sequences; split it");
         }
-        let mut prompt: Prompt = serde_json::from_str(line).map_err(|error| {
+        let Object(mut prompt) = serde_json::from_str::<Object<Prompt>>(line).map_err(|error| {
             if let Some(value) = non_finite(&error, line.as_bytes()) {
                 return anyhow!(
                     "{place}: {value} in column {} is not JSON; write {FORMAT}",
                     error.column()
                 );
             }
-            let reason = moe_trace::json::reason(&error);
+            let reason = reason(&error);
             anyhow!(
                 "{place}, column {}: {reason}; write {FORMAT}",
                 error.column()

@@ -333,17 +333,23 @@ fn errors_of_counts_have_a_location_and_a_cause() {
         (
             r#"{"logical_count": [[1, 2], [3, -4]]}"#,
             "logical_count[1, 1]",
-            CountError::NotCount { found: -4.0 },
+            CountError::NotCount {
+                found: "-4".into(),
+                max: 1 << 53,
+            },
         ),
         (
             r#"{"logical_count": [1, 2]}"#,
-            "logical_count[]",
+            "logical_count",
             CountError::Shape { shape: vec![2] },
         ),
         (
             r#"{"logical_count": [[0.5, 2]]}"#,
             "logical_count[0, 0]",
-            CountError::NotCount { found: 0.5 },
+            CountError::NotCount {
+                found: "0.5".into(),
+                max: 1 << 53,
+            },
         ),
         (
             r#"{"physical_to_logical_map": [[0, 1]]}"#,
@@ -371,6 +377,32 @@ fn errors_of_counts_have_a_location_and_a_cause() {
 }
 
 #[test]
+fn errors_of_arrays_name_the_array_and_the_number() {
+    for (text, expected) in [
+        (
+            "[[18446744073709551616, 1], [1, 1]]",
+            "element [0, 0]: 1.8446744073709552e19 is not a count (0..=9007199254740992); the array does not contain expert counts",
+        ),
+        (
+            "[[1, -2]]",
+            "element [0, 1]: -2 is not a count (0..=9007199254740992); the array does not contain expert counts",
+        ),
+        ("[[[1]]]", "the array: the lists are three or more deep"),
+        (
+            r#"{"logical_count": [1, 2]}"#,
+            "element logical_count: the array has shape [2]",
+        ),
+        (
+            r#"{"physical_to_logical_map": [0], "global_physical_count": [[1]]}"#,
+            "element physical_to_logical_map: physical_to_logical_map has shape [1]",
+        ),
+    ] {
+        let error = read_text(text).unwrap_err().to_string();
+        assert!(error.contains(&format!(": {expected}")), "{error}");
+    }
+}
+
+#[test]
 fn errors_of_responses_have_a_location() {
     let element = |name: &str| Location::Element(name.into());
     for (text, at) in [
@@ -381,7 +413,7 @@ fn errors_of_responses_have_a_location() {
         ),
         (
             r#"{"choices": [{"routed_experts": "TlVNUFk="}]}"#,
-            element("choices[0].routed_experts[]"),
+            element("choices[0].routed_experts"),
         ),
         (
             r#"{"choices": [{"routed_experts": "?"}]}"#,
@@ -389,7 +421,7 @@ fn errors_of_responses_have_a_location() {
         ),
         (
             r#"{"meta_info": {"prompt_tokens": 2, "completion_tokens": 2, "routed_experts": "AAAAAA=="}}"#,
-            element("meta_info.routed_experts[]"),
+            element("meta_info.routed_experts"),
         ),
     ] {
         let error = read_text(text).unwrap_err();
@@ -484,7 +516,7 @@ fn rejects_physical_counts_without_a_map() {
     let path = dir.path().join("dump.pt");
     fs::write(&path, bytes).unwrap();
     let error = read(&path, &ImportOptions::default()).unwrap_err();
-    let at = Location::Element("records[0].global_physical_count[]".into());
+    let at = Location::Element("records[0].global_physical_count".into());
     assert_eq!(error.location(), Some(&at), "{error}");
     assert_eq!(
         error.cause::<CountError>(),

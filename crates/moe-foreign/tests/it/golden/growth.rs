@@ -256,6 +256,51 @@ fn ignores_unknown_keys_of_json_documents() {
     }
 }
 
+/// A list or a text may be longer than the sample by which a format is recognized.
+#[test]
+fn recognizes_json_by_keys_after_a_long_value() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("trace");
+    let options = ImportOptions {
+        top_k: Some(2),
+        ..ImportOptions::default()
+    };
+    let read = |text: &str, name: &str| {
+        std::fs::write(&path, text).unwrap();
+        let detected = moe_foreign::detect(&path).unwrap();
+        let detected = detected.unwrap_or_else(|| panic!("{name} is not recognized"));
+        assert_eq!(Some(detected.importer.name()), name.split('/').next());
+        let mut rows = Collected::default();
+        moe_foreign::import(detected.importer, &detected.source, &options, &mut rows).unwrap();
+        rows
+    };
+    for name in [
+        "learn/new.json",
+        "learn/old.json",
+        "thesis-json/token-00000.json",
+        "sglang-response/small.json",
+        "vllm/lists.json",
+        "sglang/logical.json",
+        "sglang/physical.json",
+        "expert-tracer/written.json",
+        "expert-tracer/planned.json",
+        "lattice/small.jsonl",
+        "megatron/router_trace_rank0.jsonl",
+        "moe-balance/small.jsonl",
+        "jsonl/small.jsonl",
+    ] {
+        let golden = std::fs::read_to_string(fixture("foreign").join(name)).unwrap();
+        let expected = read(&golden, name);
+        let list = format!("{{\"added\": [0{}],", ", 0".repeat(40_000));
+        let text = format!("{{\"added\": \"{}\",", "x\\n\\\"".repeat(20_000));
+        for long in [list, text] {
+            assert!(long.len() > moe_foreign::SAMPLE_SIZE);
+            let later = golden.replacen('{', &long, 1);
+            assert_eq!(read(&later, name), expected, "{name}");
+        }
+    }
+}
+
 #[test]
 fn reports_numbers_that_are_not_json() {
     let options = ImportOptions::default();

@@ -127,6 +127,92 @@ fn equal_lines_of_two_steps_are_different_tokens() {
     );
 }
 
+/// The micro-batches of one step, as lists of the first expert by layer. The lines are in the order of layers.
+fn read_step(layers: &[&[i64]]) -> (Vec<Vec<(u32, u32)>>, Summary) {
+    let mut lines = Vec::new();
+    for (layer, experts) in (0..).zip(layers) {
+        lines.extend(
+            experts
+                .iter()
+                .map(|&first| line(0, 0, layer, &[[first, 9]])),
+        );
+    }
+    let (rows, summary) = read_lines(&lines);
+    let of_layer = |layer: usize| -> Vec<(u32, u32)> {
+        let rows = rows.routing.iter();
+        rows.filter(|row| usize::from(row.layer_id.0) == layer && row.slot == 0)
+            .map(|row| (row.token_id.0, row.expert_id.0))
+            .collect()
+    };
+    ((0..layers.len()).map(of_layer).collect(), summary)
+}
+
+/// Two micro-batches may have the same experts in one layer.
+#[test]
+fn equal_lines_of_one_layer_are_different_tokens() {
+    let (rows, summary) = read_step(&[&[1, 1, 0], &[3, 5, 1]]);
+    let expected = [[(0, 1), (1, 1), (2, 0)], [(0, 3), (1, 5), (2, 1)]];
+    assert_eq!(rows, expected);
+    let has_skipped = |note: &String| note.contains("equal to an earlier line");
+    assert!(
+        !summary.notes.iter().any(has_skipped),
+        "{:?}",
+        summary.notes
+    );
+}
+
+#[test]
+fn skips_recomputed_lines_of_all_layers() {
+    for (layers, expected) in [
+        // Both micro-batches have the same experts in the first layer; then each is recomputed.
+        (
+            vec![&[1, 1, 1, 1][..], &[3, 3, 5, 5]],
+            vec![[(0, 1), (1, 1)], [(0, 3), (1, 5)]],
+        ),
+        (
+            vec![&[1, 1, 1, 1][..], &[3, 5, 3, 5]],
+            vec![[(0, 1), (1, 1)], [(0, 3), (1, 5)]],
+        ),
+        // Interleaved schedule: the second layer is in another virtual stage.
+        (
+            vec![&[1, 2, 1, 2][..], &[3, 3, 5, 5]],
+            vec![[(0, 1), (1, 2)], [(0, 3), (1, 5)]],
+        ),
+        // Only the first layer is recomputed.
+        (
+            vec![&[1, 1, 2, 2][..], &[3, 5]],
+            vec![[(0, 1), (1, 2)], [(0, 3), (1, 5)]],
+        ),
+    ] {
+        let (rows, summary) = read_step(&layers);
+        assert_eq!(rows, expected, "{layers:?}");
+        let n_lines: usize = layers.iter().map(|layer| layer.len()).sum();
+        let note = format!("skipped {} lines equal to an earlier line", n_lines - 4);
+        assert!(summary.notes[0].starts_with(&note), "{:?}", summary.notes);
+    }
+}
+
+#[test]
+fn rejects_a_step_in_which_recomputed_lines_are_ambiguous() {
+    for layers in [
+        vec![vec![1, 1, 1, 1], vec![3, 5, 3, 5], vec![6, 6, 7, 7]],
+        vec![vec![1, 1, 2, 2], vec![3, 4, 5]],
+    ] {
+        let mut text = line(0, 6, 0, &[[1, 2]]);
+        for (layer, experts) in (0..).zip(&layers) {
+            for &first in experts {
+                text += &line(0, 7, layer, &[[first, 9]]);
+            }
+        }
+        let error = error_of("megatron", &text, &ImportOptions::default()).to_string();
+        assert!(error.contains("line 2: step 7: "), "{error}");
+        assert!(
+            error.contains("cannot be distinguished from tokens"),
+            "{error}"
+        );
+    }
+}
+
 /// moe-balance writes one line per device for a batch of several devices.
 #[test]
 fn further_lines_of_a_batch_continue_its_tokens() {
