@@ -34,7 +34,7 @@ pub struct Source<'a> {
     pub input: &'a Input,
     /// Options for a trace of another tool.
     pub options: &'a ImportOptions,
-    /// Offset map of the model, for a trace that has none.
+    /// Offset map of the model, for a trace that contains none.
     pub map: Option<&'a OffsetMap>,
     /// Files of the model of `map`.
     pub files: Vec<ModelFile>,
@@ -56,6 +56,9 @@ pub struct InputReport {
     pub(crate) routing: Routing,
     pub(crate) spans: Spans,
     pub(crate) charts: Vec<Chart>,
+    summary: Option<Summary>,
+    /// Number of notes that the caller knows.
+    n_known_notes: usize,
 }
 
 /// The tables of an input with relative times, and their tokens.
@@ -81,10 +84,13 @@ impl InputReport {
             Input::Run(_) | Input::Tables(_) => None,
         };
         let run = run_of(source.input, foreign.as_ref());
-        let map = source.map.or_else(|| run.and_then(|run| run.map.as_ref()));
+        let own_map = run.and_then(|run| run.map.as_ref());
+        let map = own_map.or(source.map);
         let analysis = analyze(&source, run.is_some(), map)?;
         let info = model_info(&source, run, analysis.summary.as_ref());
-        let model = ModelTable::new(map, files(&source, run));
+        let is_named = own_map.is_none() && source.map.is_some();
+        let files = files(&source.files, run, is_named);
+        let model = ModelTable::new(map, files);
         let (tables, mut rest) = match run {
             Some(run) => (
                 Tables::of_run(run, map, &model, source.max_records),
@@ -115,7 +121,15 @@ impl InputReport {
             }
         }
         let layers = layers(&info, &model.tensors, &used);
+        let mut properties_of_source = source.properties;
         let mut notes = source.notes;
+        if let (Input::Foreign(_), Some(summary)) = (source.input, &rest.summary) {
+            properties_of_source.extend(properties(summary));
+            notes.extend(summary.notes.iter().cloned());
+            let missing = summary.missing.iter();
+            notes.extend(missing.map(|missing| format!("Not recorded: {missing}.")));
+        }
+        let n_known_notes = notes.len();
         notes.extend(tables.notes);
         notes.extend(rest.notes);
         let no_text = |_: u32, _: u32| -> Option<String> { None };
@@ -132,7 +146,7 @@ impl InputReport {
                 name: source.name,
                 kind: kind(source.input).to_owned(),
                 model: info.model,
-                properties: source.properties,
+                properties: properties_of_source,
                 notes,
                 time_unit: tables.unit,
                 duration: tables.duration,
@@ -156,12 +170,24 @@ impl InputReport {
             routing: tables.routing,
             spans,
             charts,
+            summary: rest.summary,
+            n_known_notes,
         })
     }
 
     /// Number of rows of the table `records`.
     pub fn n_records(&self) -> usize {
         self.records.len()
+    }
+
+    /// Summary of the routing; `None` for a trace of a dense model.
+    pub fn summary(&self) -> Option<&Summary> {
+        self.summary.as_ref()
+    }
+
+    /// Notes about the report of this input, without those of [`Source::notes`] and of the summary.
+    pub fn notes(&self) -> &[String] {
+        &self.info.notes[self.n_known_notes..]
     }
 }
 
@@ -293,20 +319,39 @@ fn model_info(source: &Source<'_>, run: Option<&Run>, summary: Option<&Summary>)
     info
 }
 
-/// Files of the model: those of the user's model, else those of the manifest.
-fn files(source: &Source<'_>, run: Option<&Run>) -> Vec<File> {
+/// Files of the model: `named` if the map is that of the user's model, else those of the manifest.
+fn files(named: &[ModelFile], run: Option<&Run>, is_named: bool) -> Vec<File> {
     let manifest = run.and_then(|run| run.manifest.as_ref());
     let of_manifest = manifest.map_or(&[][..], |manifest| &manifest.model.files[..]);
-    let files = if source.map.is_some() {
-        &source.files[..]
-    } else {
-        of_manifest
-    };
+    let files = if is_named { named } else { of_manifest };
     let file = |file: &ModelFile| File {
         name: file.name.clone(),
         size: file.size_bytes,
     };
     files.iter().map(file).collect()
+}
+
+/// Properties of a trace of another tool.
+fn properties(summary: &Summary) -> Vec<(String, String)> {
+    let info = &summary.model_info;
+    let (what, n) = if summary.is_ordered() {
+        ("rows", summary.rows)
+    } else {
+        ("counts", summary.counts)
+    };
+    let number = |number: Option<u32>| number.map(|number| number.to_string());
+    let properties = [
+        ("model", info.model.clone()),
+        ("architecture", info.arch.clone()),
+        ("layers", number(info.n_layer)),
+        ("experts per layer", number(info.n_expert)),
+        ("experts per token", number(info.max_expert_used())),
+        (what, Some(n.to_string())),
+    ];
+    let known = properties.into_iter();
+    known
+        .filter_map(|(name, value)| Some((name.to_owned(), value?)))
+        .collect()
 }
 
 /// The transfers of a run directory; empty for other policies than Post-Fetch.
