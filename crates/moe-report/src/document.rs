@@ -224,3 +224,11 @@ pub(crate) fn layer_or_none(layer: Option<moe_trace::LayerId>) -> i32 {
 pub(crate) fn index(n: usize) -> i32 {
     i32::try_from(n).unwrap_or(i32::MAX)
 }
+
+/// Replaces indices by their new places; -1 and unknown indices become -1.
+pub(crate) fn renumber(indices: &mut [i32], places: &[i32]) {
+    for index in indices {
+        let old = usize::try_from(*index).ok();
+        *index = old.and_then(|old| places.get(old)).copied().unwrap_or(-1);
+    }
+}

@@ -1,6 +1,7 @@
 //! Errors of reports.
 
 use std::io;
+use std::path::PathBuf;
 
 /// Reason why an input cannot be read, or a report cannot be written.
 #[derive(Debug, thiserror::Error)]
@@ -12,6 +13,12 @@ pub enum Error {
     /// A trace of another tool or a table cannot be read.
     #[error(transparent)]
     Foreign(#[from] moe_foreign::ForeignError),
+    /// The run has neither records nor transfers.
+    #[error("{} contains no records; record the run again", path.display())]
+    Empty {
+        /// The run.
+        path: PathBuf,
+    },
     /// The selected experts cannot be counted.
     #[error(transparent)]
     Hotness(#[from] moe_analysis::hotness::Error),

@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
+use moe_analysis::overlap::bounds;
 use moe_foreign::{ImportOptions, Input, Records as ForeignRecords, Summary};
 use moe_gguf::map::OffsetMap;
 use moe_trace::buffers::{self as buffer_events, BufferEvent};
 use moe_trace::graph::{self, Graph};
 use moe_trace::manifest::ModelFile;
-use moe_trace::transfers::{self, Transfer};
+use moe_trace::transfers::{self, Span, Transfer};
 use moe_trace::{ExpertId, LayerId, ModelInfo, Phase, Run};
 
 use crate::analysis::{Analysis, analyze};
@@ -91,7 +92,7 @@ impl InputReport {
         let is_named = own_map.is_none() && source.map.is_some();
         let files = files(&source.files, run, is_named);
         let model = ModelTable::new(map, files);
-        let (tables, mut rest) = match run {
+        let (mut tables, mut rest) = match run {
             Some(run) => (
                 Tables::of_run(run, map, &model, source.max_records),
                 analysis,
@@ -99,6 +100,16 @@ impl InputReport {
             None => Tables::of_rows(analysis),
         };
         let transfers = run.map_or_else(|| Ok(Vec::new()), transfers_of)?;
+        if tables.records.len() == 0 {
+            match bounds(&transfers) {
+                Some(span) => tables.set_span(span),
+                None if rest.summary.is_none() => {
+                    let path = source.path.to_owned();
+                    return Err(Error::Empty { path });
+                }
+                None => {}
+            }
+        }
         let events = run.map_or_else(|| Ok(Vec::new()), buffer_events_of)?;
         let graphs = run.map_or_else(|| Ok(Vec::new()), |run| graphs_of(run, &model))?;
         let buffers = buffers::buffers(&events, tables.first);
@@ -192,6 +203,12 @@ impl InputReport {
 }
 
 impl Tables {
+    /// Sets the time of a run that has transfers, but no records.
+    fn set_span(&mut self, span: Span) {
+        self.first = i64::try_from(span.start_ns).unwrap_or(i64::MAX);
+        self.duration = i64::try_from(span.ns()).unwrap_or(i64::MAX);
+    }
+
     /// The tables of a trace of every operation.
     fn of_run(
         run: &Run,
@@ -206,6 +223,10 @@ impl Tables {
         records.rebase(first);
         routing.rebase(first);
         tokens.rebase(first);
+        if let Some(places) = tokens.sort() {
+            records.renumber_tokens(&places);
+            routing.renumber_tokens(&places);
+        }
         if let Some(places) = routing.sort() {
             records.renumber_routes(&places);
         }
@@ -248,6 +269,9 @@ impl Tables {
         let (unit, duration) = if has_times {
             routing.rebase(first);
             tokens.rebase(first);
+            if let Some(places) = tokens.sort() {
+                routing.renumber_tokens(&places);
+            }
             let last = routing.starts().iter().copied().max();
             (TimeUnit::Ns, last.unwrap_or(0))
         } else {

@@ -11,7 +11,7 @@ use moe_trace::{
     ExpertId, ExpertRanges, ExpertTensor, Operation, Run, TablePass, TensorAccessLog, TokenExperts,
 };
 
-use crate::document::{index, layer_or_none};
+use crate::document::{index, layer_or_none, renumber};
 use crate::model::ModelTable;
 use crate::routing::{Routing, Selected};
 use crate::table::Column;
@@ -55,10 +55,12 @@ impl Records {
 
     /// Replaces the numbers of rows of `routing`.
     pub fn renumber_routes(&mut self, places: &[i32]) {
-        for route in &mut self.route {
-            let row = usize::try_from(*route).ok();
-            *route = row.and_then(|row| places.get(row)).copied().unwrap_or(-1);
-        }
+        renumber(&mut self.route, places);
+    }
+
+    /// Replaces the numbers of tokens.
+    pub fn renumber_tokens(&mut self, places: &[i32]) {
+        renumber(&mut self.token, places);
     }
 
     /// Sorts the rows by start; equal rows keep their order. Returns whether the order changed.

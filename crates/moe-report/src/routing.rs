@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use moe_trace::is_router_weight;
 use moe_trace::record::lane;
 
-use crate::document::index;
+use crate::document::{index, renumber};
 use crate::model::LayerUse;
 use crate::table::Column;
 
@@ -105,6 +105,11 @@ impl Routing {
         for start in &mut self.start {
             *start = start.saturating_sub(first).max(0);
         }
+    }
+
+    /// Replaces the numbers of tokens.
+    pub fn renumber_tokens(&mut self, places: &[i32]) {
+        renumber(&mut self.token, places);
     }
 
     /// Sets the start of each row to the number of its token, for a trace without timestamps.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use moe_trace::Phase;
 
-use crate::document::{self, index};
+use crate::document::{self, index, renumber};
 
 /// Sequence and position of a token.
 pub(crate) type TokenPlace = (u32, u32);
@@ -74,6 +74,27 @@ impl TokenList {
         self.start = (0..).take(self.places.len()).collect();
     }
 
+    /// Sorts the tokens by start; equal tokens keep their order. Returns the new number of each token, or `None` if the order is the
+    /// same.
+    pub fn sort(&mut self) -> Option<Vec<i32>> {
+        if self.start.is_sorted() {
+            return None;
+        }
+        let mut order: Vec<usize> = (0..self.len()).collect();
+        order.sort_by_key(|&token| self.start.get(token).copied());
+        let mut places = vec![-1; order.len()];
+        for (place, &token) in order.iter().enumerate() {
+            places[token] = index(place);
+        }
+        self.phase = order.iter().map(|&token| self.phase[token]).collect();
+        self.places = order.iter().map(|&token| self.places[token]).collect();
+        self.start = order.iter().map(|&token| self.start[token]).collect();
+        for token in self.newest.values_mut() {
+            renumber(std::slice::from_mut(token), &places);
+        }
+        Some(places)
+    }
+
     /// Start and phase of each token.
     pub fn starts(&self) -> impl Iterator<Item = (i64, u8)> {
         self.start.iter().copied().zip(self.phase.iter().copied())
@@ -96,6 +117,20 @@ impl TokenList {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sorts_tokens_by_start() {
+        let mut tokens = TokenList::default();
+        tokens.add((0, 5), Some(Phase::Generate), 20);
+        tokens.add((1, 6), Some(Phase::Prompt), 10);
+        assert_eq!(tokens.sort(), Some(vec![1, 0]));
+        assert_eq!(tokens.sort(), None);
+        assert_eq!(
+            (tokens.newest((0, 5)), tokens.newest((1, 6))),
+            (Some(1), Some(0))
+        );
+        assert_eq!(tokens.starts().collect::<Vec<_>>(), [(10, 0), (20, 1)]);
+    }
 
     #[test]
     fn position_of_a_later_pass_is_another_token() {
