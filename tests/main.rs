@@ -37,6 +37,7 @@ mod record;
 mod record_chat;
 mod relayout;
 mod replay;
+mod report;
 mod rewritten;
 mod schemas;
 #[cfg(all(unix, feature = "serve"))]

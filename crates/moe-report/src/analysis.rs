@@ -8,7 +8,7 @@ use moe_foreign::{ForeignError, Summary};
 use moe_gguf::experts::expert_bytes;
 use moe_gguf::map::OffsetMap;
 use moe_placement::plan::ExpertSizes;
-use moe_trace::{CountRow, ExpertId, LayerRow, ModelInfo, RoutingRow, Sink, SinkError};
+use moe_trace::{CountRow, ExpertId, LayerId, LayerRow, ModelInfo, RoutingRow, Sink, SinkError};
 
 use crate::charts;
 use crate::document::Chart;
@@ -148,6 +148,14 @@ fn unit_sizes(hotness: &Hotness) -> ExpertSizes {
 }
 
 impl Analysis {
+    /// Layers with selected experts, and the number of experts in a layer.
+    pub fn routed_layers(&self) -> (Vec<LayerId>, u32) {
+        let hotness = self.hotness.as_ref();
+        hotness.map_or((Vec::new(), 0), |hotness| {
+            (hotness.layers(Phases::All), hotness.n_expert())
+        })
+    }
+
     /// The charts of the routing. Notes about missing charts are added to the notes.
     pub fn charts(&mut self, input: usize) -> Vec<Chart> {
         let Some(hotness) = &self.hotness else {

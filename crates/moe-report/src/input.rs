@@ -131,6 +131,13 @@ impl InputReport {
                 used.entry(layer).or_default();
             }
         }
+        // Counts have no rows of routing.
+        if used.is_empty() {
+            let (routed, n_expert) = rest.routed_layers();
+            for layer in routed {
+                used.entry(layer.0).or_default().n_expert = n_expert;
+            }
+        }
         let layers = layers(&info, &model.tensors, &used);
         let mut properties_of_source = source.properties;
         let mut notes = source.notes;
