@@ -24,6 +24,7 @@ const SUBCOMMANDS: &[&str] = &[
     "overlap",
     "graph",
     "buffers",
+    "report",
     "info",
     "bench",
     #[cfg(feature = "serve")]

@@ -77,6 +77,7 @@ pages! {
     page_offset_map: "docs/offset-map.md",
     page_planning: "docs/planning.md",
     page_recording: "docs/recording.md",
+    page_report: "docs/report.md",
     page_simulating_caches: "docs/simulating-caches.md",
     page_sql: "docs/sql.md",
 }

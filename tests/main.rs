@@ -39,6 +39,7 @@ mod record;
 mod record_chat;
 mod relayout;
 mod replay;
+mod report;
 mod rewritten;
 mod schemas;
 #[cfg(all(unix, feature = "serve"))]

@@ -48,6 +48,7 @@ fn rejects_outputs_that_are_inputs() {
         &["graph", "run", "--out", "hard.json"],
         &["graph", "run", "--out", "run/new.json"],
         &["buffers", "run", "--out", "soft-run/x.json"],
+        &["report", "run", "--out", "run/report.html"],
         &["hotness", "run", "--out", "run/manifest.json"],
         &["hotness", "run", "--matrix", "soft-run/matrix.csv"],
         &["hotness", "run", "--plot", "run/plot.svg"],

@@ -60,6 +60,9 @@ fn of_cause(error: &(dyn Error + 'static)) -> Option<&'static str> {
     if let Some(error) = error.downcast_ref() {
         return of_executor(error);
     }
+    if let Some(error) = error.downcast_ref() {
+        return of_report(error);
+    }
     #[cfg(feature = "llama-cpp")]
     if let Some(moe_llama_cpp::Error::Context { .. }) = error.downcast_ref() {
         return Some("reduce --ctx-size");
@@ -106,6 +109,16 @@ fn of_executor(error: &moe_executor::Error) -> Option<&'static str> {
         moe_executor::Error::Trace(error) => of_trace(error),
         moe_executor::Error::Threads { .. } => Some("reduce --threads"),
         moe_executor::Error::Cuda(_) => Some("run without the GPU: --device cpu"),
+        _ => None,
+    }
+}
+
+fn of_report(error: &moe_report::Error) -> Option<&'static str> {
+    match error {
+        moe_report::Error::Trace(error) => of_trace(error),
+        moe_report::Error::Foreign(error) => of_foreign(error),
+        moe_report::Error::Json(error) => of_cause(error),
+        moe_report::Error::Write(error) => of_cause(error),
         _ => None,
     }
 }

@@ -17,7 +17,7 @@ use crate::commands::serve;
 use crate::commands::sql;
 use crate::commands::{
     accesses, bench, buffers, completions, convert, diff, gguf_map, graph, hotness, info, man,
-    overlap, parquet, plan, record, relayout, replay, simulate, stability, synth,
+    overlap, parquet, plan, record, relayout, replay, report, simulate, stability, synth,
 };
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
@@ -70,6 +70,7 @@ enum Command {
     Overlap(overlap::Args),
     Graph(graph::Args),
     Buffers(buffers::Args),
+    Report(report::Args),
     Info(info::Args),
     Bench(bench::Args),
     #[cfg(feature = "serve")]
@@ -178,6 +179,7 @@ impl Cli {
             Command::Overlap(args) => overlap::run(args, &ctx),
             Command::Graph(args) => graph::run(args, &ctx),
             Command::Buffers(args) => buffers::run(args, &ctx),
+            Command::Report(args) => report::run(args, &ctx),
             Command::Info(args) => info::run(args, &ctx),
             Command::Bench(args) => bench::run(args, &ctx),
             #[cfg(feature = "serve")]
@@ -297,6 +299,7 @@ mod tests {
                 "record out",
                 "relayout out",
                 "replay out",
+                "report out",
                 #[cfg(feature = "serve")]
                 "serve record",
                 "simulate plot",

@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use moe_gguf::Gguf;
 use moe_gguf::check::check;
+use moe_trace::manifest::Model;
 
 /// Name of the embedded model in messages and manifests.
 #[cfg(feature = "embedded-model")]
@@ -29,6 +30,16 @@ pub fn open(path: Option<&Path>) -> anyhow::Result<Gguf> {
         );
     }
     Ok(gguf)
+}
+
+/// Opens the model of a run; `None` if it cannot be read any more.
+pub fn recorded(model: &Model) -> Option<Gguf> {
+    if model.path.starts_with("embedded:") {
+        return embedded().ok();
+    }
+    let path = Path::new(&model.path);
+    // Opening a pipe would block.
+    path.is_file().then(|| Gguf::open(path).ok()).flatten()
 }
 
 #[cfg(feature = "embedded-model")]

@@ -126,6 +126,10 @@ pub struct Manifest {
     /// Text of the prompts, if the user requested that it is stored. Conversations are rendered with the chat template.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompts: Option<Vec<String>>,
+    /// Vocabulary ids of the tokens of each sequence by position, if the user requested that the prompts are stored. The generated
+    /// tokens follow those of the prompt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<Vec<u32>>>,
     /// Unknown keys, unchanged.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
@@ -365,6 +369,7 @@ impl Default for Manifest {
             started: String::new(),
             clock: "monotonic".to_owned(),
             prompts: None,
+            token_ids: None,
             extra: Map::new(),
         }
     }

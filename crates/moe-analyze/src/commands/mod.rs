@@ -17,6 +17,7 @@ pub mod plan;
 pub mod record;
 pub mod relayout;
 pub mod replay;
+pub mod report;
 #[cfg(feature = "serve")]
 pub mod serve;
 pub mod simulate;

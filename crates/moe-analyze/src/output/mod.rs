@@ -172,7 +172,7 @@ impl Cell<'_> {
     }
 
     /// Returns the value in tables and Markdown, on one line.
-    fn to_text(&self) -> Cow<'_, str> {
+    pub fn to_text(&self) -> Cow<'_, str> {
         match self {
             Cell::Null => "".into(),
             Cell::Int(value) => value.to_string().into(),

@@ -72,6 +72,14 @@ impl Findings {
         writeln!(out)
     }
 
+    /// Returns the facts as text: name and value. Then the notes and the faults.
+    pub fn into_text(self) -> (Vec<(String, String)>, Vec<String>) {
+        let facts = self.facts.iter().map(Fact::text_row);
+        let facts = facts.map(|row| (row.property.clone(), row.value.to_text().into_owned()));
+        let facts = facts.collect();
+        (facts, self.notes.into_iter().chain(self.faults).collect())
+    }
+
     fn object(&self) -> Map<String, Value> {
         let facts = self.facts.iter();
         let mut object: Map<String, Value> =

@@ -38,7 +38,24 @@ pub struct Args {
 }
 
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
-    let path = &args.path;
+    let findings = find(&args.path, ctx)?;
+    output::to_stdout(args.output, |stdout| findings.write(stdout, args.output))?;
+    Ok(if findings.is_sound() {
+        ExitStatus::Done
+    } else {
+        ExitStatus::Found
+    })
+}
+
+/// Returns the properties of an input as text: name and value. Then its notes and faults.
+pub fn properties(
+    path: &Path,
+    ctx: &Context,
+) -> anyhow::Result<(Vec<(String, String)>, Vec<String>)> {
+    Ok(find(path, ctx)?.into_text())
+}
+
+fn find(path: &Path, ctx: &Context) -> anyhow::Result<Findings> {
     let mut findings = Findings::default();
     match (Kind::of(path), traces::detect(path)?) {
         // Learn files and traces of records are described without an import, in more detail.
@@ -53,12 +70,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         }
         (kind, _) => describe(path, kind?, &mut findings, ctx)?,
     }
-    output::to_stdout(args.output, |stdout| findings.write(stdout, args.output))?;
-    Ok(if findings.is_sound() {
-        ExitStatus::Done
-    } else {
-        ExitStatus::Found
-    })
+    Ok(findings)
 }
 
 fn describe(path: &Path, kind: Kind, findings: &mut Findings, ctx: &Context) -> anyhow::Result<()> {

@@ -139,7 +139,7 @@ pub struct Args {
     device: DeviceArgs,
     #[command(flatten)]
     usage: UsageArgs,
-    /// Store the prompt texts in the manifest
+    /// Store the texts of the prompts, and the ids of all tokens, in the manifest; `report` then shows the text of each token
     #[arg(long, help_heading = "Output")]
     keep_prompt: bool,
     /// Store a hash of the entire model in the manifest, in addition to the hash of its header; reads the entire file
@@ -236,12 +236,15 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let progress = progress(ctx, prompts.len());
     let mut totals = Totals::default();
     let (mut failed, mut lost) = (None, None);
+    let mut token_ids = Vec::new();
     for (i, (tokens, limits)) in tokens.iter().zip(&limits).enumerate() {
         session.begin_sequence(i as u32);
         let mut echo = Echo::new(&prompts, engine.as_ref());
         let started = Instant::now();
+        let mut ids = tokens.clone();
         let on_token = |token| {
             echo.token(token);
+            ids.push(token);
             progress.tick();
         };
         match generate(
@@ -255,6 +258,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             Ok(generated) => totals.add(generated, started.elapsed()),
             Err(error) => failed = Some(error),
         }
+        token_ids.push(ids);
         lost = lost.or(echo.end());
         progress.inc(1);
         if failed.is_some() || totals.ended_early() {
@@ -270,7 +274,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let (writer, ended) = session.into_writer();
     failed = failed.or(ended.err());
     let out = writer.as_ref().map(|writer| writer.dir().to_owned());
-    let records = writer.map(|writer| finish(writer, &totals, &failed, gpus));
+    let token_ids = args.keep_prompt.then_some(token_ids);
+    let records = writer.map(|writer| finish(writer, &totals, &failed, gpus, token_ids));
     let usage = usage.map_or(Ok(()), |usage| {
         usage.finish(totals.tokens.prompt + totals.tokens.generated)
     });
@@ -333,8 +338,10 @@ fn finish(
     totals: &Totals,
     failed: &Option<moe_engine::Error>,
     gpus: Vec<Gpu>,
+    token_ids: Option<Vec<Vec<u32>>>,
 ) -> Result<u64, moe_trace::Error> {
     let manifest = writer.manifest_mut();
+    manifest.token_ids = token_ids;
     recording::set_gpus(manifest, gpus);
     manifest.tokens = totals.tokens;
     manifest.sequences.clone_from(&totals.sequences);

@@ -192,6 +192,7 @@ fn full() -> Manifest {
         started: "2026-07-01T12:34:56Z".into(),
         clock: "monotonic".into(),
         prompts: Some(vec!["The".into()]),
+        token_ids: Some(vec![vec![464, 5]]),
         extra: Map::new(),
     }
 }

@@ -1,0 +1,49 @@
+/** Texts of numbers with units. */
+
+const integers = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+
+/** `1234567` → `1,234,567`. */
+export function count(n: number): string {
+  return integers.format(n);
+}
+
+/** A number with about three significant digits. */
+export function number(n: number): string {
+  if (n === 0) return "0";
+  const a = Math.abs(n);
+  if (a >= 100) return integers.format(n);
+  return String(Number(n.toPrecision(3)));
+}
+
+export function percent(fraction: number): string {
+  return `${number(100 * fraction)} %`;
+}
+
+/** Bytes with a binary unit. */
+export function bytes(n: number): string {
+  if (n < 0) return "unknown";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  while (n >= 1024 && unit < units.length - 1) {
+    n /= 1024;
+    unit++;
+  }
+  return `${unit === 0 ? n : n.toFixed(n < 10 ? 2 : n < 100 ? 1 : 0)} ${units[unit]}`;
+}
+
+/** A time or duration in nanoseconds, or a step. */
+export function time(n: number, unit: "ns" | "step"): string {
+  if (unit === "step") return `step ${count(n)}`;
+  if (n < 0) return "unknown";
+  if (n < 1e3) return `${n} ns`;
+  if (n < 1e6) return `${(n / 1e3).toFixed(n < 1e4 ? 2 : 1)} µs`;
+  if (n < 1e9) return `${(n / 1e6).toFixed(n < 1e7 ? 3 : 2)} ms`;
+  return `${(n / 1e9).toFixed(3)} s`;
+}
+
+/** The text of a token in which spaces and line breaks are visible. */
+export function visible(text: string | null | undefined, position: number): string {
+  if (text === null || text === undefined) return `#${position}`;
+  if (text === "") return "∅";
+  return text.replaceAll("\n", "↵").replaceAll("\t", "⇥").replace(/^ | $/g, "␣");
+}
