@@ -21,7 +21,7 @@ export function encode(columns) {
 }
 
 /** Returns the HTML of a synthetic report. */
-export function makeReport({ records = 20000, inputs = 1, layers = 24, experts = 64, topK = 4, prompt = 12, hostile = false } = {}) {
+export function makeReport({ records = 20000, inputs = 1, layers = 24, experts = 64, topK = 4, prompt = 12, hostile = false, bare = false } = {}) {
   const report = { schema: "moe-analyze.report.v1", title: `Synthetic MoE, ${records} records`, program: "moe-analyze sample", inputs: [], charts: [], notes: [] };
   const blocks = [];
   for (let i = 0; i < inputs; i++) {
@@ -40,6 +40,11 @@ export function makeReport({ records = 20000, inputs = 1, layers = 24, experts =
         { name: "results", backend: "CPU", usage: "COMPUTE", layer: -1, size: 9_000_000, alloc: 10_000, dealloc: data.duration },
       ],
     });
+    if (bare) {
+      const input = report.inputs[i];
+      Object.assign(input, { files: [], tensors: [], graphs: [], buffers: [], lanes: [], tracks: [], layers: [], duration: 0, top_k: 0, tokens: { text: [], phase: [], sequence: [], position: [], start: [] } });
+      continue;
+    }
     report.charts.push(...makeCharts(data, i, { layers, experts, topK }));
     for (const name of ["records", "routing", "spans"]) {
       blocks.push(`<script type="application/vnd.apache.parquet" id="table-${i}-${name}">${encode(data[name])}</script>`);

@@ -9,6 +9,8 @@ export class Dataset {
   readonly layerRow = new Map<number, number>();
   readonly maxExperts: number;
   readonly tensorIndex = new Map<string, number>();
+  /** Time at which the pass of each token ends: the start of the next pass. */
+  readonly tokenEnd: Float64Array;
   records: Records | null = null;
   routing: Routing | null = null;
   spans: Spans | null = null;
@@ -21,6 +23,9 @@ export class Dataset {
     input.layers.forEach((l, row) => this.layerRow.set(l.index, row));
     this.maxExperts = Math.max(0, ...input.layers.map((l) => l.n_expert));
     input.tensors.forEach((t, i) => this.tensorIndex.set(t.name, i));
+    const { start } = input.tokens;
+    this.tokenEnd = new Float64Array(start.length).fill(input.duration);
+    for (let i = start.length - 2; i >= 0; i--) this.tokenEnd[i] = start[i + 1] > start[i] ? start[i + 1] : this.tokenEnd[i + 1];
   }
 
   tensor(name: string | null): Tensor | null {

@@ -76,7 +76,7 @@ export class Details {
     if (size) facts.push(["weights", bytes(size)]);
     if (data.routing && l.n_expert) {
       const counts = this.layerCounts(data, l.index);
-      facts.push(["selections", count(counts.reduce((a, b) => a + b, 0))], ["never selected", `${count(counts.filter((c) => c === 0).length)} experts`]);
+      facts.push(["selections", count(counts.reduce((a, b) => a + b, 0))], ["experts never selected", count(counts.filter((c) => c === 0).length)]);
     }
     return this.section(`Layer ${layer}`, facts);
   }

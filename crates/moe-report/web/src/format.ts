@@ -19,6 +19,15 @@ export function percent(fraction: number): string {
   return `${number(100 * fraction)} %`;
 }
 
+/** Round values in a range, at most about `most` of them. */
+export function ticks(from: number, to: number, most: number): number[] {
+  const least = (to - from) / Math.max(1, most);
+  const power = 10 ** Math.floor(Math.log10(Math.max(least, 1e-9)));
+  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= least) ?? power;
+  const first = Math.ceil(from / step);
+  return Array.from({ length: Math.max(0, Math.floor(to / step) - first + 1) }, (_, i) => (first + i) * step);
+}
+
 /** Bytes with a binary unit. */
 export function bytes(n: number): string {
   if (n < 0) return "unknown";
@@ -41,9 +50,14 @@ export function time(n: number, unit: "ns" | "step"): string {
   return `${(n / 1e9).toFixed(3)} s`;
 }
 
-/** The text of a token in which spaces and line breaks are visible. */
+/** The text of a token on one line, in which spaces at its ends and line breaks are visible. */
 export function visible(text: string | null | undefined, position: number): string {
   if (text === null || text === undefined) return `#${position}`;
   if (text === "") return "∅";
   return text.replaceAll("\n", "↵").replaceAll("\t", "⇥").replace(/^ | $/g, "␣");
+}
+
+/** The text of a token in running text: only line breaks, and tokens that consist of spaces, have symbols. */
+export function running(text: string | null, position: number): string {
+  return text !== null && text.trim() !== "" ? text.replaceAll("\n", "↵") : visible(text, position);
 }

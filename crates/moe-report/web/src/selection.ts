@@ -26,6 +26,9 @@ export interface Selection {
 
 export type Patch = Partial<Selection>;
 
+/** What the page shows without a fragment. */
+export const FIRST: Patch = { view: "overview", below: "experts" };
+
 export const EMPTY: Selection = {
   view: "overview", below: null, input: null, layer: null, expert: null, tensor: null, name: null, token: null, time: null, op: null, record: null, filter: false,
 };
@@ -49,6 +52,7 @@ export function toFragment(s: Selection): string {
 export function fromFragment(text: string): Selection {
   const query = new URLSearchParams(text.replace(/^#/, ""));
   const s: Selection = { ...EMPTY };
+  if (query.size === 0) return { ...s, ...FIRST };
   const integer = (value: string | null | undefined) => (value && /^\d{1,15}$/.test(value) ? Number(value) : null);
   s.view = query.get("view") ?? EMPTY.view;
   for (const key of TEXTS) s[key] = query.get(key);

@@ -1,6 +1,7 @@
 /** The time range of the selection: a bar with the density of records, a window, and its playback. */
 import { onDrag, Surface } from "./canvas";
 import type { Context } from "./context";
+import type { Dataset } from "./dataset";
 import { button, field, h, select } from "./dom";
 import { time } from "./format";
 import { CATEGORIES } from "./palette";
@@ -16,6 +17,7 @@ export class TimeBar {
   private surface: Surface;
   private selection: Selection;
   private density: Float32Array[] = [];
+  private prompts: [number, number][][];
   private playing = false;
   private seconds = 20;
   private play: HTMLButtonElement;
@@ -26,6 +28,7 @@ export class TimeBar {
     this.surface = new Surface("time-bar", {
       role: "slider", tabindex: "0", "aria-label": "Time window", "aria-valuemin": 0, "aria-valuemax": context.duration, "aria-valuenow": 0, "aria-valuetext": "all",
     }, () => this.draw());
+    this.prompts = context.datasets.map((d) => promptRuns(d));
     this.listen();
     this.play = button("▶", () => this.toggle(), { "aria-label": "Play", title: "Play (space)", class: "play" });
     const windows: [string, string][] = [["", "all"], ["0.5", "50 %"], ["0.2", "20 %"], ["0.1", "10 %"], ["0.05", "5 %"], ["0.02", "2 %"], ["0.01", "1 %"], ["0.001", "0.1 %"]];
@@ -177,6 +180,10 @@ export class TimeBar {
       });
     });
     c.globalAlpha = 1;
+    c.fillStyle = theme.accent;
+    this.prompts.forEach((runs, row) => {
+      for (const [from, to] of runs) c.fillRect((from / context.duration) * width, row * rowHeight, Math.max(1, ((to - from) / context.duration) * width), 3);
+    });
     const { time: range, token } = selection;
     if (token !== null) {
       context.datasets.forEach((data, row) => {
@@ -197,4 +204,17 @@ export class TimeBar {
     c.lineWidth = 2;
     c.strokeRect(x0, 1, Math.max(2, x1 - x0), height - 2);
   }
+}
+
+/** Times of consecutive prompt tokens. */
+function promptRuns({ input, tokenEnd }: Dataset): [number, number][] {
+  const { start, phase } = input.tokens;
+  const runs: [number, number][] = [];
+  for (let i = 0; i < start.length; i++) {
+    if (phase[i] !== 0) continue;
+    const last = runs[runs.length - 1];
+    if (last && start[i] <= last[1]) last[1] = Math.max(last[1], tokenEnd[i]);
+    else runs.push([start[i], tokenEnd[i]]);
+  }
+  return runs;
 }

@@ -67,7 +67,7 @@ export class ChartBox {
       stroke: theme.muted, grid: { stroke: theme.line, width: 1 }, ticks: { stroke: theme.line, width: 1 },
       values: (_, ticks) => ticks.map((v) => (v === null ? null : label(a, v, unit))),
       incrs: a.scale === "bytes" ? Array.from({ length: 50 }, (_, i) => 2 ** i) : undefined,
-      space: isTime && size < 50 ? 70 : 45,
+      space: a === chart.y ? 32 : a.scale === "time" ? 90 : 50,
     });
     const scale = (a: Axis): uPlot.Scale => ({
       time: false, distr: a.scale === "log" ? 3 : 1,

@@ -2,7 +2,7 @@
 import { lowerBound } from "../analysis";
 import type { Surface } from "../canvas";
 import type { Tensor } from "../data";
-import { bytes } from "../format";
+import { bytes, count } from "../format";
 import { heat, type Theme } from "../palette";
 import type { Selection } from "../selection";
 
@@ -23,6 +23,9 @@ export interface FileScene {
 
 /** Heights in CSS pixels: the overview of the entire file, the labels of layers and tensors, the axis. */
 export const PLOT = { overview: 30, layers: 20, labels: 34, axis: 22 };
+
+/** Height of a range without accesses. */
+const FLOOR = 10;
 
 interface Area {
   top: number;
@@ -48,6 +51,7 @@ export function drawFile(surface: Surface, scene: FileScene): void {
   const bottom = height - PLOT.axis - PLOT.labels;
   drawLayers(c, width, scene, PLOT.overview, bottom);
   drawElements(c, width, scene, { top: top + 14, bottom, left: scene.left, span: scene.span }, true);
+  drawCounts(c, width, scene, top + 14, bottom);
   drawLabels(c, width, scene, bottom);
   drawSelected(c, width, scene, top + 14, bottom);
   drawAxis(c, width, scene, height - PLOT.axis);
@@ -58,7 +62,7 @@ function drawElements(c: CanvasRenderingContext2D, width: number, scene: FileSce
   const { starts, sizes, counts, theme, max } = scene;
   const scale = width / area.span;
   const columns = new Int32Array(Math.ceil(width) + 1).fill(-1);
-  const floor = tall ? 10 : area.bottom - area.top;
+  const floor = tall ? FLOOR : area.bottom - area.top;
   const logMax = Math.log1p(max);
   const bar = (x: number, w: number, n: number) => {
     const value = n === 0 || max === 0 ? 0 : Math.log1p(n) / logMax;
@@ -179,6 +183,24 @@ function drawSelected(c: CanvasRenderingContext2D, width: number, scene: FileSce
     c.lineTo(center + 5, top - 12);
     c.fill();
   });
+}
+
+/** Lines at 1, 10, 100, … accesses. */
+function drawCounts(c: CanvasRenderingContext2D, width: number, scene: FileScene, top: number, bottom: number): void {
+  const { theme, max } = scene;
+  c.textAlign = "left";
+  for (let n = 1; n <= max; n *= 10) {
+    const y = bottom - FLOOR - (Math.log1p(n) / Math.log1p(max)) * (bottom - top - FLOOR);
+    c.fillStyle = theme.muted;
+    c.globalAlpha = 0.5;
+    c.fillRect(0, Math.round(y), width, 1);
+    c.globalAlpha = 1;
+    const text = count(n);
+    c.fillStyle = theme.surface;
+    c.fillRect(0, y - 7, c.measureText(text).width + 6, 14);
+    c.fillStyle = theme.text;
+    c.fillText(text, 3, y);
+  }
 }
 
 function drawAxis(c: CanvasRenderingContext2D, width: number, scene: FileScene, top: number): void {

@@ -68,7 +68,7 @@ class FileView implements View {
         h("span", { class: "group" }, button("−", () => this.zoomBy(1 / 2), { "aria-label": "Zoom out" }), this.zoomText,
           button("+", () => this.zoomBy(2), { "aria-label": "Zoom in" }), button("Fit", () => this.setView(1, 0)), button("To selection", () => this.toSelection())),
         this.status,
-        h("span", { class: "legend" }, h("span", { class: "swatch cold" }), "0", h("span", { class: "gradient", style: `background:${heatGradient()}` }), this.maxText, h("span", { class: "swatch gap" }), "gap")),
+        h("span", { class: "legend" }, "height and color (log):", h("span", { class: "swatch cold" }), "0", h("span", { class: "gradient", style: `background:${heatGradient()}` }), this.maxText, h("span", { class: "swatch gap" }), "gap")),
       this.surface.element);
   }
 

@@ -220,7 +220,11 @@ class GraphView implements View {
     const visible = left >= this.x && right <= this.x + surface.width / this.scale && top >= this.y && bottom <= this.y + surface.height / this.scale;
     if (named >= 0 && visible && this.scale > 0.4) return;
     if (named >= 0) this.show(left - 400, top - 250, right - left + 800, bottom - top + 500, 0.45);
-    else this.show(left, top, right - left, bottom - top, 0.05);
+    else {
+      this.show(left, top, right - left, bottom - top, 0.6);
+      // A layer that does not fit is shown from its start.
+      if ((bottom - top) * this.scale > surface.height) this.y = top;
+    }
   }
 
   private search(): void {

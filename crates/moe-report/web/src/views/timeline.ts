@@ -4,7 +4,7 @@ import { onDrag, Surface, tooltip } from "../canvas";
 import type { Context } from "../context";
 import type { Dataset } from "../dataset";
 import { button, h } from "../dom";
-import { bytes, time } from "../format";
+import { bytes, ticks, time } from "../format";
 import { CATEGORIES } from "../palette";
 import type { Selection } from "../selection";
 
@@ -82,7 +82,7 @@ export class Timeline {
     const { time: range, token } = this.selection;
     const { start } = this.data.input.tokens;
     if (range) this.setRange(range[0], range[1]);
-    else if (token !== null && token < start.length) this.setRange(start[token], start[token + 1] ?? this.data.input.duration);
+    else if (token !== null && token < start.length) this.setRange(start[token], this.data.tokenEnd[token]);
   }
 
   private get scale(): number {
@@ -138,11 +138,11 @@ export class Timeline {
       if (x1 >= x0) c.strokeRect(x0, 1, Math.max(2, x1 - x0), input.tracks.length * ROW - 2);
     }
     c.fillStyle = theme.muted;
-    const ticks = Math.max(2, Math.floor((width - LEFT) / 110));
-    for (let i = 0; i <= ticks; i++) {
-      const at = from + ((to - from) * i) / ticks;
-      c.textAlign = i === 0 ? "left" : i === ticks ? "right" : "center";
-      c.fillText(time(Math.round(at), input.time_unit), LEFT + (at - from) * scale, input.tracks.length * ROW + AXIS / 2);
+    c.textAlign = "center";
+    for (const at of ticks(from, to, (width - LEFT) / 110)) {
+      const x = LEFT + (at - from) * scale;
+      c.fillRect(x, input.tracks.length * ROW - 2, 1, 4);
+      if (x < width - 40) c.fillText(time(Math.round(at), input.time_unit), x, input.tracks.length * ROW + AXIS / 2);
     }
   }
 

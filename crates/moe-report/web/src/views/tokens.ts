@@ -3,7 +3,7 @@ import { tokensOfExpert } from "../analysis";
 import type { Context, View } from "../context";
 import type { Dataset } from "../dataset";
 import { announce, field, h, select } from "../dom";
-import { count, percent, visible } from "../format";
+import { count, percent, running, visible } from "../format";
 import { heat } from "../palette";
 import type { Selection } from "../selection";
 import { TokenExperts } from "./token-experts";
@@ -77,7 +77,7 @@ class TokensView implements View {
       inGroup++;
       const span = h("span", {
         class: tokens.phase[i] === 0 ? "token prompt" : "token", role: "option", "aria-selected": "false", id: `t${this.data.index}-${i}`,
-      }, visible(text, tokens.position[i]));
+      }, running(text, tokens.position[i]));
       if (text === null) span.classList.add("unknown");
       this.spans.push(span);
       group.append(span);
@@ -97,12 +97,11 @@ class TokensView implements View {
     const hits = color === "hits" ? this.hits() : null;
     let marked = 0;
     const { start } = data.input.tokens;
-    const end = (i: number) => start[i + 1] ?? data.input.duration;
     this.spans.forEach((span, i) => {
       const { classList, style } = span;
       classList.toggle("uses", uses !== null && uses[i] === 1);
       if (uses?.[i]) marked++;
-      classList.toggle("outside", selection.time !== null && (end(i) <= selection.time[0] || start[i] >= selection.time[1]));
+      classList.toggle("outside", selection.time !== null && (data.tokenEnd[i] <= selection.time[0] || start[i] >= selection.time[1]));
       const value = hits?.[i] ?? NaN;
       style.background = Number.isNaN(value) ? "" : heat(value);
       style.color = Number.isNaN(value) ? "" : value > 0.55 ? "#000" : "#fff";

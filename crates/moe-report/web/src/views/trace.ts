@@ -41,6 +41,7 @@ class TraceView implements View {
   private selection: Selection;
   private active = -1;
   private own = false;
+  private counted = { key: "", n: 0 };
   private status = h("span", { class: "muted", role: "note" });
   private onlySelection: ReturnType<typeof checkbox>;
   private controls: Record<"layer" | "expert" | "token" | "op", HTMLInputElement | HTMLSelectElement>;
@@ -104,7 +105,6 @@ class TraceView implements View {
       this.active = -1;
       this.grid.setAttribute("aria-rowcount", String(this.rows.length + 1));
       this.list.setRows(this.rows.length);
-      this.status.textContent = `${count(this.rows.length)} of ${count(data.records.rows)} records`;
     }
     if (matchKey !== this.matchKey) {
       this.matchKey = matchKey;
@@ -112,6 +112,7 @@ class TraceView implements View {
       if (!this.own) this.revealMatch();
     }
     this.own = false;
+    this.status.textContent = `${count(this.rows.length)} of ${count(data.records.rows)} records${this.match ? `, ${count(this.matches())} highlighted` : ""}`;
     if (selection.record?.[0] === data.index && this.rows[this.active] !== selection.record[1]) {
       this.active = this.rows.indexOf(selection.record[1]);
       if (this.active >= 0) this.list.reveal(this.active, true);
@@ -123,6 +124,13 @@ class TraceView implements View {
     const { time: range } = this.selection;
     const { start } = this.data.records!;
     return this.match !== null && (!range || (start[row] >= range[0] && start[row] < range[1])) && this.match(row);
+  }
+
+  /** Number of highlighted rows. */
+  private matches(): number {
+    const key = `${this.key} ${this.matchKey}`;
+    if (this.counted.key !== key) this.counted = { key, n: this.rows.reduce((n, row) => n + Number(this.isMatch(row)), 0) };
+    return this.counted.n;
   }
 
   /** Scrolls to the first highlighted row. */
