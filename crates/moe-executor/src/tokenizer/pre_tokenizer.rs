@@ -286,9 +286,8 @@ mod tests {
 
     #[test]
     fn words_agree_with_llama_cpp() {
-        let file = moe_testkit::fixture("reference/pre-tokenizers.json");
-        let cases: serde_json::Value =
-            serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+        let cases = moe_testkit::reference::read("pre-tokenizers");
+        let cases: serde_json::Value = serde_json::from_slice(&cases).unwrap();
         let cases = cases.as_object().unwrap();
         assert_eq!(cases.len(), RULES.len());
         for (name, texts) in cases {

@@ -177,8 +177,7 @@ fn top1(logits: &[f32]) -> u32 {
 }
 
 pub fn reference(name: &str) -> Reference {
-    let path = fixture(format!("reference/{name}.json"));
-    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+    serde_json::from_slice(&moe_testkit::reference::read(name)).unwrap()
 }
 
 /// The distance of the executor's results from llama.cpp's.

@@ -3,7 +3,6 @@
 mod sentencepiece;
 
 use std::collections::HashMap;
-use std::path::Path;
 
 use moe_executor::tokenizer::{Error, Role, Tokenizer, Vocabulary, Warning};
 use moe_gguf::Gguf;
@@ -12,8 +11,7 @@ use moe_testkit::fixture;
 use serde_json::Value;
 
 fn json(name: &str) -> Value {
-    let text = std::fs::read_to_string(fixture(Path::new("reference").join(name))).unwrap();
-    serde_json::from_str(&text).unwrap()
+    serde_json::from_slice(&moe_testkit::reference::read(name)).unwrap()
 }
 
 fn ids(value: &Value) -> Vec<u32> {
@@ -48,7 +46,7 @@ fn check(tokenizer: &Tokenizer, case: &Value) {
 #[test]
 fn byte_level_vocabularies_agree_with_llama_cpp() {
     let mut tokenizers = Tokenizers::default();
-    let cases = json("tokenization.json");
+    let cases = json("tokenization");
     let cases = cases.as_array().unwrap();
     assert_eq!(cases.len(), 398);
     for case in cases {
@@ -66,7 +64,7 @@ fn sentencepiece_vocabularies_agree_with_llama_cpp() {
         disabled,
     )
     .unwrap();
-    let cases = json("tokenization-llama.json");
+    let cases = json("tokenization-llama");
     let (mut n_prefixed, mut n_plain) = (0, 0);
     for case in cases.as_array().unwrap() {
         match case.get("add_space_prefix") {
@@ -87,8 +85,8 @@ fn sentencepiece_vocabularies_agree_with_llama_cpp() {
 fn prompts_and_generated_texts_agree_with_llama_cpp() {
     let mut tokenizers = Tokenizers::default();
     let mut runs = 0;
-    for entry in std::fs::read_dir(fixture("reference")).unwrap() {
-        let run = json(entry.unwrap().file_name().to_str().unwrap());
+    for name in moe_testkit::reference::names() {
+        let run = json(&name);
         let Some(prompt) = run.get("prompt").and_then(Value::as_str) else {
             continue;
         };

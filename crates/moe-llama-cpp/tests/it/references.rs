@@ -4,7 +4,6 @@
 //! `MOE_BLESS=1 cargo test -p moe-llama-cpp --features llama-cpp --test it references::random -- --nocapture`
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 
 use moe_gguf::{Gguf, Value};
 use moe_llama_cpp::Model;
@@ -153,16 +152,11 @@ const QUANTIZED: Bounds = Bounds {
 fn check_or_bless(prefix: &str, bounds: &Bounds) -> usize {
     let dir = tempfile::tempdir().unwrap();
     let bless = std::env::var_os("MOE_BLESS").is_some_and(|bless| bless == "1");
-    let files = fs::read_dir(fixture("reference"))
-        .unwrap()
-        .map(|file| file.unwrap().path());
-    let mut n = 0;
-    for file in files {
-        let name = file.file_stem().unwrap().to_str().unwrap();
-        if !name.starts_with(prefix) {
-            continue;
-        }
-        let mut reference: Reference = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    let mut names = moe_testkit::reference::names();
+    names.retain(|name| name.starts_with(prefix));
+    for name in &names {
+        let json = moe_testkit::reference::read(name);
+        let mut reference: Reference = serde_json::from_slice(&json).unwrap();
         let keys: Vec<(&str, Value)> = reference
             .overrides
             .iter()
@@ -178,13 +172,12 @@ fn check_or_bless(prefix: &str, bounds: &Bounds) -> usize {
         if bless {
             reference.renew(&gguf);
             reference.print_spread(name, &gguf);
-            fs::write(&file, serde_json::to_vec(&reference).unwrap()).unwrap();
+            moe_testkit::reference::write(name, &serde_json::to_vec(&reference).unwrap());
         } else {
             reference.check(name, &gguf, bounds);
         }
-        n += 1;
     }
-    n
+    names.len()
 }
 
 fn gguf_value(value: &serde_json::Value) -> Value {

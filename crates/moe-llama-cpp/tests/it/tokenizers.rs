@@ -12,7 +12,7 @@ use crate::models::{changed, fixture, make, small};
 
 /// Texts with difficult parts, and random concatenations of such parts.
 fn texts() -> Vec<String> {
-    let cases = std::fs::read(fixture("reference/tokenization.json")).unwrap();
+    let cases = moe_testkit::reference::read("tokenization");
     let cases: serde_json::Value = serde_json::from_slice(&cases).unwrap();
     let cases = cases.as_array().unwrap().iter();
     let mut texts: BTreeSet<String> = cases
@@ -108,7 +108,7 @@ fn agree_on_vocabularies_of_fixtures() {
 #[test]
 fn agree_on_all_pre_tokenizers() {
     let (dir, texts) = (tempfile::tempdir().unwrap(), texts());
-    let rules = std::fs::read(fixture("reference/pre-tokenizers.json")).unwrap();
+    let rules = moe_testkit::reference::read("pre-tokenizers");
     let rules: serde_json::Value = serde_json::from_slice(&rules).unwrap();
     for name in rules.as_object().unwrap().keys() {
         let value = Value::String(name.clone());

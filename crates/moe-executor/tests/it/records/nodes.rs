@@ -7,7 +7,6 @@ use moe_trace::names::base_name;
 use moe_trace::record::{FLAG_SOURCES_OMITTED, PHASE_PROMPT};
 use moe_trace::{RunOptions, TensorAccessLog, ops};
 
-use moe_testkit::fixture;
 
 use super::{LIMITS, record};
 
@@ -20,7 +19,7 @@ fn same_name(theirs: &str, ours: &str) -> bool {
 }
 
 fn follows_llama_cpp(file: &str, arch: &str) {
-    let json = std::fs::read(fixture("reference/nodes.json")).unwrap();
+    let json = moe_testkit::reference::read("nodes");
     let nodes: Nodes = serde_json::from_slice(&json).unwrap();
     let prompt: Vec<u32> = (300..309).collect();
     let recorded = record(file, &prompt, LIMITS, RunOptions::default());
