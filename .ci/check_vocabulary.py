@@ -91,7 +91,7 @@ ALLOW = [
 
 EXCLUDED = [
     "crates/moe-engine/tests/fixtures/*",
-    "fixtures/*.json*", "fixtures/foreign/*", "fixtures/prompts/*", "fixtures/reference/*", "fixtures/quants/*", "fixtures/hot-cache/*",
+    "fixtures/*.json*", "fixtures/foreign/*", "fixtures/prompts/*", "fixtures/reference/*", "fixtures/quants/*",
     "fixtures/simulate/*.csv", "fixtures/server-dumps/*", "fixtures/reliability/*", "tests/golden/*", "docs/measurements/*.txt",
     "*.lock", "LICENSE-*", ".ci/check_vocabulary.py",
 ]

@@ -31,8 +31,8 @@ fn accepts_byte_order_marks() {
 #[test]
 fn plans_equal_those_of_the_fork() {
     let dir = TempDir::new().unwrap();
-    let cases = fs::read_to_string(repository("fixtures/hot-cache/plans.json")).unwrap();
-    let cases: Vec<Value> = serde_json::from_str(&cases).unwrap();
+    let cases = moe_testkit::reference::read("hot-cache-plans");
+    let cases: Vec<Value> = serde_json::from_slice(&cases).unwrap();
     assert_eq!(cases.len(), 40);
     for (number, case) in cases.iter().enumerate() {
         let learn = write(&dir, "learn.json", &case["learn"].to_string());

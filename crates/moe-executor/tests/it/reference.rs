@@ -10,7 +10,6 @@ use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
 use moe_executor::{CacheParams, CacheType, Devices, Model, Session};
 use moe_gguf::Gguf;
-use moe_testkit::fixture;
 use moe_trace::Phase;
 use serde::Deserialize;
 

@@ -9,7 +9,7 @@ use moe_placement::{ExpertId, LayerId};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// A case of `fixtures/hot-cache/plans.json`, with the results of the fork's parser, weighting and planner.
+/// A case of `hot-cache-plans` in `fixtures/reference`, with the results of the fork's parser, weighting and planner.
 #[derive(Deserialize)]
 struct Case {
     learn: Value,
@@ -34,8 +34,7 @@ struct ExpectedLane {
 }
 
 fn cases() -> Vec<Case> {
-    let path = moe_testkit::fixture("hot-cache/plans.json");
-    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+    serde_json::from_slice(&moe_testkit::reference::read("hot-cache-plans")).unwrap()
 }
 
 impl Case {
