@@ -64,6 +64,11 @@ impl NodeName {
         }
     }
 
+    /// Another node of the same layer.
+    pub fn stem(self, stem: &'static str) -> NodeName {
+        NodeName { stem, ..self }
+    }
+
     /// The layer; `None` for a node outside the layers.
     pub fn layer(&self) -> Option<LayerId> {
         self.layer

@@ -1,6 +1,8 @@
 //! The attention of a layer: norm, projections, RoPE, heads, output. [`AttentionSpec`] describes the differences between
 //! architectures.
 
+mod spec;
+
 use moe_gguf::LayerId;
 
 use crate::activation::{Activation, NodeName};
@@ -10,83 +12,76 @@ use crate::device_id::DeviceId;
 use crate::error::Result;
 use crate::hparams::{HParams, Rope};
 use crate::kv_cache::KvCache;
+use crate::norm::Norm;
 use crate::ops::{At, Ops};
-use crate::weights::{Linear, Loader, Vector};
+use crate::weights::{Bias, Linear, Loader, Vector};
 
-/// Elements over which the RMS norm of queries and keys is computed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum QkNorm {
-    /// The elements of one head.
-    Head,
-    /// The elements of all heads of a token.
-    Row,
-}
-
-/// The attention of an architecture.
-#[derive(Clone, Copy)]
-pub struct AttentionSpec {
-    /// Whether queries, keys and values have biases.
-    pub qkv_bias: bool,
-    /// Whether the output has a bias.
-    pub output_bias: bool,
-    /// RMS norm of queries and keys.
-    pub qk_norm: Option<QkNorm>,
-    /// Whether each head has an attention sink: a score in the softmax without a value.
-    pub sinks: bool,
-    /// Whether a file may contain `rope_freqs.weight`, divisors of the RoPE frequencies.
-    pub rope_factors: bool,
-}
-
-impl AttentionSpec {
-    /// Grouped-query attention without biases, norms of queries and keys, sinks, or frequency divisors.
-    pub const PLAIN: AttentionSpec = AttentionSpec {
-        qkv_bias: false,
-        output_bias: false,
-        qk_norm: None,
-        sinks: false,
-        rope_factors: false,
-    };
-
-    /// Operations of one layer. Each writes one record per pass.
-    pub fn ops(&self) -> usize {
-        let bias = usize::from(self.qkv_bias);
-        let qk = 2 + bias + 2 * usize::from(self.qk_norm.is_some());
-        let (norm, v, store, heads) = (2, 1 + bias, 2, 1);
-        norm + 2 * qk + v + store + heads + 1 + usize::from(self.output_bias)
-    }
-}
+pub use spec::{AttentionSpec, Gate, QkNames, QkNorm, RopeLayers};
 
 /// Weights of the attention of one layer.
 pub struct AttentionLayer<'g> {
     il: LayerId,
-    eps: f32,
+    spec: AttentionSpec,
     shape: Shape,
     /// Whether keys are computed before values: llama.cpp's graph does so in architectures with a sliding window.
     keys_first: bool,
-    rope: Rope,
-    /// `(n_dims / 2)`
-    rope_factors: Option<Vector>,
+    /// `None` in a layer without RoPE.
+    rope: Option<Rope>,
+    rope_factors: RopeFactors,
     /// `(n_embd)`
-    norm: Vector,
-    qk_norm: Option<QkNorm>,
-    /// Queries.
-    q: Rotated<'g>,
-    /// Keys.
-    k: Rotated<'g>,
-    /// `(n_embd, n_head_kv * head_dim)`
-    v: Linear<'g>,
+    norm: Norm,
+    inputs: Projections<'g>,
+    /// Norms of queries and keys, `(head_dim)` or `(n * head_dim)`.
+    qk_norms: Option<[Norm; 2]>,
     /// `(n_head)`
     sinks: Option<Vector>,
+    /// `(n_embd, n_head * head_dim)` or `(n_embd, n_head)`
+    gate: Option<Linear<'g>>,
     /// `(n_head * head_dim, n_embd)`
     output: Linear<'g>,
 }
 
-/// Weights of the queries or the keys, which are normed and rotated. `n` is `n_head` or `n_head_kv`.
-struct Rotated<'g> {
-    /// `(n_embd, n * head_dim)`
-    linear: Linear<'g>,
-    /// `(head_dim)` or `(n * head_dim)`
-    norm: Option<Vector>,
+/// Divisors of the RoPE frequencies `(n_dims / 2)`.
+enum RopeFactors {
+    /// For all contexts, if the file has them.
+    All(Option<Vector>),
+    /// For contexts up to the original context length, and for longer contexts.
+    ByContext([Option<Vector>; 2]),
+}
+
+impl RopeFactors {
+    fn load(loader: &Loader, hp: &HParams) -> Result<RopeFactors> {
+        let vector = |name: &str| {
+            let vector = loader
+                .has(name)
+                .then(|| loader.vector(name, hp.rope.n_dims / 2));
+            vector.transpose()
+        };
+        if let Some(factors) = vector("rope_freqs.weight")? {
+            return Ok(RopeFactors::All(Some(factors)));
+        }
+        let short = vector("rope_factors_short.weight")?;
+        let long = vector("rope_factors_long.weight")?;
+        Ok(RopeFactors::ByContext([short, long]))
+    }
+
+    /// The divisors for a context of `n_ctx` positions.
+    fn of(&self, n_ctx: usize, rope: &Rope) -> Option<&Vector> {
+        match self {
+            RopeFactors::All(factors) => factors.as_ref(),
+            RopeFactors::ByContext(factors) => {
+                factors[usize::from(n_ctx > rope.n_ctx_orig)].as_ref()
+            }
+        }
+    }
+}
+
+/// The matrices of queries, keys and values.
+enum Projections<'g> {
+    /// Queries `(n_embd, n_head * head_dim)`, keys and values `(n_embd, n_head_kv * head_dim)`.
+    Separate(Box<[Linear<'g>; 3]>),
+    /// All in one matrix, in this order.
+    Fused(Box<Linear<'g>>),
 }
 
 /// Buffers of the attention, shared by all layers.
@@ -103,6 +98,10 @@ pub struct AttentionState {
     projected: Activation,
     /// Output of the heads `(token, n_head * head_dim)`.
     heads: Activation,
+    /// Queries, keys and values of one matrix `(token, (n_head + 2 n_head_kv) * head_dim)`.
+    fused: Activation,
+    /// Gates of the heads `(token, n_head * head_dim)` or `(token, n_head)`.
+    gates: Activation,
 }
 
 impl AttentionState {
@@ -116,6 +115,8 @@ impl AttentionState {
             v: buffer(3),
             projected: buffer(4),
             heads: buffer(5),
+            fused: buffer(6),
+            gates: buffer(7),
         }
     }
 }
@@ -129,6 +130,29 @@ impl AttentionState {
         inventory.activation("values", &self.v);
         inventory.activation("queries or keys before their norm", &self.projected);
         inventory.activation("attention heads", &self.heads);
+        inventory.activation("queries, keys and values", &self.fused);
+        inventory.activation("attention gates", &self.gates);
+    }
+}
+
+impl<'g> Projections<'g> {
+    /// Loads `attn_qkv` if the file has it, otherwise `attn_q`, `attn_k` and `attn_v`.
+    fn load(
+        loader: &Loader<'g>,
+        il: LayerId,
+        spec: &AttentionSpec,
+        [n_embd, n_q, n_kv]: [usize; 3],
+    ) -> Result<Projections<'g>> {
+        let linear = |part: &str, n| {
+            let name = format!("blk.{il}.attn_{part}");
+            loader.linear(&name, [n_embd, n, 1], spec.qkv_bias)
+        };
+        if spec.clamp.is_some() || loader.has(&format!("blk.{il}.attn_qkv.weight")) {
+            let fused = linear("qkv", n_q + 2 * n_kv)?;
+            return Ok(Projections::Fused(Box::new(fused)));
+        }
+        let separate = [linear("q", n_q)?, linear("k", n_kv)?, linear("v", n_kv)?];
+        Ok(Projections::Separate(Box::new(separate)))
     }
 }
 
@@ -142,118 +166,205 @@ impl<'g> AttentionLayer<'g> {
         let (n_embd, d) = (hp.n_embd, hp.head_dim);
         let (n_q, n_kv) = (hp.n_head * d, hp.n_head_kv * d);
         let name = |part: &str| format!("blk.{il}.{part}");
-        let vector = |part: &str, n| loader.vector(&format!("blk.{il}.{part}.weight"), n);
-        let input = |part: &str, n| loader.linear(&name(part), [n_embd, n, 1], spec.qkv_bias);
-        let rotated = |part: &str, n| -> Result<Rotated<'g>> {
-            let width = |norm| if norm == QkNorm::Head { d } else { n };
-            let norm = spec
-                .qk_norm
-                .map(|norm| vector(&format!("{part}_norm"), width(norm)));
-            Ok(Rotated {
-                linear: input(part, n)?,
-                norm: norm.transpose()?,
-            })
-        };
         let window = hp
             .window
             .as_ref()
             .filter(|window| window.layers[il.index()]);
-        let rope_factors = (spec.rope_factors && loader.has(ROPE_FACTORS))
-            .then(|| loader.vector(ROPE_FACTORS, hp.rope.n_dims / 2));
+        let has_rope = spec.rope_layers.contain(il, window.is_some());
+        let rope = has_rope.then(|| window.map_or(hp.rope, |window| window.rope));
+        let rope_factors = if spec.rope_factors {
+            RopeFactors::load(loader, hp)?
+        } else {
+            RopeFactors::All(None)
+        };
+        let qk_norm = |part: &str, n| {
+            let is_row = spec.qk_norm == Some(QkNorm::Row);
+            Norm::load(loader, hp, &name(part), if is_row { n } else { d }, false)
+        };
+        let qk_norms = spec.qk_norm.map(|_| {
+            let q = qk_norm("attn_q_norm", n_q)?;
+            Ok::<_, crate::Error>([q, qk_norm("attn_k_norm", n_kv)?])
+        });
+        let sinks = spec
+            .sinks
+            .then(|| loader.vector(&name("attn_sinks.weight"), hp.n_head));
+        let gate = spec.gate.map(|gate| {
+            let n = if gate.per_head { hp.n_head } else { n_q };
+            loader.linear(&name("attn_gate"), [n_embd, n, 1], Bias::None)
+        });
         Ok(AttentionLayer {
             il,
-            eps: hp.rms_eps,
+            spec: *spec,
             shape: Shape {
                 n_head: hp.n_head,
                 n_head_kv: hp.n_head_kv,
                 head_dim: d,
                 window: window.map(|window| window.n_positions),
-                scale: 1.0 / (d as f32).sqrt(),
+                scale: spec.scale.unwrap_or(1.0 / (d as f32).sqrt()),
+                softcap: spec.softcap,
             },
             keys_first: hp.window.is_some(),
-            rope: window.map_or(hp.rope, |window| window.rope),
-            rope_factors: rope_factors.transpose()?,
-            norm: vector("attn_norm", n_embd)?,
-            qk_norm: spec.qk_norm,
-            q: rotated("attn_q", n_q)?,
-            k: rotated("attn_k", n_kv)?,
-            v: input("attn_v", n_kv)?,
-            sinks: spec
-                .sinks
-                .then(|| vector("attn_sinks", hp.n_head))
-                .transpose()?,
+            rope,
+            rope_factors,
+            norm: Norm::load(loader, hp, &name("attn_norm"), n_embd, hp.norm_bias)?,
+            inputs: Projections::load(loader, il, spec, [n_embd, n_q, n_kv])?,
+            qk_norms: qk_norms.transpose()?,
+            sinks: sinks.transpose()?,
+            gate: gate.transpose()?,
             output: loader.linear(&name("attn_output"), [n_q, n_embd, 1], spec.output_bias)?,
         })
     }
 
-    /// `out = attention(norm(x))` for each row of `x (token, n_embd)`. Stores keys and values in the cache.
-    pub fn forward(
+    /// Whether queries, keys and values are in one matrix.
+    pub(crate) fn is_fused(&self) -> bool {
+        matches!(self.inputs, Projections::Fused(_))
+    }
+
+    /// A part of the layer that has no GPU kernel.
+    pub(crate) fn without_kernel(&self) -> Option<&'static str> {
+        if self.spec.softcap.is_some() {
+            return Some("bounded attention scores");
+        }
+        if self.spec.scales_queries {
+            return Some("factors on the queries");
+        }
+        let fused = self
+            .is_fused()
+            .then_some("queries, keys and values in one matrix");
+        fused.or(self.gate.as_ref().map(|_| "a gate of the attention"))
+    }
+
+    /// Operations of the layer. Each writes one record per pass.
+    pub(crate) fn ops(&self) -> usize {
+        let inputs = match &self.inputs {
+            Projections::Separate(linears) => linears.iter().map(Linear::ops).sum(),
+            Projections::Fused(linear) => linear.ops() + usize::from(self.spec.clamp.is_some()),
+        };
+        let qk_norms = self.qk_norms.iter().flatten().map(Norm::ops);
+        let norms = self.norm.ops() + qk_norms.sum::<usize>();
+        let rope = if self.rope.is_some() { 2 } else { 0 };
+        let gate = self.gate.as_ref().map_or(0, |gate| gate.ops() + 2);
+        let (store, heads) = (2, 1);
+        let scale = usize::from(self.spec.scales_queries);
+        norms + inputs + rope + scale + store + heads + gate + self.output.ops()
+    }
+
+    /// Computes the heads for each row of `x (token, n_embd)`. Stores keys and values in the cache.
+    pub fn heads(
         &self,
         ops: &mut Ops,
         at: At,
         s: &mut AttentionState,
         x: &mut Activation,
         cache: &mut KvCache,
-        out: &mut Activation,
     ) {
-        let il = self.il;
-        let name = |stem| NodeName::of(stem, il);
+        let name = |stem| NodeName::of(stem, self.il);
         let norm = ["norm", "attn_norm"].map(name);
-        let device = at.device;
-        ops.rms_norm(device, norm, x, &self.norm, self.eps, &mut s.normed);
-        let queries = ["Qcur", "Qcur_normed"].map(name);
-        let keys = ["Kcur", "Kcur_normed"].map(name);
-        let values = ["Vcur"; 2].map(name);
-        let normed = (&mut s.normed, &mut s.projected);
-        self.rotated(ops, device, queries, &self.q, normed, &mut s.q);
-        if !self.keys_first {
-            ops.linear(values, &self.v, &mut s.normed, &mut s.v);
+        ops.norm(at.device, norm, x, &self.norm, &mut s.normed);
+        if let Projections::Fused(linear) = &self.inputs {
+            ops.linear(
+                ["wqkv", "wqkv_b"].map(name),
+                linear,
+                &mut s.normed,
+                &mut s.fused,
+            );
+            if let Some(limit) = self.spec.clamp {
+                ops.clamp(name("wqkv_clamped"), limit, &mut s.fused);
+            }
         }
-        let normed = (&mut s.normed, &mut s.projected);
-        self.rotated(ops, device, keys, &self.k, normed, &mut s.k);
-        if self.keys_first {
-            ops.linear(values, &self.v, &mut s.normed, &mut s.v);
+        let d = self.shape.head_dim;
+        let (n_q, n_kv) = (self.shape.n_head * d, self.shape.n_head_kv * d);
+        let columns = [0..n_q, n_q..n_q + n_kv, n_q + n_kv..n_q + 2 * n_kv];
+        let parts = if self.keys_first {
+            [0, 1, 2]
+        } else {
+            [0, 2, 1]
+        };
+        for part in parts {
+            let name = name(["Qcur", "Kcur", "Vcur"][part]);
+            let dst = match part {
+                0 => &mut s.q,
+                1 => &mut s.k,
+                _ => &mut s.v,
+            };
+            let is_normed = part < 2 && self.qk_norms.is_some();
+            let target = if is_normed {
+                &mut s.projected
+            } else {
+                &mut *dst
+            };
+            match &self.inputs {
+                Projections::Separate(linears) => {
+                    ops.linear([name; 2], &linears[part], &mut s.normed, target);
+                }
+                Projections::Fused(_) => {
+                    ops.columns(name, columns[part].clone(), &mut s.fused, target);
+                }
+            }
+            if part < 2 {
+                let n_ctx = cache.capacity();
+                self.rotate(ops, (at.device, n_ctx), part, &mut s.projected, dst);
+            }
+            if part == 0 && self.spec.scales_queries {
+                ops.scale(name, 1.0 / (d as f32).sqrt(), dst);
+            }
         }
         ops.store_kv(at, &mut s.k, &mut s.v, cache);
-        ops.attention(
-            at,
-            &self.shape,
-            self.sinks.as_ref(),
-            &mut s.q,
-            cache,
-            &mut s.heads,
-        );
+        let sinks = self.sinks.as_ref();
+        ops.attention(at, &self.shape, sinks, &mut s.q, cache, &mut s.heads);
+    }
+
+    /// `out = output product of the heads`, after [`AttentionLayer::heads`]; `out (token, n_embd)`.
+    pub fn output(&self, ops: &mut Ops, s: &mut AttentionState, out: &mut Activation) {
+        let name = |stem| NodeName::of(stem, self.il);
+        if let (Some(linear), Some(gate)) = (&self.gate, self.spec.gate) {
+            let [product, sigmoid, gated] = gate.names.map(name);
+            ops.linear([product; 2], linear, &mut s.normed, &mut s.gates);
+            s.heads.name = name("attn_out");
+            ops.multiply_by_sigmoid([sigmoid, gated], &mut s.gates, &mut s.heads);
+        }
         let names = match self.output.bias {
-            Some(_) => ["kqv_wo", "attn_out"],
-            None => ["attn_out"; 2],
+            Some(_) => ["kqv_wo", self.spec.output],
+            None => [self.spec.output; 2],
         };
         ops.linear(names.map(name), &self.output, &mut s.heads, out);
     }
 
-    /// Computes queries or keys: product, norm if the architecture has one, RoPE.
-    fn rotated(
+    /// Norm and RoPE of queries (`part` 0) or keys (`part` 1), of `projected` into `dst`; without a norm they are in `dst`.
+    fn rotate(
         &self,
         ops: &mut Ops,
-        device: DeviceId,
-        [name, normed]: [NodeName; 2],
-        weights: &Rotated,
-        (src, scratch): (&mut Activation, &mut Activation),
+        (device, n_ctx): (DeviceId, usize),
+        part: usize,
+        projected: &mut Activation,
         dst: &mut Activation,
     ) {
-        match &weights.norm {
-            Some(norm) => {
-                ops.linear([name; 2], &weights.linear, src, scratch);
-                let names = [NodeName::of("norm", self.il), normed];
-                ops.rms_norm(device, names, scratch, norm, self.eps, dst);
-                if self.qk_norm == Some(QkNorm::Row) {
-                    dst.name = normed.reshaped(); // llama.cpp reshapes to heads after this norm
-                }
+        let name = |stem| NodeName::of(stem, self.il);
+        let names = &self.spec.names;
+        let rope = |ops: &mut Ops, x: &mut Activation| {
+            if let Some(rope) = &self.rope {
+                let (factors, d) = (self.rope_factors.of(n_ctx, rope), self.shape.head_dim);
+                ops.rope(device, name(names.rotated[part]), rope, factors, d, x);
             }
-            None => ops.linear([name; 2], &weights.linear, src, dst),
+        };
+        let Some(norms) = &self.qk_norms else {
+            return rope(ops, dst);
+        };
+        let normed = match self.rope {
+            Some(_) => names.normed,
+            None => names.not_rotated,
+        };
+        let normed = name(normed[part]);
+        let nodes = [name("norm"), normed];
+        if self.spec.qk_norm == Some(QkNorm::HeadAfterRope) {
+            rope(ops, projected);
+            ops.norm(device, nodes, projected, &norms[part], dst);
+            return;
         }
-        let (factors, d) = (self.rope_factors.as_ref(), self.shape.head_dim);
-        ops.rope(device, name, &self.rope, factors, d, dst);
+        ops.norm(device, nodes, projected, &norms[part], dst);
+        if self.spec.qk_norm == Some(QkNorm::Row) {
+            dst.name = normed.reshaped(); // llama.cpp reshapes to heads after this norm
+        }
+        rope(ops, dst);
     }
 }
-
-const ROPE_FACTORS: &str = "rope_freqs.weight";

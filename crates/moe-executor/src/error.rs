@@ -52,6 +52,18 @@ pub enum Error {
         /// The supported architectures.
         supported: String,
     },
+    /// A part of the model has no GPU kernel.
+    #[error(
+        "{file}: this {arch} model has {part}, which run on the CPU only; run the model without a GPU"
+    )]
+    CpuOnly {
+        /// Model file.
+        file: PathBuf,
+        /// Architecture.
+        arch: String,
+        /// The part.
+        part: &'static str,
+    },
     /// A hyper-parameter is missing.
     #[error("{file}: required key `{key}` of a {arch} model is missing; convert the model again")]
     MissingKey {

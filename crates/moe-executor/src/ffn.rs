@@ -11,6 +11,7 @@ use crate::weights::{Loader, Matrix};
 /// Weights of one block.
 pub struct Ffn<'g> {
     il: LayerId,
+    glu: Glu,
     /// `(n_embd, n_ff)`
     gate: Matrix<'g>,
     /// `(n_embd, n_ff)`
@@ -58,10 +59,16 @@ impl<'g> Ffn<'g> {
         let name = |part: &str| format!("blk.{il}.ffn_{part}{suffix}.weight");
         Ok(Ffn {
             il,
+            glu: Glu::Swiglu,
             gate: loader.matrix(&name("gate"), n_embd, n_ff)?,
             up: loader.matrix(&name("up"), n_embd, n_ff)?,
             down: loader.matrix(&name("down"), n_ff, n_embd)?,
         })
+    }
+
+    /// The same block with another activation.
+    pub(crate) fn with_activation(self, glu: Glu) -> Ffn<'g> {
+        Ffn { glu, ..self }
     }
 
     /// Bytes of its weights.
@@ -70,7 +77,7 @@ impl<'g> Ffn<'g> {
         matrices.map(|matrix| matrix.place.size_bytes).iter().sum()
     }
 
-    /// `out = down · (silu(gate · x) * (up · x))` for every row of `x (token, n_embd)`.
+    /// `out = down · glu(gate · x, up · x)` for every row of `x (token, n_embd)`.
     pub fn forward(
         &self,
         ops: &mut Ops,
@@ -79,11 +86,17 @@ impl<'g> Ffn<'g> {
         x: &mut Activation,
         out: &mut Activation,
     ) {
-        let [gate, up, swiglu] =
-            ["ffn_gate", "ffn_up", "ffn_swiglu"].map(|stem| NodeName::of(stem, self.il));
+        let activated = match self.glu {
+            Glu::Swiglu => "ffn_swiglu",
+            Glu::SwigluOai => "ffn_swiglu_oai",
+            Glu::Reglu => "ffn_reglu",
+            Glu::Geglu => "ffn_geglu",
+        };
+        let [gate, up, activated] =
+            ["ffn_gate", "ffn_up", activated].map(|stem| NodeName::of(stem, self.il));
         ops.mul_mat(gate, &self.gate, x, &mut s.gate);
         ops.mul_mat(up, &self.up, x, &mut s.up);
-        ops.glu(swiglu, Glu::Swiglu, &mut s.gate, &mut s.up);
+        ops.glu(activated, self.glu, &mut s.gate, &mut s.up);
         ops.mul_mat(name, &self.down, &mut s.gate, out);
     }
 }

@@ -35,6 +35,7 @@ pub mod memory;
 pub mod mirrored;
 pub mod model;
 mod moe;
+mod norm;
 mod ops;
 pub mod placement;
 pub mod recorder;

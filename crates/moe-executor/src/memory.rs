@@ -6,7 +6,7 @@
 use moe_gguf::GgmlType;
 use moe_gguf::names::{Projection, Role};
 
-use crate::arch::decoder::OutputRows;
+use crate::arch::decoder::{DenseBlock, OutputRows};
 use crate::cpu::quant::Kernel;
 use crate::hparams::Gating;
 use crate::model::Model;
@@ -103,7 +103,31 @@ impl Model<'_> {
         let hidden = widest(&|layer| k(layer).saturating_mul(n_ff(layer)));
         let dense = rows.dense_layers.iter();
         let dense = dense.map(|&(layer, rows)| rows * hp.n_ff_by_layer[layer] as u64);
-        let dense = dense.max().unwrap_or(0);
+        let beside = if spec.dense_block == DenseBlock::None {
+            0
+        } else {
+            routed * n_embd
+        };
+        let dense_of_moe = match spec.dense_block {
+            DenseBlock::None => 0,
+            DenseBlock::BeforeExperts => routed * n_embd,
+            DenseBlock::WithExperts => widest(&|layer| hp.n_ff_by_layer[layer] as u64),
+        };
+        let dense = dense.max().unwrap_or(0).max(dense_of_moe);
+        let kept_scores = if moe.routes_ahead { n_expert } else { 0 };
+        let is_fused = self.decoder.has_fused_inputs();
+        let gates = spec.attention.gate.map_or(0, |gate| {
+            let width = if gate.per_head {
+                hp.n_head
+            } else {
+                hp.n_head * hp.head_dim
+            };
+            t * width as u64
+        });
+        let input = match spec.post_attention_norm {
+            Some(_) if !spec.norms_output_rows => t,
+            _ => f.max(w),
+        };
         let is_selected_twice = moe.selection_bias || hp.expert_groups.is_some();
         let has_probs = moe.gating != Gating::SoftmaxOfSelected;
         let shared = moe.shared.map_or([0; 4], |shared| {
@@ -116,10 +140,11 @@ impl Model<'_> {
         });
         vec![
             ("residual stream", t * n_embd),
-            ("block input", f.max(w) * n_embd),
+            ("block input", input * n_embd),
             ("block output", t * n_embd),
             ("residual stream before the experts", f * n_embd),
-            ("kept rows", w * n_embd),
+            ("experts next to a dense block", beside),
+            ("kept rows", w * n_embd.max(kept_scores)),
             ("logits", w * hp.n_vocab as u64),
             ("attention input", t * n_embd),
             ("queries", t * n_q),
@@ -134,6 +159,11 @@ impl Model<'_> {
                 },
             ),
             ("attention heads", t * n_q),
+            (
+                "queries, keys and values",
+                if is_fused { t * (n_q + 2 * n_kv) } else { 0 },
+            ),
+            ("attention gates", gates),
             ("dense gate", dense),
             ("dense up", dense),
             ("router scores", routed * n_expert),
@@ -275,7 +305,9 @@ impl Rows {
                 .map(|&(_, rows)| rows)
         };
         match part {
-            "attn_q" | "attn_k" | "attn_v" | "attn_output" => Some(self.tokens),
+            "attn_q" | "attn_k" | "attn_v" | "attn_qkv" | "attn_gate" | "attn_output" => {
+                Some(self.tokens)
+            }
             "ffn_gate" | "ffn_up" | "ffn_down" | "ffn_gate_inp" | "ffn_gate_inp_shexp"
             | "ffn_gate_exps" | "ffn_up_exps" | "ffn_gate_shexp" | "ffn_up_shexp"
             | "ffn_down_shexp" => of_block(),

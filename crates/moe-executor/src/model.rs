@@ -9,8 +9,9 @@ use crate::arch::decoder::Decoder;
 use crate::buffers::{Inventory, WEIGHT_BUFFERS};
 use crate::error::{Error, Result, Warning};
 use crate::hparams::{self, HParams, Keys};
+use crate::norm::Norm;
 use crate::tokenizer::{self, Tokenizer};
-use crate::weights::{Loader, Matrix, Vector};
+use crate::weights::{Linear, Loader, Matrix};
 
 /// A model whose weights stay in the mapped file.
 pub struct Model<'g> {
@@ -19,9 +20,9 @@ pub struct Model<'g> {
     /// `(n_embd, n_vocab)`
     pub(crate) tok_embd: Matrix<'g>,
     /// `(n_embd)`
-    pub(crate) output_norm: Vector,
+    pub(crate) output_norm: Norm,
     /// `(n_embd, n_vocab)`; the token embeddings in a model without `output.weight` (tied embeddings).
-    pub(crate) output: Matrix<'g>,
+    pub(crate) output: Linear<'g>,
     pub(crate) decoder: Decoder<'g>,
     /// Bytes of the vectors that were converted to f32.
     converted_bytes: u64,
@@ -41,18 +42,19 @@ impl<'g> Model<'g> {
         loader.refuse_extra_layers(decoder.hparams().n_layer)?;
         let (n_embd, n_vocab) = (decoder.hparams().n_embd, decoder.hparams().n_vocab);
         let output = if loader.has("output.weight") {
-            "output.weight"
+            "output"
         } else {
-            "token_embd.weight"
+            "token_embd"
         };
+        let (hp, spec) = (decoder.hparams(), decoder.spec());
         let mut model = Model {
             gguf,
             converted_bytes: 0,
             warnings: hparams::ignored(&keys),
             tokenizer: read_tokenizer(gguf, n_vocab)?,
             tok_embd: loader.matrix("token_embd.weight", n_embd, n_vocab)?,
-            output_norm: loader.vector("output_norm.weight", n_embd)?,
-            output: loader.matrix(output, n_embd, n_vocab)?,
+            output_norm: Norm::load(&loader, hp, "output_norm", n_embd, hp.norm_bias)?,
+            output: loader.linear(output, [n_embd, n_vocab, 1], spec.logits_bias)?,
             decoder,
         };
         loader.check_all_used()?;

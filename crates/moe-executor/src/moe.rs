@@ -8,10 +8,12 @@ use crate::buffers::Inventory;
 use crate::device_id::DeviceId;
 use crate::error::Result;
 use crate::ffn::{FFN_OPS, Ffn, FfnState};
-use crate::hparams::{Gating, Groups, HParams};
-use crate::ops::{At, ExpertIo, ExpertNodes, Glu, Ops, Projection, RouterSpec, RouterState};
+use crate::hparams::{Gating, Groups, HParams, Keys, MAX_WIDTH};
+use crate::ops::{
+    At, ExpertIo, ExpertNodes, Glu, MergeNames, Ops, Projection, RouterSpec, RouterState,
+};
 use crate::recorder::{LaneCounts, Routing};
-use crate::weights::{Linear, Loader, Matrix, Vector};
+use crate::weights::{Bias, Linear, Loader, Matrix, Vector};
 
 /// The MoE layers of an architecture.
 #[derive(Clone, Copy)]
@@ -28,6 +30,10 @@ pub struct MoeSpec {
     pub glu: Glu,
     /// Whether router and experts have biases.
     pub biases: bool,
+    /// Name of the weighted sum of the experts.
+    pub sum: &'static str,
+    /// Whether the router reads the input of the layer, before its norm.
+    pub routes_ahead: bool,
     /// The expert that processes all tokens, if the architecture has one.
     pub shared: Option<SharedExpert>,
 }
@@ -39,6 +45,36 @@ pub struct SharedExpert {
     pub width: SharedWidth,
     /// Whether its output is multiplied by the sigmoid of a score from `ffn_gate_inp_shexp`.
     pub gated: bool,
+    /// Name of its down product.
+    pub node: &'static str,
+}
+
+impl SharedExpert {
+    /// A shared expert of the width `expert_shared_feed_forward_length`; `None` if the key is missing or 0.
+    pub(crate) fn of_key(keys: &Keys) -> Result<Option<SharedExpert>> {
+        const KEY: &str = "expert_shared_feed_forward_length";
+        if !keys.is_set(KEY)? {
+            return Ok(None);
+        }
+        let width = SharedWidth::Own(keys.count(KEY, MAX_WIDTH)?);
+        Ok(Some(SharedExpert::of_width(width)))
+    }
+
+    /// A shared expert that is `expert_shared_count` times as wide as a routed expert of the layer.
+    pub(crate) fn counted(keys: &Keys, hp: &HParams) -> Result<SharedExpert> {
+        let widest = hp.n_ff_exp_by_layer.iter().max().copied().unwrap_or(0);
+        let n = keys.count("expert_shared_count", MAX_WIDTH / widest.max(1))?;
+        Ok(SharedExpert::of_width(SharedWidth::Experts(n)))
+    }
+
+    /// A shared expert without a score.
+    pub const fn of_width(width: SharedWidth) -> SharedExpert {
+        SharedExpert {
+            width,
+            gated: false,
+            node: "ffn_shexp",
+        }
+    }
 }
 
 /// Hidden width of a shared expert.
@@ -59,6 +95,8 @@ impl MoeSpec {
         weights_scale: 1.0,
         glu: Glu::Swiglu,
         biases: false,
+        sum: "ffn_moe_out",
+        routes_ahead: false,
         shared: None,
     };
 
@@ -105,6 +143,7 @@ pub struct MoeLayer<'g> {
 
 /// Weights of a shared expert.
 struct Shared<'g> {
+    node: &'static str,
     ffn: Ffn<'g>,
     /// `(n_embd, 1)`
     gate: Option<Matrix<'g>>,
@@ -112,7 +151,7 @@ struct Shared<'g> {
 
 /// Buffers of a MoE layer, shared by all layers.
 pub struct MoeState {
-    router: RouterState,
+    pub(crate) router: RouterState,
     gate: Activation,
     up: Activation,
     down: Activation,
@@ -184,7 +223,12 @@ impl<'g> MoeLayer<'g> {
         spec: &MoeSpec,
     ) -> Result<MoeLayer<'g>> {
         let (n_embd, n_ff, n_expert) = (hp.n_embd, hp.n_ff_exp_by_layer[il.index()], hp.n_expert);
-        let linear = |part: &str, ne| loader.linear(&format!("blk.{il}.{part}"), ne, spec.biases);
+        let bias = if spec.biases {
+            Bias::Required
+        } else {
+            Bias::None
+        };
+        let linear = |part: &str, ne| loader.linear(&format!("blk.{il}.{part}"), ne, bias);
         let selection_bias = spec
             .selection_bias
             .then(|| loader.vector(&format!("blk.{il}.exp_probs_b.bias"), n_expert));
@@ -196,6 +240,7 @@ impl<'g> MoeLayer<'g> {
                 SharedWidth::Experts(n) => n * n_ff,
             };
             Ok::<_, crate::Error>(Shared {
+                node: shared.node,
                 ffn: Ffn::load(loader, il, "_shexp", n_embd, width)?,
                 gate: gate.transpose()?,
             })
@@ -223,7 +268,42 @@ impl<'g> MoeLayer<'g> {
         x: &mut Activation,
         out: &mut Activation,
     ) {
-        let router = RouterSpec {
+        let router = self.router(ops, x.rows);
+        ops.begin_call(device);
+        ops.scores(self.il, &router, x, &mut s.router);
+        let weights = ops.route(self.il, &router, &mut s.router, &mut s.routing);
+        ops.end_routing(device);
+        self.experts(ops, device, s, weights, x, out);
+    }
+
+    /// Computes the scores of a router that reads another input than the experts, `x (token, n_embd)`.
+    pub(crate) fn scores(&self, ops: &mut Ops, s: &mut MoeState, x: &mut Activation) {
+        let router = self.router(ops, x.rows);
+        ops.scores(self.il, &router, x, &mut s.router);
+    }
+
+    /// Selects experts by the scores of [`MoeLayer::scores`]. Returns the name of the node with the expert weights.
+    pub(crate) fn route(&self, ops: &mut Ops, s: &mut MoeState) -> NodeName {
+        let router = self.router(ops, s.router.scores.rows);
+        ops.route(self.il, &router, &mut s.router, &mut s.routing)
+    }
+
+    /// The experts that [`MoeLayer::route`] selected; `weights` is the name of its result.
+    pub(crate) fn forward_selected(
+        &self,
+        ops: &mut Ops,
+        device: DeviceId,
+        s: &mut MoeState,
+        weights: NodeName,
+        [x, out]: [&mut Activation; 2],
+    ) {
+        ops.begin_call(device);
+        ops.end_routing(device);
+        self.experts(ops, device, s, weights, x, out);
+    }
+
+    fn router(&self, ops: &Ops, tokens: usize) -> RouterSpec<'_, 'g> {
+        RouterSpec {
             scores: &self.router,
             gating: self.spec.gating,
             selection_bias: self.selection_bias.as_ref(),
@@ -231,12 +311,8 @@ impl<'g> MoeLayer<'g> {
             norm_weights: self.spec.norm_weights,
             weights_scale: self.spec.weights_scale,
             n_expert_used: self.n_expert_used,
-            on_cpu: ops.routes_on_cpu(self.il, self.projections(), x.rows),
-        };
-        ops.begin_call(device);
-        let weights_name = ops.route(self.il, &router, x, &mut s.router, &mut s.routing);
-        ops.end_routing(device);
-        self.experts(ops, device, s, weights_name, x, out);
+            on_cpu: ops.routes_on_cpu(self.il, self.projections(), tokens),
+        }
     }
 
     /// Like [`MoeLayer::forward`], with the routing decisions of `routing` instead of the router's. Returns the number of
@@ -250,10 +326,10 @@ impl<'g> MoeLayer<'g> {
         x: &mut Activation,
         out: &mut Activation,
     ) -> LaneCounts {
-        let weights_name = NodeName::of("ffn_moe_weights", self.il);
+        let weights = NodeName::of("ffn_moe_weights", self.il);
         ops.begin_call(device);
         std::mem::swap(&mut s.routing, routing);
-        let lanes = self.experts(ops, device, s, weights_name, x, out);
+        let lanes = self.experts(ops, device, s, weights, x, out);
         std::mem::swap(&mut s.routing, routing);
         lanes
     }
@@ -282,7 +358,7 @@ impl<'g> MoeLayer<'g> {
         ops: &mut Ops,
         device: DeviceId,
         s: &mut MoeState,
-        weights_name: NodeName,
+        weights: NodeName,
         x: &mut Activation,
         out: &mut Activation,
     ) -> LaneCounts {
@@ -299,13 +375,18 @@ impl<'g> MoeLayer<'g> {
         let activated = match self.spec.glu {
             Glu::Swiglu => "ffn_moe_swiglu",
             Glu::SwigluOai => "ffn_moe_swiglu_oai",
+            Glu::Reglu => "ffn_moe_reglu",
+            Glu::Geglu => "ffn_moe_geglu",
         };
         let nodes = ExpertNodes {
             at: At { il, device },
             projections: [gate, up, down],
             activated: name(activated),
             glu: self.spec.glu,
-            weights_name,
+            merge: MergeNames {
+                weights,
+                sum: name(self.spec.sum),
+            },
         };
         let routed = match &self.shared {
             Some(_) => &mut s.shared.routed,
@@ -324,9 +405,8 @@ impl<'g> MoeLayer<'g> {
             return lanes;
         };
         let (routed, own) = (&mut s.shared.routed, &mut s.shared.out);
-        shared
-            .ffn
-            .forward(ops, &mut s.ffn, name("ffn_shexp"), x, own);
+        let node = name(shared.node);
+        shared.ffn.forward(ops, &mut s.ffn, node, x, own);
         if let Some(gate) = &shared.gate {
             let (score, weight) = (&mut s.shared.score, &mut s.shared.weight);
             ops.mul_mat(name("ffn_shexp_gate_inp"), gate, x, score);

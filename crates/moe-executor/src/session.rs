@@ -14,7 +14,7 @@ use crate::arch::decoder::State;
 use crate::buffers::{Inventory, Ledger};
 use crate::cpu::threads::Threads;
 use crate::devices::Devices;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::hot_cache::{DynamicParams, DynamicReport, DynamicSlots};
 use crate::hot_cache::{HotCache, HotCacheReport, LaneContents, Profile};
 use crate::kv_cache::{CacheParams, KvCache, Run};
@@ -56,7 +56,7 @@ impl<'a, 'g> Session<'a, 'g> {
     /// Starts a session on `devices` with an empty cache of `cache`. `recorder` records its operations. The CPU uses `threads`.
     ///
     /// # Errors
-    /// The model does not support the types of the cache.
+    /// The model does not support the types of the cache, or has no GPU kernel for a part of the model.
     pub fn with_devices(
         model: &'a Model<'g>,
         threads: &'a Threads,
@@ -65,6 +65,15 @@ impl<'a, 'g> Session<'a, 'g> {
         cache: CacheParams,
     ) -> Result<Session<'a, 'g>> {
         let hp = model.hparams();
+        if !devices.gpus().is_empty()
+            && let Some(part) = model.decoder.without_kernel()
+        {
+            return Err(Error::CpuOnly {
+                file: model.gguf().files()[0].path.clone(),
+                arch: hp.arch.clone(),
+                part,
+            });
+        }
         cache.check(model.gguf(), hp)?;
         let cache = KvCache::new(hp, cache);
         if !devices.gpus().is_empty() {
@@ -218,12 +227,7 @@ impl<'a, 'g> Session<'a, 'g> {
     /// The operations of a pass.
     fn forward(&mut self) {
         let (ops, s) = (&mut self.ops, &mut self.state);
-        ops.get_embeddings(
-            NodeName::global("embd"),
-            &self.model.tok_embd,
-            &s.tokens,
-            &mut s.x,
-        );
+        self.model.decoder.embed(ops, &self.model.tok_embd, s);
         self.model.decoder.forward(ops, s, &mut self.cache);
         if !s.wanted.is_empty() {
             self.head();
@@ -235,16 +239,21 @@ impl<'a, 'g> Session<'a, 'g> {
         let (ops, s, model) = (&mut self.ops, &mut self.state, self.model);
         let device = ops.output_device();
         let names = ["norm", "result_norm"].map(NodeName::global);
-        ops.rms_norm(
-            device,
-            names,
-            &mut s.x,
-            &model.output_norm,
-            model.hparams().rms_eps,
-            &mut s.normed,
-        );
+        ops.norm(device, names, &mut s.x, &model.output_norm, &mut s.normed);
         let result = NodeName::global("result_output");
-        ops.mul_mat(result, &model.output, &mut s.normed, &mut s.logits);
+        let scale = model.decoder.spec().scales.logits;
+        let unscaled = match scale {
+            Some(_) => NodeName::global("result_output_unscaled"),
+            None => result,
+        };
+        let names = match &model.output.bias {
+            Some(_) => [NodeName::global("result_output_no_bias"), unscaled],
+            None => [unscaled; 2],
+        };
+        ops.linear(names, &model.output, &mut s.normed, &mut s.logits);
+        if let Some(factor) = scale {
+            ops.scale(result, factor, &mut s.logits);
+        }
         ops.recorder.result((&s.logits).into());
         ops.fetch_rows(&mut s.logits);
         ops.check_finite(&s.logits);

@@ -159,6 +159,24 @@ pub struct Linear<'g> {
     pub bias: Option<Vector>,
 }
 
+impl Linear<'_> {
+    /// Operations of the layer: the product, and the addition of the bias.
+    pub(crate) fn ops(&self) -> usize {
+        1 + usize::from(self.bias.is_some())
+    }
+}
+
+/// Whether a linear layer has a bias.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Bias {
+    /// A bias in the file is an error.
+    None,
+    /// The bias is used if the file has it.
+    Optional,
+    /// A file without the bias is an error.
+    Required,
+}
+
 /// Finds the tensors of a model and checks their shapes.
 pub(crate) struct Loader<'g> {
     pub gguf: &'g Gguf,
@@ -208,7 +226,10 @@ impl<'g> Loader<'g> {
 
     /// Checks that no tensor belongs to a layer at or beyond `n_layer`: such layers would be ignored silently.
     pub(crate) fn refuse_extra_layers(&self, n_layer: usize) -> Result<()> {
-        let extra = |t: &&Tensor| layer_of(&t.name).is_some_and(|l| l.index() >= n_layer);
+        let used = self.used.borrow();
+        let extra = |t: &&Tensor| {
+            !used.contains(&t.index) && layer_of(&t.name).is_some_and(|l| l.index() >= n_layer)
+        };
         match self.gguf.tensors().iter().find(extra) {
             Some(tensor) => Err(Error::ExtraLayer {
                 file: self.file(),
@@ -217,6 +238,23 @@ impl<'g> Loader<'g> {
             }),
             None => Ok(()),
         }
+    }
+
+    /// Whether the routers have a bias for the selection. `n_dense` layers without a router come first.
+    pub(crate) fn has_selection_bias(&self, n_dense: usize) -> bool {
+        self.has(&format!("blk.{n_dense}.exp_probs_b.bias"))
+    }
+
+    /// Omits the blocks of an MTP head, the layers from `n_layer` to `n_block - 1`, as llama.cpp does.
+    pub(crate) fn omit_mtp(&self, n_layer: usize, n_block: usize) {
+        let is_mtp = |t: &&Tensor| {
+            let layer = layer_of(&t.name).map(LayerId::index);
+            layer.is_some_and(|layer| (n_layer..n_block).contains(&layer))
+        };
+        let mtp = self.gguf.tensors().iter().filter(is_mtp);
+        self.used
+            .borrow_mut()
+            .extend(mtp.map(|tensor| tensor.index));
     }
 
     fn tensor(&self, name: &str, expected: &[usize]) -> Result<&'g Tensor> {
@@ -278,18 +316,25 @@ impl<'g> Loader<'g> {
         })
     }
 
-    /// The matrices `part.weight` of `ne = [n_in, n_out, n_expert]`, with `part.bias` if `bias`.
+    /// The matrices `part.weight` of `ne = [n_in, n_out, n_expert]`, and `part.bias`.
     pub(crate) fn linear(
         &self,
         part: &str,
         [n_in, n_out, n_expert]: [usize; 3],
-        bias: bool,
+        bias: Bias,
     ) -> Result<Linear<'g>> {
         let weights = self.stack(&format!("{part}.weight"), n_in, n_out, n_expert)?;
-        let bias = bias
-            .then(|| self.vectors(&format!("{part}.bias"), n_out, n_expert))
-            .transpose()?;
-        Ok(Linear { weights, bias })
+        let name = format!("{part}.bias");
+        let has_bias = match bias {
+            Bias::None => false,
+            Bias::Optional => self.has(&name),
+            Bias::Required => true,
+        };
+        let bias = has_bias.then(|| self.vectors(&name, n_out, n_expert));
+        Ok(Linear {
+            weights,
+            bias: bias.transpose()?,
+        })
     }
 
     /// A vector of `ne = [n]`, converted to f32.

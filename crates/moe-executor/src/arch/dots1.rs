@@ -9,8 +9,8 @@
 use crate::arch::decoder::{Decoder, DecoderSpec};
 use crate::attention::{AttentionSpec, QkNorm};
 use crate::error::Result;
-use crate::hparams::{ExpertWidth, HParams, Keys, Layout, MAX_WIDTH};
-use crate::moe::{MoeSpec, SharedExpert, SharedWidth};
+use crate::hparams::{ExpertWidth, HParams, Keys, Layout};
+use crate::moe::{MoeSpec, SharedExpert};
 use crate::weights::Loader;
 
 const ATTENTION: AttentionSpec = AttentionSpec {
@@ -19,22 +19,16 @@ const ATTENTION: AttentionSpec = AttentionSpec {
 };
 
 pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> {
-    let n_dense = keys.opt_usize("leading_dense_block_count")?.unwrap_or(0);
+    let n_dense = keys.n_dense()?;
     let layout = Layout {
-        expert_width: ExpertWidth::Own,
         n_dense,
+        ..Layout::all_moe(ExpertWidth::Own)
     };
     let hp = HParams::read(keys, layout)?;
-    // The width of the shared expert is `n_shared` times the width of a routed expert of the layer.
-    let widest = hp.n_ff_exp_by_layer.iter().max().copied().unwrap_or(0);
-    let n_shared = keys.count("expert_shared_count", MAX_WIDTH / widest.max(1))?;
-    let shared = SharedExpert {
-        width: SharedWidth::Experts(n_shared),
-        gated: false,
-    };
+    let shared = SharedExpert::counted(keys, &hp)?;
     let moe = MoeSpec {
         gating: keys.gating()?,
-        selection_bias: loader.has(&format!("blk.{}.exp_probs_b.bias", n_dense)),
+        selection_bias: loader.has_selection_bias(n_dense),
         norm_weights: keys.bool_or("expert_weights_norm", false)?,
         weights_scale: keys.weights_scale()?,
         shared: Some(shared),

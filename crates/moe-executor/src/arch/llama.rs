@@ -9,10 +9,11 @@ use crate::attention::AttentionSpec;
 use crate::error::Result;
 use crate::hparams::{ExpertWidth, HParams, Keys, Layout, RopeLayout};
 use crate::moe::MoeSpec;
-use crate::weights::Loader;
+use crate::weights::{Bias, Loader};
 
 const SPEC: DecoderSpec = DecoderSpec {
     attention: AttentionSpec {
+        output_bias: Bias::Optional,
         rope_factors: true,
         ..AttentionSpec::PLAIN
     },

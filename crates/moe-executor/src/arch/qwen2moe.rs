@@ -12,7 +12,6 @@ use crate::moe::{MoeSpec, SharedExpert, SharedWidth};
 use crate::weights::Loader;
 
 const ATTENTION: AttentionSpec = AttentionSpec {
-    qkv_bias: true,
     ..AttentionSpec::PLAIN
 };
 
@@ -24,8 +23,8 @@ pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> 
         keys.count("feed_forward_length", MAX_WIDTH)?
     };
     let shared = SharedExpert {
-        width: SharedWidth::Own(n_ff_shexp),
         gated: true,
+        ..SharedExpert::of_width(SharedWidth::Own(n_ff_shexp))
     };
     let spec = DecoderSpec {
         attention: ATTENTION,

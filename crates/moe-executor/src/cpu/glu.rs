@@ -10,12 +10,24 @@ pub enum Glu {
     Swiglu,
     /// gpt-oss: `gate · sigmoid(1.702 gate) · (up + 1)` with `gate` clamped to at most 7 and `up` to -7..=7.
     SwigluOai,
+    /// `max(gate, 0) · up`.
+    Reglu,
+    /// `gelu(gate) · up` with the approximation `gelu(x) = x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`.
+    Geglu,
 }
+
+/// √(2/π), as in ggml.
+const SQRT_2_OVER_PI: f32 = 0.797_884_6;
 
 /// Values per call of the vectorized code.
 const CHUNK: usize = 1024;
 
 impl Glu {
+    /// Whether GPUs have kernels for it.
+    pub fn has_kernel(self) -> bool {
+        matches!(self, Glu::Swiglu | Glu::SwigluOai)
+    }
+
     /// `gate[i] = glu(gate[i], up[i])`.
     pub fn apply(self, threads: &Threads, gate: &mut [f32], up: &[f32]) {
         let n_chunked = gate.len() / CHUNK * CHUNK;
@@ -72,6 +84,15 @@ unsafe fn vector<S: Simd>(glu: Glu, gate: S::Vector, up: S::Vector) -> S::Vector
                 let up = S::min(S::splat(7.0), S::max(S::splat(-7.0), up));
                 S::mul(silu::<S>(gate, 1.702), S::add(up, S::splat(1.0)))
             }
+            Glu::Reglu => S::mul(S::max(S::splat(0.0), gate), up),
+            Glu::Geglu => {
+                // (1 + tanh(y)) / 2 = sigmoid(2 y)
+                let cube = S::mul(S::mul(gate, gate), gate);
+                let inner = S::add(gate, S::mul(cube, S::splat(0.044_715)));
+                let twice = S::mul(inner, S::splat(-2.0 * SQRT_2_OVER_PI));
+                let sigmoid = S::div(gate, S::add(S::splat(1.0), exp::<S>(twice)));
+                S::mul(sigmoid, up)
+            }
         }
     }
 }
@@ -113,13 +134,18 @@ mod tests {
             .map(|i| ((i * 37) % 200) as f32 * 0.1 - 10.0)
             .collect();
         let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
-        for glu in [Glu::Swiglu, Glu::SwigluOai] {
+        for glu in [Glu::Swiglu, Glu::SwigluOai, Glu::Reglu, Glu::Geglu] {
             let want = |g: f32, u: f32| {
                 let (g, u) = (f64::from(g), f64::from(u));
                 match glu {
                     Glu::Swiglu => g * sigmoid(g) * u,
                     Glu::SwigluOai => {
                         g.min(7.0) * sigmoid(1.702 * g.min(7.0)) * (u.clamp(-7.0, 7.0) + 1.0)
+                    }
+                    Glu::Reglu => g.max(0.0) * u,
+                    Glu::Geglu => {
+                        let y = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g.powi(3));
+                        0.5 * g * (1.0 + y.tanh()) * u
                     }
                 }
             };
@@ -151,7 +177,7 @@ mod tests {
 
     #[test]
     fn propagates_nan() {
-        for glu in [Glu::Swiglu, Glu::SwigluOai] {
+        for glu in [Glu::Swiglu, Glu::SwigluOai, Glu::Reglu, Glu::Geglu] {
             let mut gate = [f32::NAN, 1.0];
             glu.apply(&Threads::new(1).unwrap(), &mut gate, &[1.0, f32::NAN]);
             assert!(gate.iter().all(|x| x.is_nan()));

@@ -11,7 +11,7 @@
 /// - `shared_input_row`, `decode_repeat_hot_input`, `cold_first_row_input`: no lane copies the activations of a token for each
 ///   slot.
 /// - `pp_dense`, `pp_primary_cold_backend`: batches of at least the minimum size are computed on the GPU for every architecture.
-/// - `pp_min_hot_expert_ratio`: only set for GLM-4 MoE, which this executor does not support.
+/// - `pp_min_hot_expert_ratio`: a threshold for large batches of GLM-4 MoE; this executor has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Profile {
     /// Largest number of tokens of a call for which the CPU selects the experts from the router's scores, if it needs the
@@ -44,14 +44,28 @@ impl Profile {
     }
 }
 
-/// The profiles, by architecture. The fork has one for gpt-oss; the others have its settings for the same kind of router.
+/// The profiles, by architecture. The fork has profiles for glm4moe, gpt-oss and mellum; the others have its settings for the same kind of router.
 const PROFILES: &[(&str, Profile)] = &[
+    ("afmoe", Profile::SINGLE_TOKEN),
+    ("arctic", Profile::SINGLE_TOKEN),
+    ("bailingmoe2", Profile::SINGLE_TOKEN),
+    ("dbrx", Profile::SINGLE_TOKEN),
     ("dots1", Profile::SINGLE_TOKEN),
+    ("ernie4_5-moe", Profile::SINGLE_TOKEN),
+    ("exaone-moe", Profile::SINGLE_TOKEN),
+    ("glm4moe", Profile::SINGLE_TOKEN),
     ("gpt-oss", Profile::SINGLE_TOKEN),
+    ("granitemoe", Profile::SINGLE_TOKEN),
+    ("grok", Profile::SINGLE_TOKEN),
+    ("hunyuan-moe", Profile::SINGLE_TOKEN),
     ("llama", Profile::SINGLE_TOKEN),
+    ("mellum", Profile::SINGLE_TOKEN),
+    ("minimax-m2", Profile::SINGLE_TOKEN),
     ("olmoe", Profile::SINGLE_TOKEN),
+    ("phimoe", Profile::SINGLE_TOKEN),
     ("qwen2moe", Profile::SINGLE_TOKEN),
     ("qwen3moe", Profile::SINGLE_TOKEN),
+    ("smallthinker", Profile::SINGLE_TOKEN),
 ];
 
 #[cfg(test)]
@@ -76,6 +90,6 @@ mod tests {
     #[test]
     fn unknown_architecture_has_no_profile() {
         assert_eq!(Profile::of("qwen3moe"), Some(Profile::SINGLE_TOKEN));
-        assert_eq!(Profile::of("glm4moe"), None);
+        assert_eq!(Profile::of("bert"), None);
     }
 }

@@ -10,6 +10,8 @@ use crate::hparams::Gating;
 /// Maximum width of a vector inside a model, elements.
 pub(crate) const MAX_WIDTH: usize = 1 << 20;
 
+const GATING: &str = "expert_gating_func";
+
 /// The keys of one architecture.
 pub(crate) struct Keys<'g> {
     pub(super) gguf: &'g Gguf,
@@ -41,6 +43,11 @@ impl<'g> Keys<'g> {
         let n_block = gguf.metadata().u64(&keys.key("block_count"))?;
         keys.n_block = n_block.map_or(0, |n| usize::try_from(n).unwrap_or(usize::MAX));
         Ok(keys)
+    }
+
+    /// `block_count`, including the blocks of an MTP head.
+    pub(crate) fn n_block(&self) -> usize {
+        self.n_block
     }
 
     pub(crate) fn arch(&self) -> &str {
@@ -109,6 +116,20 @@ impl<'g> Keys<'g> {
                 "different values per layer are not supported for this key",
             )),
         }
+    }
+
+    /// Number of dense layers before the MoE layers (`leading_dense_block_count`).
+    pub(crate) fn n_dense(&self) -> Result<usize> {
+        Ok(self.opt_usize("leading_dense_block_count")?.unwrap_or(0))
+    }
+
+    /// The integers of a list whose length is not the number of blocks; empty if the key is missing.
+    pub(crate) fn list(&self, suffix: &str) -> Result<Vec<u64>> {
+        Ok(match self.gguf.metadata().per_layer(&self.key(suffix))? {
+            Some(PerLayer::Each(list)) => list,
+            Some(PerLayer::Same(value)) => vec![value],
+            None => Vec::new(),
+        })
     }
 
     pub(crate) fn usize(&self, suffix: &str) -> Result<usize> {
@@ -189,10 +210,15 @@ impl<'g> Keys<'g> {
 
     /// By layer, whether its attention is limited to a window (`attention.sliding_window_pattern`).
     ///
-    /// The value is a list of flags or a period: the last layer of each period is not windowed, and a period of 0 means
-    /// that all layers are windowed. Like in llama.cpp, the default is a period of 2, and layers beyond the end of a list
-    /// are not windowed.
-    pub(crate) fn window_layers(&self, n_layer: usize) -> Result<Vec<bool>> {
+    /// The value is a list of flags or a period; without it, the period is `period`. The last layer of each period is not
+    /// windowed, or the first if `dense_first`. A period of 0 means that all layers are windowed. Like in llama.cpp, layers
+    /// beyond the end of a list are not windowed.
+    pub(super) fn window_layers(
+        &self,
+        n_layer: usize,
+        period: u64,
+        dense_first: bool,
+    ) -> Result<Vec<bool>> {
         const KEY: &str = "attention.sliding_window_pattern";
         let metadata = self.gguf.metadata();
         let values = match metadata.get(&self.key(KEY)) {
@@ -203,19 +229,29 @@ impl<'g> Keys<'g> {
             }
             _ => metadata
                 .per_layer(&self.key(KEY))?
-                .unwrap_or(PerLayer::Same(2)),
+                .unwrap_or(PerLayer::Same(period)),
         };
         let is_windowed = |layer: usize| match &values {
             PerLayer::Same(0) => true,
+            PerLayer::Same(period) if dense_first => !(layer as u64).is_multiple_of(*period),
             PerLayer::Same(period) => !(layer as u64 + 1).is_multiple_of(*period),
             PerLayer::Each(flags) => flags.get(layer).is_some_and(|&flag| flag != 0),
         };
         Ok((0..n_layer).map(is_windowed).collect())
     }
 
+    /// The gating function of the router (`expert_gating_func`); `default` if the key is missing or 0.
+    pub(crate) fn gating_or(&self, default: Gating) -> Result<Gating> {
+        if self.is_set(GATING)? {
+            self.gating()
+        } else {
+            Ok(default)
+        }
+    }
+
     /// The gating function of the router (`expert_gating_func`).
     pub(crate) fn gating(&self) -> Result<Gating> {
-        const KEY: &str = "expert_gating_func";
+        const KEY: &str = GATING;
         match self.usize(KEY)? {
             1 => Ok(Gating::Softmax),
             2 => Ok(Gating::Sigmoid),
@@ -232,6 +268,11 @@ impl<'g> Keys<'g> {
     pub(crate) fn weights_scale(&self) -> Result<f32> {
         let scale = self.f32_or("expert_weights_scale", 1.0)?;
         Ok(if scale == 0.0 { 1.0 } else { scale })
+    }
+
+    /// A factor; `None` if the key is missing or 0, which means no factor.
+    pub(crate) fn opt_factor(&self, suffix: &str) -> Result<Option<f32>> {
+        Ok(self.opt_f32(suffix)?.filter(|&factor| factor != 0.0))
     }
 
     pub(crate) fn opt_f32(&self, suffix: &str) -> Result<Option<f32>> {

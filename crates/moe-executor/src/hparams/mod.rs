@@ -2,7 +2,9 @@
 
 mod keys;
 mod known;
+mod rope;
 mod router;
+mod window;
 
 use moe_gguf::LayerId;
 
@@ -10,8 +12,11 @@ use crate::error::{Error, Result};
 
 pub(crate) use keys::{Keys, MAX_WIDTH};
 pub(crate) use known::ignored;
+pub use rope::{Rope, RopeLayout};
 pub(crate) use router::Gating;
 pub use router::Groups;
+pub use window::Window;
+pub(crate) use window::{WindowRope, WindowRules};
 
 /// Hyper-parameters of a decoder with mixture-of-experts layers.
 #[derive(Debug, Clone)]
@@ -38,48 +43,31 @@ pub struct HParams {
     pub n_expert_used_by_layer: Vec<usize>,
     /// Hidden width of one expert, by layer; 0 in a dense layer.
     pub n_ff_exp_by_layer: Vec<usize>,
-    /// Hidden width of the dense block, by layer; 0 in a MoE layer.
+    /// Hidden width of the dense block, by layer; 0 in a MoE layer without one.
     pub n_ff_by_layer: Vec<usize>,
     /// Expert groups, if experts are selected from the best groups only.
     pub expert_groups: Option<Groups>,
     /// Tokens in the vocabulary.
     pub n_vocab: usize,
-    /// Epsilon of the RMS norms.
-    pub rms_eps: f32,
+    /// Kind of the norms.
+    pub norm: NormKind,
+    /// Epsilon of the norms.
+    pub norm_eps: f32,
+    /// Whether the norms of layers and output have biases.
+    pub norm_bias: bool,
     /// Rotary position embedding.
     pub rope: Rope,
     /// Sliding attention window, if the architecture has one.
     pub window: Option<Window>,
 }
 
-/// Which two elements of a head RoPE rotates together.
+/// How a norm scales the elements of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RopeLayout {
-    /// Elements `i` and `i + n_dims / 2` (ggml's `GGML_ROPE_TYPE_NEOX`).
-    Halves,
-    /// Elements `2 i` and `2 i + 1` (ggml's `GGML_ROPE_TYPE_NORMAL`).
-    Neighbours,
-}
-
-/// Parameters of the rotary position embedding, including YaRN.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Rope {
-    /// Rotated dimensions of a head.
-    pub n_dims: usize,
-    /// Which elements are rotated together. It depends on the architecture, not on a key.
-    pub layout: RopeLayout,
-    /// Base of the frequencies.
-    pub freq_base: f32,
-    /// 1 / context scaling factor.
-    pub freq_scale: f32,
-    /// 1 with YaRN, 0 without.
-    pub ext_factor: f32,
-    /// Factor on the rotated vectors, in addition to the factor of YaRN.
-    pub attn_factor: f32,
-    /// Context length before scaling.
-    pub n_ctx_orig: usize,
-    /// YaRN's `beta_fast` and `beta_slow`. llama.cpp reads no key for them in these architectures.
-    pub beta: (f32, f32),
+pub enum NormKind {
+    /// RMS norm.
+    Rms,
+    /// Layer norm: the mean is subtracted before.
+    Layer,
 }
 
 /// Where an architecture stores the hidden width of an expert.
@@ -91,6 +79,17 @@ pub(crate) enum ExpertWidth {
     Dense,
     /// In `expert_feed_forward_length`; `feed_forward_length / expert_used_count` if that key is missing or 0.
     OwnOrShare,
+    /// In `expert_feed_forward_length`; `feed_forward_length` if that key is missing or 0.
+    OwnOrDense,
+}
+
+/// Which elements of a head an architecture rotates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rotated {
+    /// All.
+    Head,
+    /// The first `rope.dimension_count`.
+    Part,
 }
 
 /// How an architecture stores the shapes of its blocks.
@@ -99,6 +98,13 @@ pub(crate) struct Layout {
     pub expert_width: ExpertWidth,
     /// Number of dense layers, which come first.
     pub n_dense: usize,
+    /// Whether MoE layers also have a dense block of the width `feed_forward_length`.
+    pub dense_everywhere: bool,
+    pub rotated: Rotated,
+    /// Whether RoPE with factors for short and long contexts is supported.
+    pub longrope: bool,
+    pub norm: NormKind,
+    pub norm_bias: bool,
 }
 
 impl Layout {
@@ -107,6 +113,11 @@ impl Layout {
         Layout {
             expert_width,
             n_dense: 0,
+            dense_everywhere: false,
+            rotated: Rotated::Head,
+            longrope: false,
+            norm: NormKind::Rms,
+            norm_bias: false,
         }
     }
 }
@@ -156,9 +167,10 @@ impl HParams {
         let n_ff_exp = match layout.expert_width {
             ExpertWidth::Own => keys.counts(OWN, with_experts, MAX_WIDTH)?,
             ExpertWidth::Dense => keys.counts(DENSE, with_experts, MAX_WIDTH)?,
-            ExpertWidth::OwnOrShare if keys.is_set(OWN)? => {
+            ExpertWidth::OwnOrShare | ExpertWidth::OwnOrDense if keys.is_set(OWN)? => {
                 keys.counts(OWN, with_experts, MAX_WIDTH)?
             }
+            ExpertWidth::OwnOrDense => keys.counts(DENSE, with_experts, MAX_WIDTH)?,
             ExpertWidth::OwnOrShare => {
                 let n_ff = keys.counts(DENSE, with_experts, MAX_WIDTH)?;
                 let shares = n_ff.iter().zip(&n_used).map(|(n_ff, k)| n_ff / k.max(&1));
@@ -172,6 +184,7 @@ impl HParams {
             return Err(keys.bad("expert_used_count", n_used[layer], &reason));
         }
         let mut n_ff = match n_dense {
+            _ if layout.dense_everywhere => keys.counts(DENSE, 0..n_layer, MAX_WIDTH)?,
             // Like llama.cpp, checks the length of a list that is not used.
             0 => keys.values(DENSE).map(|_| Vec::new())?,
             _ => keys.counts(DENSE, 0..n_dense, MAX_WIDTH)?,
@@ -201,48 +214,16 @@ impl HParams {
             n_ff_by_layer: n_ff,
             expert_groups: read_groups(keys, n_expert)?,
             n_vocab: embd.ne[1] as usize,
-            rms_eps: keys.f32("attention.layer_norm_rms_epsilon")?,
-            rope: Rope::read(keys, head_dim, n_ctx_train)?,
+            norm: layout.norm,
+            norm_bias: layout.norm_bias,
+            norm_eps: keys.f32(match layout.norm {
+                NormKind::Rms => "attention.layer_norm_rms_epsilon",
+                NormKind::Layer => "attention.layer_norm_epsilon",
+            })?,
+            rope: Rope::read(keys, head_dim, n_ctx_train, &layout)?,
             window: None,
         })
     }
-
-    /// Reads the keys of an architecture with sliding-window layers.
-    ///
-    /// # Errors
-    /// A key is missing, or the width of a head differs between windowed and other layers.
-    pub(crate) fn read_window(&mut self, keys: &Keys) -> Result<()> {
-        for (suffix, width) in [
-            ("attention.key_length_swa", self.head_dim),
-            ("attention.value_length_swa", self.head_dim),
-            ("rope.dimension_count_swa", self.rope.n_dims),
-        ] {
-            let own = keys.opt_usize(suffix)?.unwrap_or(width);
-            if own != width {
-                let reason = format!(
-                    "a width other than that of the other layers ({width}) is not supported"
-                );
-                return Err(keys.bad(suffix, own, &reason));
-            }
-        }
-        self.window = Some(Window {
-            n_positions: keys.count("attention.sliding_window", 1 << 30)?,
-            layers: keys.window_layers(self.n_layer)?,
-            rope: self.rope.windowed(keys)?,
-        });
-        Ok(())
-    }
-}
-
-/// A sliding attention window.
-#[derive(Debug, Clone)]
-pub struct Window {
-    /// Positions that a token attends to, including its own.
-    pub n_positions: usize,
-    /// By layer, whether its attention is limited to the window.
-    pub layers: Vec<bool>,
-    /// Rotary position embedding of these layers.
-    pub rope: Rope,
 }
 
 fn read_n_layer(keys: &Keys) -> Result<usize> {
@@ -268,71 +249,4 @@ fn read_groups(keys: &Keys, n_expert: usize) -> Result<Option<Groups>> {
     }
     let n_used = keys.count("expert_group_used_count", n - 1)?;
     Ok(Some(Groups { n, n_used }))
-}
-
-impl Rope {
-    fn read(keys: &Keys, head_dim: usize, n_ctx_train: usize) -> Result<Rope> {
-        const N_DIMS: &str = "rope.dimension_count";
-        let n_dims = keys.count_or(N_DIMS, head_dim, MAX_WIDTH)?;
-        if n_dims != head_dim {
-            let reason =
-                format!("it must equal the width of a head, {head_dim}, like in llama.cpp");
-            return Err(keys.bad(N_DIMS, n_dims, &reason));
-        }
-        if n_dims % 2 != 0 {
-            return Err(keys.bad(N_DIMS, n_dims, "it must be even"));
-        }
-        let scaling = keys.opt_str("rope.scaling.type")?.unwrap_or("linear");
-        let (freq_scale, ext_factor) = match scaling {
-            "none" => (1.0, 0.0),
-            "linear" => (Rope::train_scale(keys)?, 0.0),
-            "yarn" => (Rope::train_scale(keys)?, 1.0),
-            other => {
-                return Err(keys.bad(
-                    "rope.scaling.type",
-                    other,
-                    "the supported values are `none`, `linear` and `yarn`",
-                ));
-            }
-        };
-        Ok(Rope {
-            n_dims,
-            layout: RopeLayout::Halves,
-            freq_base: keys.f32_or("rope.freq_base", 10_000.0)?,
-            freq_scale,
-            ext_factor,
-            attn_factor: keys.f32_or("rope.scaling.attn_factor", 1.0)?,
-            n_ctx_orig: keys.count_or(
-                "rope.scaling.original_context_length",
-                n_ctx_train,
-                1 << 30,
-            )?,
-            beta: (32.0, 1.0),
-        })
-    }
-
-    /// 1 / context scaling factor. Older files store the factor in `rope.scale_linear`. A factor of 0 means no scaling.
-    fn train_scale(keys: &Keys) -> Result<f32> {
-        const KEY: &str = "rope.scaling.factor";
-        const OLD_KEY: &str = "rope.scale_linear";
-        let (key, factor) = match keys.opt_f32(KEY)? {
-            Some(factor) => (KEY, factor),
-            None => (OLD_KEY, keys.f32_or(OLD_KEY, 0.0)?),
-        };
-        match factor {
-            0.0 => Ok(1.0),
-            factor if factor > 0.0 => Ok(1.0 / factor),
-            factor => Err(keys.bad(key, factor, "it must not be negative")),
-        }
-    }
-
-    /// The rotary embedding of windowed layers. llama.cpp applies the context scaling factor there for every
-    /// `rope.scaling.type`.
-    pub(crate) fn windowed(self, keys: &Keys) -> Result<Rope> {
-        Ok(Rope {
-            freq_base: keys.f32_or("rope.freq_base_swa", self.freq_base)?,
-            freq_scale: Rope::train_scale(keys)?,
-            ..self
-        })
-    }
 }

@@ -3,7 +3,7 @@
 use moe_placement::perf::PerfMode;
 use moe_trace::{LayerId, Phase};
 
-use crate::activation::{Activation, NodeName};
+use crate::activation::Activation;
 use crate::cuda::{Entries, HotCall};
 use crate::error::Result;
 use crate::hot_cache::{DynamicParams, DynamicReport, DynamicSlots};
@@ -90,7 +90,7 @@ impl<'a> Ops<'a> {
         let gpu = *hot.devices().first()?;
         let [gate, up, down] = nodes.projections;
         let n_out = [gate, up, down].map(|projection| projection.linear.weights.n_out);
-        let (k, out_name) = (routing.n_expert_used, NodeName::of("ffn_moe_out", il));
+        let (k, out_name) = (routing.n_expert_used, nodes.merge.sum);
         dst.shape(out_name, n_out[2], x.rows);
         if slots.has_failed() {
             return Some(LaneCounts::default());
@@ -146,7 +146,7 @@ impl<'a> Ops<'a> {
         let sources = [before, (&*up_out).into()];
         self.record(&mut scope, number::GLU, nodes.activated, &sources);
         self.project_rows(&mut scope, &down, gate_out, (&*routing, lanes), down_out);
-        self.merge_rows(scope, il, nodes.weights_name, routing, down_out, dst);
+        self.merge_rows(scope, il, nodes.merge, routing, down_out, dst);
         Some(LaneCounts::default())
     }
 

@@ -1,4 +1,4 @@
-//! Row-wise and element-wise operations: norms, sums, activations, row lookups.
+//! Row-wise and element-wise operations: sums, activations, row lookups.
 
 use crate::activation::{Activation, NodeName};
 use crate::buffers::Input;
@@ -49,44 +49,6 @@ impl Ops<'_> {
         }
         let sources = [(&*src).into(), input(Input::Wanted, "out_ids", rows)];
         self.record(&mut scope, number::GET_ROWS, name, &sources);
-    }
-
-    /// `x / sqrt(mean(x²) + eps) * weight` for each group of `weight.n` elements (Zhang and Sennrich, "Root Mean Square Layer
-    /// Normalization", 2019). The multiplication is an operation of its own.
-    pub fn rms_norm(
-        &mut self,
-        device: DeviceId,
-        [norm, name]: [NodeName; 2],
-        src: &mut Activation,
-        weight: &Vector,
-        eps: f32,
-        dst: &mut Activation,
-    ) {
-        let mut scope = self.start();
-        let width = weight.n;
-        dst.shape(norm, src.width, src.rows);
-        let on_gpu = self.on(&mut scope, device, |gpu| {
-            gpu.rms_norm(src, weight, eps, dst)
-        });
-        if !on_gpu {
-            self.fetch(&mut src.values);
-            self.threads
-                .zip_rows(src.data(), width, dst.data_mut(), width, |x, out| {
-                    let mean = sum_of_squares(x) / width as f64;
-                    let scale = 1.0 / (mean as f32 + eps).sqrt();
-                    out.iter_mut().zip(x).for_each(|(o, x)| *o = x * scale);
-                });
-        }
-        self.record(&mut scope, number::RMS_NORM, norm, &[(&*src).into()]);
-
-        let normed = Source::from(&*dst);
-        if !on_gpu {
-            self.threads.rows(dst.data_mut(), width, |_, row| {
-                row.iter_mut().zip(&weight.data).for_each(|(x, w)| *x *= w);
-            });
-        }
-        dst.name = name;
-        self.record(&mut scope, number::MUL, name, &[normed, weight.into()]);
     }
 
     /// Adds `bias` to each row, in place. If a GPU computed the product, it has added the bias already.
@@ -191,19 +153,6 @@ impl Ops<'_> {
         let sources = [before, (&*up).into()];
         self.record(&mut scope, number::GLU, name, &sources);
     }
-}
-
-/// The sum of the squares, in 16 independent partial sums.
-fn sum_of_squares(x: &[f32]) -> f64 {
-    let (chunks, rest) = x.as_chunks::<16>();
-    let mut lanes = [0.0f64; 16];
-    for chunk in chunks {
-        for (lane, x) in lanes.iter_mut().zip(chunk) {
-            *lane += f64::from(x * x);
-        }
-    }
-    let rest = rest.iter().map(|&x| f64::from(x * x));
-    lanes.into_iter().chain(rest).sum()
 }
 
 /// An input vector as a source; `stem` is the name of ggml's tensor.

@@ -11,7 +11,7 @@ use crate::cpu::matmul::{self, Entries, RowOf};
 use crate::cuda::{Device, Policy, Ptr};
 use crate::device_id::DeviceId;
 use crate::hot_cache::replace_lanes;
-use crate::ops::{Ops, Scope, number, router};
+use crate::ops::{MergeNames, Ops, Scope, number, router};
 use crate::recorder::{LaneCounts, Lanes, Routing, Source};
 use crate::weights::{Linear, Matrix, Vector};
 
@@ -117,30 +117,31 @@ impl Ops<'_> {
 
     /// The down products and their weighted sum.
     ///
-    /// `src (token, slot, n_in)`, products `experts (token, slot, n_out)`, sums `dst (token, n_out)`. `weights_name` is the
-    /// node of the expert weights. For one token on a GPU, one kernel may compute both and not write `experts`. Returns the
+    /// `src (token, slot, n_in)`, products `experts (token, slot, n_out)`, sums `dst (token, n_out)`. `merge` has the names
+    /// of the sum. For one token on a GPU, one kernel may compute both and not write `experts`. Returns the
     /// number of products per lane.
     #[allow(clippy::too_many_arguments)] // the layer, its matrices, inputs and outputs
     pub fn down_and_merge(
         &mut self,
         layer: Experts,
         projection: Projection,
-        weights_name: NodeName,
+        merge: MergeNames,
         src: &mut Activation,
         routing: &mut Routing,
         experts: &mut Activation,
         dst: &mut Activation,
     ) -> LaneCounts {
         let il = layer.il;
-        let done = self.down_of_token(&layer, &projection, src.rows, routing, experts, dst);
+        let entries = (src.rows, &mut *routing);
+        let done = self.down_of_token(&layer, &projection, merge, entries, experts, dst);
         let Some(mut scope) = done else {
             let lanes = self.project(layer, projection, src, routing, experts);
-            self.merge_experts(il, weights_name, routing, experts, dst);
+            self.merge_experts(il, merge, routing, experts, dst);
             return lanes;
         };
         let lanes = Lanes::All(self.lane_of_resident(&projection.linear.weights));
         self.project_rows(&mut scope, &projection, src, (routing, lanes), experts);
-        self.merge_rows(scope, il, weights_name, routing, experts, dst);
+        self.merge_rows(scope, il, merge, routing, experts, dst);
         lanes.count(routing.ids.len())
     }
 
@@ -150,8 +151,8 @@ impl Ops<'_> {
         &mut self,
         layer: &Experts,
         projection: &Projection,
-        entries: usize,
-        routing: &mut Routing,
+        merge: MergeNames,
+        (entries, routing): (usize, &mut Routing),
         experts: &mut Activation,
         dst: &mut Activation,
     ) -> Option<Scope> {
@@ -162,7 +163,7 @@ impl Ops<'_> {
         }
         let mut scope = self.start_experts();
         experts.shape(projection.names[0], down.weights.n_out, entries);
-        dst.shape(NodeName::of("ffn_moe_out", layer.il), down.weights.n_out, 1);
+        dst.shape(merge.sum, down.weights.n_out, 1);
         let mut has_kernel = false;
         let done = self.on(&mut scope, gpu, |gpu| {
             has_kernel = gpu.experts_down(down, quantized, routing, experts, dst)?;
@@ -338,7 +339,7 @@ impl Ops<'_> {
     fn merge_experts(
         &mut self,
         il: LayerId,
-        weights_name: NodeName,
+        merge: MergeNames,
         routing: &mut Routing,
         experts: &mut Activation,
         dst: &mut Activation,
@@ -346,14 +347,14 @@ impl Ops<'_> {
         let (width, k) = (experts.width, routing.n_expert_used);
         let tokens = experts.rows / k;
         let mut scope = self.start();
-        dst.shape(NodeName::of("ffn_moe_out", il), width, tokens);
+        dst.shape(merge.sum, width, tokens);
         let device = experts.values.home();
         let done = self.on(&mut scope, device, |gpu| gpu.merge(experts, routing, dst));
         if !done {
             self.fetch(&mut experts.values);
             self.fetch(&mut routing.weights);
         }
-        self.merge_rows(scope, il, weights_name, routing, experts, dst);
+        self.merge_rows(scope, il, merge, routing, experts, dst);
     }
 
     /// Computes the weighted sum on the CPU, unless a GPU has computed it, and records its operations.
@@ -361,7 +362,7 @@ impl Ops<'_> {
         &mut self,
         mut scope: Scope,
         il: LayerId,
-        weights_name: NodeName,
+        merge: MergeNames,
         routing: &Routing,
         experts: &mut Activation,
         dst: &mut Activation,
@@ -377,7 +378,7 @@ impl Ops<'_> {
             });
         }
         experts.name = name("ffn_moe_weighted");
-        let sources = [before, router::weights(weights_name, routing)];
+        let sources = [before, router::weights(merge.weights, routing)];
         self.record(&mut scope, number::MUL, experts.name, &sources);
 
         // Like in llama.cpp's graph, the first addition adds two slots, and a single slot is copied.
@@ -401,7 +402,7 @@ impl Ops<'_> {
                 });
             }
             let last = slot + 1 >= k;
-            dst.name = name(if last { "ffn_moe_out" } else { "ffn_moe_sum" });
+            dst.name = if last { merge.sum } else { name("ffn_moe_sum") };
             let view = Source::slots(experts, k);
             let (op, sources): (u8, &[Source]) = match (slot, k) {
                 (1, 1) => (number::CONT, &[view]),

@@ -8,7 +8,8 @@
 //! | `attn_out-N` | output product of the attention |
 //! | `ffn_moe_sum-N` | partial sum of the experts |
 //! | `ffn_shexp_gate_silu-N` | first operation of a sigmoid, which llama.cpp's graph computes as `silu(x) / x` |
-//! | `attn_out_rows-N`, `l_out_rows-N` | selection of the rows whose logits are wanted |
+//! | `attn_out_rows-N`, `l_out_rows-N`, `ffn_moe_logits_rows-N` | selection of the rows whose logits are wanted |
+//! | `embd_unscaled`, `attn_out_scaled-N`, `ffn_out_scaled-N`, `result_output_unscaled` | before or after a multiplication by a constant |
 //!
 //! The selection of expert groups is seven nodes in llama.cpp and two operations here.
 //!
@@ -24,11 +25,13 @@ mod dynamic;
 mod elementwise;
 mod experts;
 mod hot_cache;
+mod norm;
 pub(crate) mod number;
 mod observed;
 mod post_fetch;
 mod router;
 mod run;
+mod scaling;
 mod scope;
 
 use std::ops::Range;
@@ -50,7 +53,7 @@ use crate::weights::{Linear, Matrix, Vector};
 
 pub(crate) use crate::cpu::glu::Glu;
 pub(crate) use experts::Projection;
-pub(crate) use hot_cache::{ExpertIo, ExpertNodes};
+pub(crate) use hot_cache::{ExpertIo, ExpertNodes, MergeNames};
 use observed::BatchObserver;
 pub(crate) use router::{RouterSpec, RouterState};
 use scope::Scope;

@@ -1,9 +1,9 @@
 //! Executor and llama.cpp agree for all architectures in F16: fixtures, and small models with headers of published ones.
 
-use moe_gguf::Value;
+use moe_gguf::{GgmlType, Value};
 
 use crate::compare::Exact;
-use crate::models::{changed, fixture, make, small};
+use crate::models::{changed, described, fixture, make, small};
 
 #[test]
 fn agree_on_fixtures() {
@@ -30,6 +30,38 @@ fn agree_on_headers_of_published_models() {
         assert_eq!(spec.yarn.is_some(), like.starts_with("gpt-oss"));
         let path = make(dir.path(), like, &spec);
         exact.compare(like, &path);
+    }
+    exact.check_all();
+}
+
+/// Architectures with a description in `fixtures/architectures`.
+pub const DESCRIBED: [&str; 14] = [
+    "afmoe",
+    "arctic",
+    "bailingmoe2",
+    "dbrx",
+    "ernie4_5-moe",
+    "exaone-moe",
+    "glm4moe",
+    "granitemoe",
+    "grok",
+    "hunyuan-moe",
+    "mellum",
+    "minimax-m2",
+    "phimoe",
+    "smallthinker",
+];
+
+#[test]
+fn agree_on_described_models() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut exact = Exact::default();
+    for arch in DESCRIBED {
+        for ty in [GgmlType::F32, GgmlType::F16, GgmlType::BF16] {
+            let path = described(dir.path(), arch, ty);
+            let name = format!("{arch} {}", ty.name());
+            exact.compare_batches(&name, &path, ty == GgmlType::F32);
+        }
     }
     exact.check_all();
 }

@@ -132,6 +132,26 @@ impl Exact {
     pub fn compare(&mut self, name: &str, path: &Path) {
         let gguf = Gguf::open(path).unwrap();
         let (ours, _) = distances(&gguf);
+        self.add_near(name, ours);
+    }
+
+    /// Like [`Exact::compare`], for a prompt in batches of 1, 7 and 64 tokens and 72 tokens after it. A model in F32 has the same
+    /// experts and closer logits.
+    pub fn compare_batches(&mut self, name: &str, path: &Path, is_f32: bool) {
+        let gguf = Gguf::open(path).unwrap();
+        let tokens = some_tokens(144, n_vocab(&gguf), 3);
+        let prompt = [1, 7, 64];
+        let [theirs] = llama_cpp(&gguf, &tokens, &prompt, [PLAIN]);
+        let ours = native(&gguf, &tokens, &prompt, CacheType::F32);
+        let ours = Distance::of(&theirs, &ours);
+        if is_f32 {
+            assert_eq!(ours.other_experts, 0, "{name}: {ours}");
+            assert!(ours.mean_top5() <= 0.001, "{name}: {ours}");
+        }
+        self.add_near(name, ours);
+    }
+
+    fn add_near(&mut self, name: &str, ours: Distance) {
         assert!(ours.widest_tie < 0.05, "{name}: {ours}");
         assert!(ours.widest_top1 < 0.05, "{name}: {ours:?}");
         self.add(name, ours);
@@ -210,11 +230,11 @@ const N_TOKENS: usize = 256;
 /// The results of llama.cpp for pseudorandom tokens.
 pub fn theirs<const N: usize>(gguf: &Gguf, variants: [Variant; N]) -> [Answer; N] {
     let tokens = some_tokens(N_TOKENS, n_vocab(gguf), 1);
-    llama_cpp(gguf, &tokens, N_PROMPT, variants)
+    llama_cpp(gguf, &tokens, &[N_PROMPT], variants)
 }
 
 /// The results of the executor for the tokens of [`theirs`].
 pub fn ours(gguf: &Gguf, cache: CacheType) -> Answer {
     let tokens = some_tokens(N_TOKENS, n_vocab(gguf), 1);
-    native(gguf, &tokens, N_PROMPT, cache)
+    native(gguf, &tokens, &[N_PROMPT], cache)
 }

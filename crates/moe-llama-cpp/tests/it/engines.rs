@@ -56,10 +56,16 @@ fn collector(rows: &Rows) -> Observer<'static> {
     })
 }
 
-/// Evaluates the first `n_prompt` tokens in batches of at most [`N_BATCH`], the others one at a time.
-fn feed(session: &mut dyn Decode, tokens: &[u32], n_prompt: usize) -> Vec<Vec<f32>> {
-    let (prompt, rest) = tokens.split_at(n_prompt);
-    let mut logits = vec![feed_prompt(session, prompt)];
+/// Evaluates the tokens in batches of the sizes `prompt`, and the tokens after them one at a time. Returns the logits after each
+/// batch.
+fn feed(session: &mut dyn Decode, tokens: &[u32], prompt: &[usize]) -> Vec<Vec<f32>> {
+    let mut rest = tokens;
+    let mut logits = Vec::new();
+    for &n in prompt {
+        let (batch, after) = rest.split_at(n);
+        logits.push(feed_prompt(session, batch));
+        rest = after;
+    }
     for &token in rest {
         let after_token = session.decode(&[token], Phase::Generate, Logits::Last);
         logits.push(after_token.unwrap().to_vec());
@@ -82,7 +88,7 @@ fn feed_prompt(session: &mut dyn Decode, prompt: &[u32]) -> Vec<f32> {
 }
 
 /// The results of the executor with a KV cache of type `cache`.
-pub fn native(gguf: &Gguf, tokens: &[u32], n_prompt: usize, cache: CacheType) -> Answer {
+pub fn native(gguf: &Gguf, tokens: &[u32], prompt: &[usize], cache: CacheType) -> Answer {
     let model = moe_executor::Model::load(gguf).unwrap();
     let threads = Threads::new(1).unwrap();
     let cache = CacheParams::of_type(cache, N_CTX);
@@ -90,7 +96,7 @@ pub fn native(gguf: &Gguf, tokens: &[u32], n_prompt: usize, cache: CacheType) ->
     let mut session = session.unwrap();
     let rows = Rows::default();
     session.observe(collector(&rows));
-    let logits = feed(&mut session, tokens, n_prompt);
+    let logits = feed(&mut session, tokens, prompt);
     Answer {
         logits,
         rows: rows.take(),
@@ -146,13 +152,13 @@ pub fn params(variant: Variant) -> Params {
 pub fn llama_cpp<const N: usize>(
     gguf: &Gguf,
     tokens: &[u32],
-    n_prompt: usize,
+    prompt: &[usize],
     variants: [Variant; N],
 ) -> [Answer; N] {
     let model = moe_llama_cpp::Model::load(gguf).unwrap();
     variants.map(|variant| {
         with_session(&model, gguf, variant, |session| {
-            feed(session, tokens, n_prompt)
+            feed(session, tokens, prompt)
         })
     })
 }

@@ -7,7 +7,7 @@ use std::ptr;
 
 use llama_cpp_sys_2 as sys;
 use moe_gguf::{GgmlType, Gguf, Value};
-use moe_synth::model::{Spec, Synth, SynthOptions};
+use moe_synth::model::{Description, Spec, Synth, SynthOptions};
 use moe_synth::write;
 pub use moe_testkit::fixture;
 
@@ -51,6 +51,16 @@ pub fn make(dir: &Path, name: &str, spec: &Spec) -> PathBuf {
     let path = dir.join(format!("{name}.gguf"));
     let options = SynthOptions { seed: 7, zipf: 0.5 };
     let synth = Synth::new(spec, options).unwrap();
+    synth.write(File::create(&path).unwrap()).unwrap();
+    path
+}
+
+/// Writes the model of `fixtures/architectures/ARCH.json` with random matrices of type `ty`.
+pub fn described(dir: &Path, arch: &str, ty: GgmlType) -> PathBuf {
+    let json = std::fs::read(fixture(format!("architectures/{arch}.json"))).unwrap();
+    let description: Description = serde_json::from_slice(&json).unwrap();
+    let synth = Synth::described(&description, ty, 5).unwrap();
+    let path = dir.join(format!("{arch}-{}.gguf", ty.name()));
     synth.write(File::create(&path).unwrap()).unwrap();
     path
 }

@@ -7,8 +7,8 @@ use moe_engine::{Decode, Logits, Mode};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
 use moe_executor::{CacheParams, CacheType};
-use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
+use moe_gguf::{GgmlType, Gguf};
 use moe_llama_cpp::{OpNumbers, Recording};
 use moe_trace::buffers::{self, Change};
 use moe_trace::graph::{self, Graph, LEAF};
@@ -16,9 +16,10 @@ use moe_trace::{
     LayerId, Manifest, Phase, Run, RunOptions, RunWriter, TensorAccessLog, check, ops,
 };
 
+use crate::architectures::DESCRIBED;
 use crate::compare::some_tokens;
 use crate::engines::{N_CTX, Variant, params};
-use crate::models::{fixture, make, n_vocab, small};
+use crate::models::{described, fixture, make, n_vocab, small};
 
 /// Evaluates two sequences: a prompt in two batches with three further tokens, and a short one.
 fn feed(session: &mut dyn Decode, n_vocab: u32) {
@@ -204,6 +205,20 @@ fn records_of_fixtures_agree() {
     }
 }
 
+/// The described architectures whose attention is one node. llama.cpp does not use flash attention for Grok.
+fn described_with_flash_attention() -> impl Iterator<Item = &'static str> {
+    DESCRIBED.into_iter().filter(|&arch| arch != "grok")
+}
+
+#[test]
+fn records_of_described_models_agree() {
+    for arch in described_with_flash_attention() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = described(dir.path(), arch, GgmlType::F16);
+        assert!(agree(&both(dir.path(), &path, Mode::All)) > 500, "{arch}");
+    }
+}
+
 /// An operation of a graph.
 #[derive(Debug, PartialEq)]
 struct Operation {
@@ -237,13 +252,10 @@ fn operations(run: &Run, phase: Phase) -> Vec<Operation> {
         .collect()
 }
 
-#[test]
-fn graphs_agree_and_buffers_are_recorded() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = fixture("random-qwen3moe-F16.gguf");
-    let [ours, theirs] = both(dir.path(), &path, Mode::All);
+/// Compares operations, their order and their sources.
+fn graphs_agree([ours, theirs]: &[Run; 2]) {
     for phase in Phase::ALL {
-        let [ours, mut theirs] = [&ours, &theirs].map(|run| operations(run, phase));
+        let [ours, mut theirs] = [ours, theirs].map(|run| operations(run, phase));
         assert_eq!(ours.len(), theirs.len());
         // Nodes that llama.cpp does not name have a name in the executor.
         let named = theirs.iter().zip(&ours);
@@ -261,6 +273,25 @@ fn graphs_agree_and_buffers_are_recorded() {
         }
         assert_eq!(theirs, ours);
     }
+}
+
+#[test]
+fn graphs_of_described_models_agree() {
+    for arch in described_with_flash_attention() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = described(dir.path(), arch, GgmlType::F16);
+        println!("{arch}");
+        graphs_agree(&both(dir.path(), &path, Mode::All));
+    }
+}
+
+#[test]
+fn graphs_agree_and_buffers_are_recorded() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = fixture("random-qwen3moe-F16.gguf");
+    let runs = both(dir.path(), &path, Mode::All);
+    graphs_agree(&runs);
+    let [_, theirs] = runs;
     let events = buffers::read(&theirs.path.join(buffers::FILE_NAME)).unwrap();
     let allocated: BTreeSet<u64> = events
         .iter()

@@ -67,7 +67,7 @@ impl Reference {
     fn print_spread(&self, name: &str, gguf: &Gguf) {
         let tokens = [&*self.prompt_tokens, &self.generated_tokens].concat();
         let variants = [PLAIN, OTHERS[0], OTHERS[1], OTHERS[2]];
-        let answers = llama_cpp(gguf, &tokens, self.prompt_tokens.len(), variants);
+        let answers = llama_cpp(gguf, &tokens, &[self.prompt_tokens.len()], variants);
         for (variant, other) in OTHERS.iter().zip(&answers[1..]) {
             println!("{name}: {variant:?}: {}", Distance::of(&answers[0], other));
         }
@@ -79,7 +79,7 @@ impl Reference {
         let prompt_tokens = model.tokenize(&self.prompt, true, true).unwrap();
         assert_eq!(prompt_tokens, self.prompt_tokens, "{name}");
         let tokens = [&*self.prompt_tokens, &self.generated_tokens].concat();
-        let [plain] = llama_cpp(gguf, &tokens, prompt_tokens.len(), [PLAIN]);
+        let [plain] = llama_cpp(gguf, &tokens, &[prompt_tokens.len()], [PLAIN]);
 
         let (mut other_top1, mut difference) = (0, 0.0);
         let positions = self.top5_logits_per_generated_position.iter();

@@ -8,7 +8,7 @@ use moe_gguf::{Array, Fault, Value, ValueType};
 use crate::write::Header;
 
 use super::quant::Quant;
-use super::spec::{Arch, Spec, VocabModel};
+use super::spec::{Arch, Spec, VocabModel, VocabSpec};
 use super::vocab::Vocab;
 
 /// Returns a header with all key-values of a model.
@@ -16,7 +16,7 @@ pub(super) fn header(spec: &Spec, quant: &Quant, vocab: Vocab) -> Result<Header,
     let mut header = Header::new();
     general(&mut header, spec)?;
     hyper_parameters(&mut header, spec, quant)?;
-    tokenizer(&mut header, spec, vocab)?;
+    tokenizer(&mut header, &spec.vocab, vocab)?;
     Ok(header)
 }
 
@@ -101,11 +101,12 @@ fn hyper_parameters(header: &mut Header, spec: &Spec, quant: &Quant) -> Result<(
     header.set("general.quantization_version", &Value::U32(2))
 }
 
-fn tokenizer(header: &mut Header, spec: &Spec, vocab: Vocab) -> Result<(), Fault> {
-    let is_bpe = spec.vocab.model == VocabModel::Gpt2;
+/// Sets the keys of a vocabulary.
+pub(super) fn tokenizer(header: &mut Header, spec: &VocabSpec, vocab: Vocab) -> Result<(), Fault> {
+    let is_bpe = spec.model == VocabModel::Gpt2;
     let mut set = |key: &str, value: Value| header.set(&format!("tokenizer.{key}"), &value);
     set("ggml.model", text(if is_bpe { "gpt2" } else { "llama" }))?;
-    set("ggml.pre", text(&spec.vocab.pre))?;
+    set("ggml.pre", text(&spec.pre))?;
     let n_tokens = vocab.tokens.len();
     let tokens = vocab.tokens.into_iter().map(Value::String);
     set("ggml.tokens", array(ValueType::String, tokens))?;
@@ -120,12 +121,12 @@ fn tokenizer(header: &mut Header, spec: &Spec, vocab: Vocab) -> Result<(), Fault
         let merges = vocab.merges.into_iter().map(Value::String);
         set("ggml.merges", array(ValueType::String, merges))?;
     }
-    let eos = spec.vocab.eos.unwrap_or(vocab.first_special);
+    let eos = spec.eos.unwrap_or(vocab.first_special);
     let ids = [
-        ("bos_token_id", spec.vocab.bos),
+        ("bos_token_id", spec.bos),
         ("eos_token_id", Some(eos)),
         ("unknown_token_id", (!is_bpe).then_some(0)),
-        ("padding_token_id", spec.vocab.pad),
+        ("padding_token_id", spec.pad),
     ];
     for (key, id) in ids {
         if let Some(id) = id {

@@ -6,6 +6,7 @@
 //! The same description and seed produce the same file for any number of threads.
 
 mod blocks;
+mod description;
 mod keys;
 mod presets;
 mod quant;
@@ -24,6 +25,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::write::{Header, TensorInfo, Writer};
 
+pub use description::{Description, Key, LayerTensors};
 pub use spec::{Arch, LinearAttention, Spec, VocabModel, VocabSpec, Yarn};
 
 use blocks::Blocks;
@@ -78,8 +80,8 @@ pub struct Synth {
     /// The contents of each tensor of the header.
     fills: Vec<Fill>,
     options: SynthOptions,
-    n_expert: usize,
-    router: Router,
+    /// The routers of the layers, and the number of experts. A described model has none: its routers are random matrices.
+    routers: Option<(Router, usize)>,
 }
 
 impl Synth {
@@ -118,8 +120,24 @@ impl Synth {
             header,
             fills,
             options,
-            n_expert,
-            router: Router::new(embedding, n_embd, n_expert, n_expert_used, options.zipf),
+            routers: Some((
+                Router::new(embedding, n_embd, n_expert, n_expert_used, options.zipf),
+                n_expert,
+            )),
+        })
+    }
+
+    /// Plans a described model with matrices of type `ty`.
+    ///
+    /// # Errors
+    /// The vocabulary, a tensor or the type is invalid.
+    pub fn described(description: &Description, ty: GgmlType, seed: u64) -> Result<Synth, Error> {
+        let (header, fills) = description.plan(ty)?;
+        Ok(Synth {
+            header,
+            fills,
+            options: SynthOptions { seed, zipf: 0.0 },
+            routers: None,
         })
     }
 
@@ -204,6 +222,11 @@ impl Synth {
                     .repeat(row_size / size_of::<f32>() * n_rows);
             }
             Fill::Router(layer) => return self.router_rows(chunk, layer, &mut random),
+            Fill::Norm => {
+                let n = row_size / size_of::<f32>() * n_rows;
+                let values = (0..n).map(|_| 1.0 + 0.1 * random::uniform(&mut random) as f32);
+                return values.flat_map(f32::to_le_bytes).collect();
+            }
             Fill::Noise(std) => (std, false),
             Fill::Embedding => (1.0, true),
         };
@@ -218,12 +241,15 @@ impl Synth {
     }
 
     fn router_rows(&self, chunk: &Chunk, layer: u32, random: &mut SplitMix64) -> Vec<u8> {
+        let Some((router, n_expert)) = &self.routers else {
+            return Vec::new();
+        };
         let mut shuffle = SplitMix64::new(self.options.seed ^ u64::from(layer) << 32);
-        let ranks = router::ranks(&mut shuffle, self.n_expert);
+        let ranks = router::ranks(&mut shuffle, *n_expert);
         let mut bytes = Vec::with_capacity(chunk.row_size * chunk.n_rows);
         let first = chunk.first_row as usize;
         for rank in ranks.iter().skip(first).take(chunk.n_rows) {
-            self.router.row(random, *rank, &mut bytes);
+            router.row(random, *rank, &mut bytes);
         }
         bytes
     }

@@ -13,6 +13,8 @@ pub(super) enum Fill {
     Constant(f32),
     /// Random values with this standard deviation.
     Noise(f64),
+    /// F32 values around 1 with standard deviation 0.1: the weights of a norm, or divisors of frequencies.
+    Norm,
     /// Random values with standard deviation 1, and a part that is common to all tokens.
     Embedding,
     /// The router of this layer.

@@ -6,7 +6,7 @@ use moe_gguf::check::check;
 use moe_gguf::map::{Category, OffsetMap};
 use moe_gguf::verify::{Algorithm, verify};
 use moe_gguf::{GgmlType, Gguf};
-use moe_synth::model::{Error, Spec, Synth, SynthOptions};
+use moe_synth::model::{Description, Error, Spec, Synth, SynthOptions};
 use moe_testkit::{Need, skip};
 
 /// Writes a sparse file with the header of a model. `None` if the file system has no sparse files.
@@ -216,4 +216,31 @@ fn reports_a_full_disk() {
     let synth = Synth::new(&small("F32"), SynthOptions::default()).unwrap();
     let error = synth.write(Full(3 << 20)).err().unwrap();
     assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
+}
+
+/// Every description in `fixtures/architectures` is a small file and a valid model, the same for the same seed.
+#[test]
+fn described_models_are_valid() {
+    let files = std::fs::read_dir(moe_testkit::fixture("architectures")).unwrap();
+    let mut n_models = 0;
+    for file in files {
+        let path = file.unwrap().path();
+        let json = std::fs::read(&path).unwrap();
+        assert!(json.len() <= 10_000, "{path:?}");
+        let description: Description = serde_json::from_slice(&json).unwrap();
+        assert_eq!(path.file_stem().unwrap(), description.arch.as_str());
+        for ty in [GgmlType::F32, GgmlType::F16, GgmlType::Q8_0] {
+            let written = |seed| {
+                let synth = Synth::described(&description, ty, seed).unwrap();
+                synth.write(Vec::new()).unwrap()
+            };
+            let bytes = written(1);
+            assert_eq!(bytes, written(1));
+            assert_ne!(bytes, written(2));
+            let gguf = Gguf::from_bytes("described.gguf", bytes).unwrap();
+            assert!(check(&gguf).is_sound(), "{path:?}");
+            n_models += 1;
+        }
+    }
+    assert!(n_models > 0);
 }

@@ -26,6 +26,8 @@ pub struct Shape {
     pub window: Option<usize>,
     /// Factor on the scores.
     pub scale: f32,
+    /// Bound of the absolute values of the scores: `softcap · tanh(score / softcap)`.
+    pub softcap: Option<f32>,
 }
 
 impl Shape {

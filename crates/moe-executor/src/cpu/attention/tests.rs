@@ -86,6 +86,7 @@ fn check([k_type, v_type]: [CacheType; 2], slot @ [_, n_seq]: [usize; 2]) {
             head_dim,
             window,
             scale: 0.7,
+            softcap: None,
         };
         let sinks = with_sinks.then(|| &all_sinks[..n_head]);
         let positions: Vec<u32> = (past..past + n).collect();

@@ -175,6 +175,10 @@ impl Tile<'_> {
                 scores.fill(0.0);
                 continue;
             }
+            if let Some(bound) = self.shape.softcap {
+                let cap = |x: &mut f32| *x = bound * (*x / bound).tanh();
+                scores[first..end].iter_mut().for_each(cap);
+            }
             scores[..first].fill(f32::NEG_INFINITY);
             scores[end..].fill(f32::NEG_INFINITY);
             // SAFETY: `scores` has `BLOCK` values, a multiple of `LANES`; the instructions by the contract of this function.

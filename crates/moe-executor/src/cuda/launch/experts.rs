@@ -7,6 +7,7 @@ use cudarc::driver::CudaStream;
 use moe_gguf::GgmlType;
 
 use super::products::{Grouped, Many, One, code};
+use super::rows::without_kernel;
 use super::{Kernels, Rows, Weights, grid};
 use crate::cpu::glu::Glu;
 use crate::cuda::kernel::kernels;
@@ -255,8 +256,11 @@ impl Kernels {
     /// [`NextLaunch::follow_copy`]: crate::cuda::module::NextLaunch::follow_copy
     ///
     /// # Errors
-    /// No kernel [supports](Kernels::supports) a type, or a driver error.
+    /// No kernel [supports](Kernels::supports) a type or the activation, or a driver error.
     pub fn experts_gate_up(&self, stream: &CudaStream, product: &GateUp) -> Result<bool> {
+        if !product.glu.has_kernel() {
+            return Err(without_kernel(product.glu));
+        }
         let gate = product.half(product.gate, product.gate_bias);
         let up = product.half(product.up, product.up_bias);
         let selection = gate.selection();

@@ -109,6 +109,8 @@ pub(super) fn code(glu: Option<Glu>) -> u32 {
         None => 0,
         Some(Glu::Swiglu) => 1,
         Some(Glu::SwigluOai) => 2,
+        // Without a kernel: see `without_kernel`.
+        Some(Glu::Reglu | Glu::Geglu) => 0,
     }
 }
 

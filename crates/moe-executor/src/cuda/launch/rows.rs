@@ -6,7 +6,7 @@ use super::{Kernels, grid};
 use crate::cpu::glu::Glu;
 use crate::cuda::kernel::kernels;
 use crate::cuda::module::args;
-use crate::cuda::{Ptr, Result};
+use crate::cuda::{Error, Ptr, Result};
 use crate::hparams::RopeLayout;
 
 kernels! {
@@ -42,6 +42,14 @@ pub struct Rope {
     pub n_dims: usize,
     /// Which elements form pairs.
     pub layout: RopeLayout,
+}
+
+/// The error for an activation without a kernel.
+pub(super) fn without_kernel(glu: Glu) -> Error {
+    Error::Unsupported {
+        kernel: "swiglu",
+        what: format!("the activation {glu:?}"),
+    }
 }
 
 impl Kernels {
@@ -104,6 +112,7 @@ impl Kernels {
         let kernel = match glu {
             Glu::Swiglu => SWIGLU,
             Glu::SwigluOai => SWIGLU_OAI,
+            Glu::Reglu | Glu::Geglu => return Err(without_kernel(glu)),
         };
         let grid = grid(n.div_ceil(THREADS), THREADS);
         self.rows.launch(stream, kernel, grid, &args![gate, up, n])

@@ -64,7 +64,7 @@ impl<'c> LaneCall<'c, '_> {
 
     /// Name of the sum of all lanes.
     pub(super) fn sum_name(&self) -> NodeName {
-        NodeName::of("ffn_moe_out", self.nodes.at.il)
+        self.nodes.merge.sum
     }
 
     /// Width of the sum of all lanes.

@@ -43,8 +43,17 @@ pub(crate) struct ExpertNodes<'a, 'g> {
     pub activated: NodeName,
     /// The activation.
     pub glu: Glu,
-    /// Name of the expert weights.
-    pub weights_name: NodeName,
+    /// Names of the weighted sum.
+    pub merge: MergeNames,
+}
+
+/// Names of the nodes of the weighted sum of a layer.
+#[derive(Clone, Copy)]
+pub(crate) struct MergeNames {
+    /// Expert weights.
+    pub weights: NodeName,
+    /// The sum.
+    pub sum: NodeName,
 }
 
 impl<'a, 'g> ExpertNodes<'a, 'g> {
@@ -156,9 +165,7 @@ impl Ops<'_> {
         let glu = (nodes.activated, nodes.glu);
         let mut layer = self.begin_experts(nodes.at.il, down.linear, routing);
         self.gate_up(&mut layer, [gate, up], glu, x, routing, [gate_out, up_out]);
-        let weights_name = nodes.weights_name;
-        let lanes =
-            self.down_and_merge(layer, down, weights_name, gate_out, routing, down_out, dst);
+        let lanes = self.down_and_merge(layer, down, nodes.merge, gate_out, routing, down_out, dst);
         self.count_without_lanes(nodes, routing, &lanes);
         lanes
     }

@@ -33,7 +33,7 @@ impl Ops<'_> {
         let nodes = call.nodes;
         let before = Source::from(&*rows);
         rows.name = NodeName::of("ffn_moe_weighted", nodes.at.il);
-        let sources = [before, router::weights(nodes.weights_name, routing)];
+        let sources = [before, router::weights(nodes.merge.weights, routing)];
         self.record(&mut scope, number::MUL, rows.name, &sources);
         let on_gpu = gpus.sums.gpu.iter_mut().zip(is_on_gpu);
         let on_gpu = on_gpu.filter_map(|(sum, is_on)| is_on.then_some(sum));
@@ -118,8 +118,11 @@ impl Ops<'_> {
         for slot in 1..k.max(2) {
             let summed = Source::from(&*dst);
             let last = slot + 1 >= k;
-            let stem = if last { "ffn_moe_out" } else { "ffn_moe_sum" };
-            dst.name = NodeName::of(stem, il);
+            dst.name = if last {
+                call.nodes.merge.sum
+            } else {
+                NodeName::of("ffn_moe_sum", il)
+            };
             let view = Source::slots(experts, k);
             let (op, sources): (u8, &[Source]) = match (slot, k) {
                 (1, 1) => (number::CONT, &[view]),

@@ -38,7 +38,7 @@ pub struct RouterSpec<'a, 'g> {
 
 /// Buffers of a router, each `(token, n_expert)`.
 pub struct RouterState {
-    scores: Activation,
+    pub(crate) scores: Activation,
     probs: Activation,
     selection: Activation,
 }
@@ -91,27 +91,35 @@ impl Ops<'_> {
         );
     }
 
-    /// Selects experts for each row of `src (token, n_embd)`. Returns the name of the node with the expert weights.
-    pub fn route(
+    /// Computes the scores of the experts for each row of `src (token, n_embd)`.
+    pub fn scores(
         &mut self,
         il: LayerId,
         spec: &RouterSpec,
         src: &mut Activation,
         state: &mut RouterState,
-        routing: &mut Routing,
-    ) -> NodeName {
-        let name = |stem| NodeName::of(stem, il);
-        let softmax_last = spec.gating == Gating::SoftmaxOfSelected;
-        let biased = if softmax_last {
-            "ffn_moe_probs" // the name in llama.cpp if the selection uses the scores
-        } else {
-            "ffn_moe_logits_biased"
+    ) {
+        let biased = match spec.gating {
+            Gating::SoftmaxOfSelected => "ffn_moe_probs", // the name in llama.cpp if the selection uses the scores
+            Gating::Softmax | Gating::Sigmoid => "ffn_moe_logits_biased",
         };
-        let names = ["ffn_moe_logits", biased].map(name);
+        let names = ["ffn_moe_logits", biased].map(|stem| NodeName::of(stem, il));
         self.linear(names, spec.scores, src, &mut state.scores);
         if spec.on_cpu {
             self.fetch_both(src, &mut state.scores);
         }
+    }
+
+    /// Selects experts by the scores of [`Ops::scores`]. Returns the name of the node with the expert weights.
+    pub fn route(
+        &mut self,
+        il: LayerId,
+        spec: &RouterSpec,
+        state: &mut RouterState,
+        routing: &mut Routing,
+    ) -> NodeName {
+        let name = |stem| NodeName::of(stem, il);
+        let softmax_last = spec.gating == Gating::SoftmaxOfSelected;
         let scope = &mut self.select_on_gpu(spec, state, routing);
         self.check_finite(&state.scores);
         if !softmax_last {

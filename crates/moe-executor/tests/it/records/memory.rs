@@ -10,7 +10,7 @@ use moe_testkit::fixture;
 use moe_trace::RunOptions;
 use moe_trace::buffers::{Buffer, Change, usage};
 
-use super::{LIMITS, record_with};
+use super::{LIMITS, described, record_with};
 
 const MODELS: [&str; 8] = [
     "random-dots1-F16.gguf",
@@ -53,7 +53,10 @@ fn allocated(file: &str, n: u32, cache: CacheParams) -> Vec<Buffer> {
 
 #[test]
 fn compute_buffers_have_the_computed_sizes() {
-    for file in MODELS {
+    let dir = tempfile::tempdir().unwrap();
+    let described = described::models(dir.path());
+    let described = described.iter().map(|path| path.to_str().unwrap());
+    for file in MODELS.into_iter().chain(described) {
         let gguf = Gguf::open(fixture(file)).unwrap();
         let model = Model::load(&gguf).unwrap();
         for n in [1, 7, 100] {
@@ -61,7 +64,13 @@ fn compute_buffers_have_the_computed_sizes() {
             let computed = memory.buffers.iter();
             let mut computed: Vec<(&str, u64)> = computed.map(|b| (b.name, b.bytes)).collect();
             // One integer or factor for each token, for each wanted row, or for each group of experts.
-            let small = ["token ids", "wanted rows", "positions", "sums of weights"];
+            let small = [
+                "token ids",
+                "wanted rows",
+                "positions",
+                "expert groups",
+                "sums of weights",
+            ];
             let buffers = allocated(file, n, CacheParams::new(1024));
             let mut actual: Vec<(&str, u64)> = buffers
                 .iter()

@@ -2,6 +2,7 @@
 
 mod batches;
 mod buffer_events;
+mod described;
 mod memory;
 mod nodes;
 mod refused;

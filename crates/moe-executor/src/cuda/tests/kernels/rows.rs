@@ -178,6 +178,7 @@ fn activations() {
                         let g = at_most(g, 7.0);
                         g * sigmoid(1.702 * g) * (u.clamp(-7.0, 7.0) + 1.0)
                     }
+                    Glu::Reglu | Glu::Geglu => unreachable!("no kernel"),
                 }
             };
             let want: Vec<f64> = gate.iter().zip(&up).map(want).collect();

@@ -112,6 +112,7 @@ fn timings() {
                 head_dim,
                 window: None,
                 scale: 0.1,
+                softcap: None,
             };
             let last = past + n_tokens - 1;
             let width = n_head_kv * head_dim;

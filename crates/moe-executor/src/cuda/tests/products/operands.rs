@@ -168,6 +168,7 @@ impl Wanted {
                 let g = g.min(7.0);
                 g * sigmoid(1.702 * g) * (u.clamp(-7.0, 7.0) + 1.0)
             }
+            Glu::Reglu | Glu::Geglu => unreachable!("no kernel"),
         };
         // The slope of the activation of the gate is at most 1.2.
         let magnitude =

@@ -1,0 +1,324 @@
+//! One layer of the decoder.
+
+use std::f32::consts::FRAC_1_SQRT_2;
+
+use moe_gguf::LayerId;
+
+use super::spec::{DecoderSpec, DenseBlock, LayerNorm};
+use super::state::{State, keep_rows, keep_tokens};
+use crate::activation::{Activation, NodeName};
+use crate::attention::AttentionLayer;
+use crate::error::Result;
+use crate::ffn::{FFN_OPS, Ffn};
+use crate::hparams::HParams;
+use crate::kv_cache::KvCache;
+use crate::moe::MoeLayer;
+use crate::norm::Norm;
+use crate::ops::{At, Ops};
+use crate::weights::Loader;
+
+/// The weights of a layer.
+pub(super) struct DecoderLayer<'g> {
+    il: LayerId,
+    spec: DecoderSpec,
+    pub(super) attention: AttentionLayer<'g>,
+    /// `(n_embd)`
+    post_attention_norm: PostNorm,
+    /// `(n_embd)`
+    ffn_norm: Norm,
+    block: Block<'g>,
+    /// `(n_embd)`
+    post_ffn_norm: PostNorm,
+}
+
+/// A norm of an output with the name of its node, if the layer has one.
+type PostNorm = Option<(Norm, &'static str)>;
+
+enum Block<'g> {
+    Dense(Box<Ffn<'g>>),
+    Moe(Box<MoeLayer<'g>>),
+    /// A dense block after the attention, and experts that read the input of the layer.
+    Parallel(Box<Parallel<'g>>),
+    /// A dense block and experts with the same input.
+    Both(Box<(Ffn<'g>, MoeLayer<'g>)>),
+}
+
+struct Parallel<'g> {
+    dense: Ffn<'g>,
+    /// Norm of the input of the experts `(n_embd)`.
+    norm: Norm,
+    moe: MoeLayer<'g>,
+}
+
+impl<'g> DecoderLayer<'g> {
+    pub(super) fn load(
+        loader: &Loader<'g>,
+        hp: &HParams,
+        il: LayerId,
+        spec: &DecoderSpec,
+    ) -> Result<DecoderLayer<'g>> {
+        let norm = |tensor: &str| {
+            let part = format!("blk.{il}.{tensor}");
+            Norm::load(loader, hp, &part, hp.n_embd, hp.norm_bias)
+        };
+        let post_norm = |name: Option<LayerNorm>| -> Result<PostNorm> {
+            let norm = name.map(|name| Ok((norm(name.tensor)?, name.node)));
+            norm.transpose()
+        };
+        let block = if il.index() < spec.n_dense {
+            let n_ff = hp.n_ff_by_layer[il.index()];
+            Block::Dense(Box::new(Ffn::load(loader, il, "", hp.n_embd, n_ff)?))
+        } else {
+            let moe = MoeLayer::load(loader, hp, il, &spec.moe)?;
+            match spec.dense_block {
+                DenseBlock::None => Block::Moe(Box::new(moe)),
+                DenseBlock::BeforeExperts => Block::Parallel(Box::new(Parallel {
+                    dense: Ffn::load(loader, il, "", hp.n_embd, hp.n_embd)?,
+                    norm: norm("ffn_norm_exps")?,
+                    moe,
+                })),
+                DenseBlock::WithExperts => {
+                    let n_ff = hp.n_ff_by_layer[il.index()];
+                    let dense = Ffn::load(loader, il, "", hp.n_embd, n_ff)?;
+                    let dense = dense.with_activation(spec.moe.glu);
+                    Block::Both(Box::new((dense, moe)))
+                }
+            }
+        };
+        Ok(DecoderLayer {
+            il,
+            spec: *spec,
+            attention: AttentionLayer::load(loader, hp, il, &spec.attention)?,
+            post_attention_norm: post_norm(spec.post_attention_norm)?,
+            ffn_norm: norm(spec.ffn_norm.tensor)?,
+            block,
+            post_ffn_norm: post_norm(spec.post_ffn_norm)?,
+        })
+    }
+
+    pub(super) fn moe(&self) -> Option<&MoeLayer<'g>> {
+        match &self.block {
+            Block::Moe(moe) => Some(moe),
+            Block::Parallel(parallel) => Some(&parallel.moe),
+            Block::Both(both) => Some(&both.1),
+            Block::Dense(_) => None,
+        }
+    }
+
+    /// Operations of the layer: the number of those that write one record per pass, and of those that write one per token.
+    pub(super) fn ops(&self, hp: &HParams, n_expert_used: usize) -> (usize, usize) {
+        let moe = || self.spec.moe.ops(hp, n_expert_used);
+        let (block, per_token) = match &self.block {
+            Block::Dense(_) => (FFN_OPS, 0),
+            Block::Moe(_) => moe(),
+            Block::Parallel(parallel) => {
+                let (block, per_token) = moe();
+                (block + parallel.norm.ops() + FFN_OPS + 1, per_token)
+            }
+            Block::Both(_) => {
+                let (block, per_token) = moe();
+                (block + FFN_OPS + 2, per_token)
+            }
+        };
+        let post_norms = [&self.post_attention_norm, &self.post_ffn_norm];
+        let post_norms = post_norms.into_iter().flatten();
+        let norms = self.ffn_norm.ops() + post_norms.map(|(norm, _)| norm.ops()).sum::<usize>();
+        let scales = if self.spec.scales.residual.is_some() {
+            2
+        } else {
+            0
+        };
+        let sums = 2;
+        (
+            self.attention.ops() + norms + scales + sums + block,
+            per_token,
+        )
+    }
+
+    /// Runs the layer on the residual stream `s.x`. With `crop`, rows whose logits are not wanted are removed after the attention.
+    pub(super) fn forward(
+        &self,
+        ops: &mut Ops,
+        at: At,
+        s: &mut State,
+        cache: &mut KvCache,
+        crop: bool,
+    ) {
+        let attention = &mut s.attention;
+        self.attention.heads(ops, at, attention, &mut s.x, cache);
+        match &self.block {
+            Block::Dense(dense) => self.sequential(ops, at, s, crop, |ops, s| {
+                let (x, out) = (&mut s.normed, &mut s.block);
+                dense.forward(ops, &mut s.dense, self.name("ffn_out"), x, out);
+            }),
+            Block::Moe(moe) if self.spec.moe.routes_ahead => {
+                self.routed_ahead(ops, at, s, moe, crop);
+            }
+            Block::Moe(moe) => self.sequential(ops, at, s, crop, |ops, s| {
+                let (x, out) = (&mut s.normed, &mut s.block);
+                moe.forward(ops, at.device, &mut s.moe, x, out);
+            }),
+            Block::Parallel(parallel) => self.parallel(ops, at, s, parallel, crop),
+            Block::Both(both) => {
+                let (dense, moe) = both.as_ref();
+                self.sequential(ops, at, s, crop, |ops, s| {
+                    self.both(ops, at, s, dense, moe);
+                });
+            }
+        }
+    }
+
+    fn name(&self, stem: &'static str) -> NodeName {
+        NodeName::of(stem, self.il)
+    }
+
+    /// The operations after the heads: the output of the attention, then the block, from `s.normed` to `s.block`.
+    fn sequential(
+        &self,
+        ops: &mut Ops,
+        at: At,
+        s: &mut State,
+        crop: bool,
+        run_block: impl FnOnce(&mut Ops, &mut State),
+    ) {
+        let device = at.device;
+        self.attention.output(ops, &mut s.attention, &mut s.block);
+        let [before, after] = if self.spec.norms_output_rows {
+            [&None, &self.post_attention_norm]
+        } else {
+            [&self.post_attention_norm, &None]
+        };
+        let buffers = [&mut s.block, &mut s.normed];
+        let [attended, free] = self.post_norm(ops, at, before, buffers);
+        if crop {
+            let (wanted, kept) = (&s.wanted, &mut s.kept);
+            keep_tokens(ops, wanted);
+            let names = ["attn_out_rows", "l_out_rows"].map(|stem| self.name(stem));
+            keep_rows(ops, device, names[0], attended, wanted, kept);
+            keep_rows(ops, device, names[1], &mut s.x, wanted, kept);
+            if wanted.is_empty() {
+                return;
+            }
+        }
+        let [attended, _] = self.post_norm(ops, at, after, [attended, free]);
+        self.scale_residual(ops, "attn_out_scaled", attended);
+        let sum = self.name(self.spec.ffn_inp);
+        ops.add(device, sum, attended, &mut s.x, &mut s.ffn_inp);
+        self.input_norm(ops, at, s);
+        run_block(ops, s);
+        let norm = &self.post_ffn_norm;
+        let buffers = [&mut s.block, &mut s.normed];
+        let [out, _] = self.post_norm(ops, at, norm, buffers);
+        self.scale_residual(ops, "ffn_out_scaled", out);
+        let terms = if self.spec.residual_first {
+            [&mut s.ffn_inp, out]
+        } else {
+            [out, &mut s.ffn_inp]
+        };
+        let [a, b] = terms;
+        ops.add(device, self.name("l_out"), a, b, &mut s.x);
+    }
+
+    /// The operations after the heads if the router reads the input of the layer: the router, then the others.
+    fn routed_ahead(&self, ops: &mut Ops, at: At, s: &mut State, moe: &MoeLayer, crop: bool) {
+        moe.scores(ops, &mut s.moe, &mut s.x);
+        if crop {
+            s.save_tokens(ops);
+            keep_tokens(ops, &s.wanted);
+            let name = self.name("ffn_moe_logits_rows");
+            let scores = &mut s.moe.router.scores;
+            keep_rows(ops, at.device, name, scores, &s.wanted, &mut s.kept);
+        }
+        let mut weights = self.name("");
+        if !crop || !s.wanted.is_empty() {
+            weights = moe.route(ops, &mut s.moe);
+        }
+        if crop {
+            s.restore_tokens(ops);
+        }
+        self.sequential(ops, at, s, crop, |ops, s| {
+            let io = [&mut s.normed, &mut s.block];
+            moe.forward_selected(ops, at.device, &mut s.moe, weights, io);
+        });
+    }
+
+    /// The operations after the heads: the experts, then the output of the attention and the dense block.
+    fn parallel(&self, ops: &mut Ops, at: At, s: &mut State, parallel: &Parallel, crop: bool) {
+        let device = at.device;
+        if crop {
+            s.save_tokens(ops);
+            keep_tokens(ops, &s.wanted);
+            let name = self.name("l_out_rows");
+            keep_rows(ops, device, name, &mut s.x, &s.wanted, &mut s.kept);
+        }
+        if !crop || !s.wanted.is_empty() {
+            let names = ["norm", "ffn_norm_exps"].map(|stem| self.name(stem));
+            ops.norm(device, names, &mut s.x, &parallel.norm, &mut s.normed);
+            let (x, out) = (&mut s.normed, &mut s.experts);
+            parallel.moe.forward(ops, device, &mut s.moe, x, out);
+        }
+        if crop {
+            s.restore_tokens(ops);
+        }
+        self.attention.output(ops, &mut s.attention, &mut s.block);
+        if crop {
+            keep_tokens(ops, &s.wanted);
+            let name = self.name("attn_out_rows");
+            keep_rows(ops, device, name, &mut s.block, &s.wanted, &mut s.kept);
+            if s.wanted.is_empty() {
+                return;
+            }
+        }
+        let sum = self.name(self.spec.ffn_inp);
+        ops.add(device, sum, &mut s.block, &mut s.x, &mut s.ffn_inp);
+        self.input_norm(ops, at, s);
+        let name = self.name("ffn_out");
+        let (x, out) = (&mut s.normed, &mut s.block);
+        parallel.dense.forward(ops, &mut s.dense, name, x, out);
+        ops.add(device, name, &mut s.block, &mut s.ffn_inp, &mut s.normed);
+        let name = self.name("l_out");
+        ops.add(device, name, &mut s.experts, &mut s.normed, &mut s.x);
+    }
+
+    /// The block of a dense block and experts: the sum of both, divided by √2, in `s.block`.
+    fn both(&self, ops: &mut Ops, at: At, s: &mut State, dense: &Ffn, moe: &MoeLayer) {
+        let (x, out) = (&mut s.normed, &mut s.experts);
+        moe.forward(ops, at.device, &mut s.moe, x, out);
+        let (x, out) = (&mut s.normed, &mut s.block);
+        let name = self.name("ffn_out");
+        dense.forward(ops, &mut s.dense, name, x, out);
+        let (a, b) = (&mut s.block, &mut s.experts);
+        ops.add(at.device, self.name("ffn_sum"), a, b, &mut s.normed);
+        ops.scale(name, FRAC_1_SQRT_2, &mut s.normed);
+        s.block.take(&mut s.normed);
+    }
+
+    /// The norm of `s.ffn_inp` in `s.normed`.
+    fn input_norm(&self, ops: &mut Ops, at: At, s: &mut State) {
+        let names = ["norm", self.spec.ffn_norm.node].map(|stem| self.name(stem));
+        let (src, dst) = (&mut s.ffn_inp, &mut s.normed);
+        ops.norm(at.device, names, src, &self.ffn_norm, dst);
+    }
+
+    /// The norm of the first buffer in the second, if the layer has one. Returns the buffer of the result, then the other.
+    fn post_norm<'s>(
+        &self,
+        ops: &mut Ops,
+        at: At,
+        norm: &PostNorm,
+        [x, dst]: [&'s mut Activation; 2],
+    ) -> [&'s mut Activation; 2] {
+        let Some((norm, node)) = norm else {
+            return [x, dst];
+        };
+        let names = ["norm", node].map(|stem| self.name(stem));
+        ops.norm(at.device, names, x, norm, dst);
+        [dst, x]
+    }
+
+    fn scale_residual(&self, ops: &mut Ops, stem: &'static str, x: &mut Activation) {
+        if let Some(factor) = self.spec.scales.residual {
+            ops.scale(self.name(stem), factor, x);
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! The decoder of all supported architectures: layers of attention and a MoE or dense block, each with pre-normalization and a
+//! residual connection. [`DecoderSpec`] describes the differences.
+
+mod layer;
+mod spec;
+mod state;
+
+use moe_gguf::LayerId;
+
+use crate::activation::NodeName;
+use crate::error::Result;
+use crate::hparams::{HParams, NormKind};
+use crate::kv_cache::KvCache;
+use crate::moe::MoeLayer;
+use crate::ops::Ops;
+use crate::weights::{Bias, Loader, Matrix};
+
+use layer::DecoderLayer;
+pub use spec::{DecoderSpec, DenseBlock, LayerNorm, OutputRows, Scales};
+pub use state::State;
+use state::{keep_rows, keep_tokens};
+
+/// The layers of a model with their weights.
+pub struct Decoder<'g> {
+    hp: HParams,
+    spec: DecoderSpec,
+    layers: Vec<DecoderLayer<'g>>,
+}
+
+impl<'g> Decoder<'g> {
+    pub(crate) fn load(loader: &Loader<'g>, hp: HParams, spec: DecoderSpec) -> Result<Decoder<'g>> {
+        let layers = hp.layers();
+        let layers = layers.map(|il| DecoderLayer::load(loader, &hp, il, &spec));
+        let layers = layers.collect::<Result<_>>()?;
+        Ok(Decoder { hp, spec, layers })
+    }
+
+    /// Hyper-parameters.
+    pub fn hparams(&self) -> &HParams {
+        &self.hp
+    }
+
+    /// Properties of its layers.
+    pub(crate) fn spec(&self) -> &DecoderSpec {
+        &self.spec
+    }
+
+    /// The MoE block of a layer; `None` for dense layers and layers beyond the last.
+    pub(crate) fn moe(&self, layer: LayerId) -> Option<&MoeLayer<'g>> {
+        self.layers.get(layer.index())?.moe()
+    }
+
+    /// Whether a layer has queries, keys and values in one matrix.
+    pub(crate) fn has_fused_inputs(&self) -> bool {
+        self.layers.iter().any(|layer| layer.attention.is_fused())
+    }
+
+    /// A part of the model that has no GPU kernel.
+    pub(crate) fn without_kernel(&self) -> Option<&'static str> {
+        let Scales {
+            residual, logits, ..
+        } = self.spec.scales;
+        if self.hp.norm != NormKind::Rms || self.hp.norm_bias {
+            return Some("layer norms or norms with biases");
+        }
+        if residual.is_some() || logits.is_some() {
+            return Some("factors on the residual stream or the logits");
+        }
+        if self.spec.dense_block == DenseBlock::WithExperts {
+            return Some("factors on the sums of blocks");
+        }
+        if self.spec.moe.routes_ahead || !self.spec.moe.glu.has_kernel() {
+            return Some("routers or activations");
+        }
+        let mut layers = self.layers.iter();
+        layers.find_map(|layer| layer.attention.without_kernel())
+    }
+
+    /// Looks up the embeddings of `s.tokens` and stores them in the residual stream `s.x`.
+    pub fn embed(&self, ops: &mut Ops, weights: &Matrix, s: &mut State) {
+        let scale = self.spec.scales.embedding;
+        let [name, scaled] = scale.map_or(["embd"; 2], |(_, names)| names);
+        let [name, scaled] = [name, scaled].map(NodeName::global);
+        ops.get_embeddings(name, weights, &s.tokens, &mut s.x);
+        if let Some((factor, _)) = scale {
+            ops.scale(scaled, factor, &mut s.x);
+        }
+    }
+
+    /// Runs all layers on the residual stream `s.x`. Afterwards `s.x` contains only the rows whose logits are wanted.
+    pub fn forward(&self, ops: &mut Ops, s: &mut State, cache: &mut KvCache) {
+        for (il, layer) in self.hp.layers().zip(&self.layers) {
+            let is_last = il.index() + 1 == self.layers.len();
+            let crop = is_last && self.spec.output_rows == OutputRows::InLastLayer;
+            let at = ops.at(il);
+            layer.forward(ops, at, s, cache, crop);
+        }
+        if self.spec.output_rows == OutputRows::AfterLastLayer && !s.wanted.is_empty() {
+            keep_tokens(ops, &s.wanted);
+            let (device, name) = (ops.output_device(), NodeName::global("l_out_rows"));
+            keep_rows(ops, device, name, &mut s.x, &s.wanted, &mut s.kept);
+        }
+    }
+
+    /// The number of operations that write one record per pass, and the number of those that write one per token.
+    pub fn ops(&self) -> (usize, usize) {
+        // Of `block` and `x`, or of `x` only, and of the scores of a router before the attention.
+        let output_rows = 2 + usize::from(self.spec.moe.routes_ahead);
+        let scales = self.spec.scales;
+        let scales = usize::from(scales.embedding.is_some()) + usize::from(scales.logits.is_some());
+        let bias = usize::from(self.spec.logits_bias != Bias::None);
+        // Of the norm of the output.
+        let norm_bias = usize::from(self.hp.norm_bias);
+        let outside = output_rows + scales + bias + norm_bias;
+        let layers = self.layers.iter().zip(&self.hp.n_expert_used_by_layer);
+        let layers = layers.map(|(layer, &n_expert_used)| layer.ops(&self.hp, n_expert_used));
+        layers.fold((outside, 0), |sum, layer| {
+            (sum.0 + layer.0, sum.1 + layer.1)
+        })
+    }
+}

@@ -1,0 +1,115 @@
+//! The differences between the decoders of architectures.
+
+use crate::attention::AttentionSpec;
+use crate::moe::MoeSpec;
+use crate::weights::Bias;
+
+/// The layers of an architecture.
+#[derive(Clone, Copy)]
+pub struct DecoderSpec {
+    /// Attention.
+    pub attention: AttentionSpec,
+    /// Norm of the output of the attention.
+    pub post_attention_norm: Option<LayerNorm>,
+    /// Whether this norm follows the selection of the output rows.
+    pub norms_output_rows: bool,
+    /// Name of the sum of the residual stream and the output of the attention.
+    pub ffn_inp: &'static str,
+    /// Norm before the MoE or dense block.
+    pub ffn_norm: LayerNorm,
+    /// Norm of the output of the MoE or dense block.
+    pub post_ffn_norm: Option<LayerNorm>,
+    /// Number of dense layers, which come first.
+    pub n_dense: usize,
+    /// MoE layers.
+    pub moe: MoeSpec,
+    /// The dense block of a MoE layer.
+    pub dense_block: DenseBlock,
+    /// Whether the sum of residual stream and block has the residual stream as its first source.
+    pub residual_first: bool,
+    /// Where the output rows are selected.
+    pub output_rows: OutputRows,
+    /// Bias of the logits (`output.bias`).
+    pub logits_bias: Bias,
+    /// Factors on parts of the residual stream and on the logits.
+    pub scales: Scales,
+}
+
+/// A dense block in a MoE layer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DenseBlock {
+    /// MoE layers have no dense block.
+    None,
+    /// After the attention, while the experts read the input of the layer (Arctic). It has the width of the residual stream.
+    BeforeExperts,
+    /// With the input of the experts and the width of a dense layer; the sum of both is divided by √2 (Grok).
+    WithExperts,
+}
+
+/// A norm of a layer: the name of its tensor and of its node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LayerNorm {
+    /// Tensor, without layer and suffix.
+    pub tensor: &'static str,
+    /// Node.
+    pub node: &'static str,
+}
+
+impl LayerNorm {
+    /// A norm whose tensor and node have the same name.
+    pub const fn named(name: &'static str) -> LayerNorm {
+        LayerNorm {
+            tensor: name,
+            node: name,
+        }
+    }
+}
+
+/// Where llama.cpp's graph selects the rows of a prompt whose logits are wanted (`inp_out_ids`). Later operations compute
+/// these rows only.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OutputRows {
+    /// In the last layer, between attention and experts.
+    InLastLayer,
+    /// After the last layer.
+    AfterLastLayer,
+}
+
+/// Constant factors.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Scales {
+    /// On the embeddings, with the names of the embeddings and of the product.
+    pub embedding: Option<(f32, [&'static str; 2])>,
+    /// On the outputs of attention and block, before they are added to the residual stream.
+    pub residual: Option<f32>,
+    /// On the logits.
+    pub logits: Option<f32>,
+}
+
+impl Scales {
+    /// No factors.
+    pub const NONE: Scales = Scales {
+        embedding: None,
+        residual: None,
+        logits: None,
+    };
+}
+
+impl DecoderSpec {
+    /// [`AttentionSpec::PLAIN`] and [`MoeSpec::PLAIN`] in all layers.
+    pub const PLAIN: DecoderSpec = DecoderSpec {
+        attention: AttentionSpec::PLAIN,
+        post_attention_norm: None,
+        norms_output_rows: false,
+        ffn_inp: "ffn_inp",
+        ffn_norm: LayerNorm::named("ffn_norm"),
+        post_ffn_norm: None,
+        n_dense: 0,
+        moe: MoeSpec::PLAIN,
+        dense_block: DenseBlock::None,
+        residual_first: false,
+        output_rows: OutputRows::InLastLayer,
+        logits_bias: Bias::None,
+        scales: Scales::NONE,
+    };
+}

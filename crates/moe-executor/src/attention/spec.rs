@@ -1,0 +1,121 @@
+//! The differences between the attention of architectures.
+
+use moe_gguf::LayerId;
+
+use crate::weights::Bias;
+
+/// Elements over which the norm of queries and keys is computed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum QkNorm {
+    /// The elements of one head.
+    Head,
+    /// The elements of one head, after RoPE.
+    HeadAfterRope,
+    /// The elements of all heads of a token.
+    Row,
+}
+
+/// Layers whose queries and keys are rotated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RopeLayers {
+    /// All layers.
+    All,
+    /// Layers with a sliding window.
+    Windowed,
+    /// All layers except the last of each period.
+    ExceptLastOf(u32),
+    /// All layers except the first of each period.
+    ExceptFirstOf(u32),
+}
+
+impl RopeLayers {
+    /// Whether a layer is one of them.
+    pub(super) fn contain(self, layer: LayerId, is_windowed: bool) -> bool {
+        match self {
+            RopeLayers::All => true,
+            RopeLayers::Windowed => is_windowed,
+            RopeLayers::ExceptLastOf(n) => !(u32::from(layer.0) + 1).is_multiple_of(n),
+            RopeLayers::ExceptFirstOf(n) => !u32::from(layer.0).is_multiple_of(n),
+        }
+    }
+}
+
+/// Names of the nodes of queries and keys.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QkNames {
+    /// Result of the norm.
+    pub normed: [&'static str; 2],
+    /// Result of the norm in a layer without RoPE.
+    pub not_rotated: [&'static str; 2],
+    /// Result of RoPE.
+    pub rotated: [&'static str; 2],
+}
+
+impl QkNames {
+    /// The names of most architectures.
+    pub const USUAL: QkNames = QkNames {
+        normed: ["Qcur_normed", "Kcur_normed"],
+        not_rotated: ["Qcur", "Kcur"],
+        rotated: ["Qcur", "Kcur"],
+    };
+}
+
+/// A gate of the heads' output: it is multiplied by the sigmoid of a product of the layer's normed input (`attn_gate`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Gate {
+    /// Whether the gate has one value per head. Otherwise it has one per element.
+    pub per_head: bool,
+    /// Names of the product, the sigmoid and the result.
+    pub names: [&'static str; 3],
+}
+
+/// The attention of an architecture.
+#[derive(Clone, Copy)]
+pub struct AttentionSpec {
+    /// Biases of queries, keys and values.
+    pub qkv_bias: Bias,
+    /// Bias of the output.
+    pub output_bias: Bias,
+    /// Name of the output.
+    pub output: &'static str,
+    /// Norm of queries and keys.
+    pub qk_norm: Option<QkNorm>,
+    /// Names of their nodes.
+    pub names: QkNames,
+    /// Layers with RoPE.
+    pub rope_layers: RopeLayers,
+    /// Whether a file may contain divisors of the RoPE frequencies: `rope_freqs.weight`, or `rope_factors_short.weight` and
+    /// `rope_factors_long.weight` for contexts up to and beyond the original context length.
+    pub rope_factors: bool,
+    /// Limit of the absolute values of queries, keys and values, which must be in one matrix (`attn_qkv`).
+    pub clamp: Option<f32>,
+    /// Factor on the scores; `None` for the inverse root of the width of a head.
+    pub scale: Option<f32>,
+    /// Bound of the absolute values of the scores.
+    pub softcap: Option<f32>,
+    /// Whether the queries are multiplied by the inverse root of the width of a head, in an operation of its own. `scale` is then 1.
+    pub scales_queries: bool,
+    /// Whether each head has an attention sink: a score in the softmax without a value.
+    pub sinks: bool,
+    /// Gate of the heads' output.
+    pub gate: Option<Gate>,
+}
+
+impl AttentionSpec {
+    /// Grouped-query attention with RoPE in all layers, and without norms of queries and keys, limits, sinks and gates.
+    pub const PLAIN: AttentionSpec = AttentionSpec {
+        qkv_bias: Bias::Optional,
+        output_bias: Bias::None,
+        output: "attn_out",
+        qk_norm: None,
+        names: QkNames::USUAL,
+        rope_layers: RopeLayers::All,
+        rope_factors: false,
+        clamp: None,
+        scale: None,
+        softcap: None,
+        scales_queries: false,
+        sinks: false,
+        gate: None,
+    };
+}

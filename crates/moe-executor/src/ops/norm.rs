@@ -1,0 +1,121 @@
+//! Norms of rows or heads.
+
+use crate::activation::{Activation, NodeName};
+use crate::device_id::DeviceId;
+use crate::hparams::NormKind;
+use crate::norm::Norm;
+use crate::ops::{Ops, number};
+use crate::recorder::Source;
+
+impl Ops<'_> {
+    /// Normalizes each group of `norm.weight.n` elements: `x / sqrt(mean(x²) + eps) * weight` (Zhang and Sennrich, "Root Mean
+    /// Square Layer Normalization", 2019), or `(x - mean(x)) / sqrt(variance(x) + eps) * weight` (Ba, Kiros and Hinton, "Layer
+    /// Normalization", 2016). The multiplication and the addition of a bias are operations of their own.
+    pub fn norm(
+        &mut self,
+        device: DeviceId,
+        [first, name]: [NodeName; 2],
+        src: &mut Activation,
+        norm: &Norm,
+        dst: &mut Activation,
+    ) {
+        let mut scope = self.start();
+        let (width, eps) = (norm.weight.n, norm.eps);
+        dst.shape(first, src.width, src.rows);
+        let has_kernel = norm.kind == NormKind::Rms && norm.bias.is_none();
+        let on_gpu = has_kernel
+            && self.on(&mut scope, device, |gpu| {
+                gpu.rms_norm(src, &norm.weight, eps, dst)
+            });
+        if !on_gpu {
+            self.fetch(&mut src.values);
+            let scale = match norm.kind {
+                NormKind::Rms => rms_norm,
+                NormKind::Layer => layer_norm,
+            };
+            self.threads
+                .zip_rows(src.data(), width, dst.data_mut(), width, |x, out| {
+                    scale(x, eps, out);
+                });
+        }
+        let op = match norm.kind {
+            NormKind::Rms => number::RMS_NORM,
+            NormKind::Layer => number::NORM,
+        };
+        self.record(&mut scope, op, first, &[(&*src).into()]);
+
+        let normed = Source::from(&*dst);
+        if !on_gpu {
+            let weight = &norm.weight.data;
+            self.threads.rows(dst.data_mut(), width, |_, row| {
+                row.iter_mut().zip(weight).for_each(|(x, w)| *x *= w);
+            });
+        }
+        dst.name = match norm.bias {
+            Some(_) => first.stem("norm_w"),
+            None => name,
+        };
+        let sources = [normed, (&norm.weight).into()];
+        self.record(&mut scope, number::MUL, dst.name, &sources);
+        if let Some(bias) = &norm.bias {
+            self.bias(scope, name, bias, dst);
+        }
+    }
+}
+
+fn rms_norm(x: &[f32], eps: f32, out: &mut [f32]) {
+    let mean = sum_of_squares(x, 0.0) / x.len() as f64;
+    let scale = 1.0 / (mean as f32 + eps).sqrt();
+    out.iter_mut().zip(x).for_each(|(o, x)| *o = x * scale);
+}
+
+fn layer_norm(x: &[f32], eps: f32, out: &mut [f32]) {
+    let n = x.len() as f64;
+    let mean = (x.iter().map(|&x| f64::from(x)).sum::<f64>() / n) as f32;
+    let variance = sum_of_squares(x, mean) / n;
+    let scale = 1.0 / (variance as f32 + eps).sqrt();
+    out.iter_mut()
+        .zip(x)
+        .for_each(|(o, x)| *o = (x - mean) * scale);
+}
+
+/// The sum of the squares of the differences from `mean`, in 16 independent partial sums.
+fn sum_of_squares(x: &[f32], mean: f32) -> f64 {
+    let square = |x: f32| f64::from((x - mean) * (x - mean));
+    let (chunks, rest) = x.as_chunks::<16>();
+    let mut lanes = [0.0f64; 16];
+    for chunk in chunks {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *lane += square(*x);
+        }
+    }
+    lanes
+        .into_iter()
+        .chain(rest.iter().map(|&x| square(x)))
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{layer_norm, rms_norm};
+
+    #[test]
+    fn norms_agree_with_their_formulas() {
+        let x: Vec<f32> = (0..37).map(|i| (i * i % 23) as f32 - 3.5).collect();
+        let n = x.len() as f64;
+        let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
+        let about = |center: f64| {
+            let squares = x.iter().map(|&x| (f64::from(x) - center).powi(2));
+            (squares.sum::<f64>() / n + 1e-5).sqrt()
+        };
+        let mut out = vec![0.0; x.len()];
+        rms_norm(&x, 1e-5, &mut out);
+        for (got, x) in out.iter().zip(&x) {
+            assert!((f64::from(*got) - f64::from(*x) / about(0.0)).abs() < 1e-6);
+        }
+        layer_norm(&x, 1e-5, &mut out);
+        for (got, x) in out.iter().zip(&x) {
+            assert!((f64::from(*got) - (f64::from(*x) - mean) / about(mean)).abs() < 1e-6);
+        }
+    }
+}
