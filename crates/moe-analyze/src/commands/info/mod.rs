@@ -47,11 +47,14 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     })
 }
 
-/// Returns the properties of an input as text: name and value. Then its notes and faults.
+/// A property as text: name and value.
+pub type Property = (String, String);
+
+/// Returns the properties of an input, and its notes and faults.
 pub fn properties(
     path: &Path,
     ctx: &Context,
-) -> anyhow::Result<(Vec<(String, String)>, Vec<String>)> {
+) -> anyhow::Result<(Vec<Property>, Vec<String>)> {
     Ok(find(path, ctx)?.into_text())
 }
 

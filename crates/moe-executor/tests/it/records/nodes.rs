@@ -7,7 +7,6 @@ use moe_trace::names::base_name;
 use moe_trace::record::{FLAG_SOURCES_OMITTED, PHASE_PROMPT};
 use moe_trace::{RunOptions, TensorAccessLog, ops};
 
-
 use super::{LIMITS, record};
 
 /// Nodes of llama.cpp's graph for a prompt with flash attention, by architecture: operation, name, names of the sources.
