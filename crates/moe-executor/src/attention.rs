@@ -320,7 +320,6 @@ impl<'g> AttentionLayer<'g> {
         if let (Some(linear), Some(gate)) = (&self.gate, self.spec.gate) {
             let [product, sigmoid, gated] = gate.names.map(name);
             ops.linear([product; 2], linear, &mut s.normed, &mut s.gates);
-            s.heads.name = name("attn_out");
             ops.multiply_by_sigmoid([sigmoid, gated], &mut s.gates, &mut s.heads);
         }
         let names = match self.output.bias {

@@ -51,10 +51,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 pub type Property = (String, String);
 
 /// Returns the properties of an input, and its notes and faults.
-pub fn properties(
-    path: &Path,
-    ctx: &Context,
-) -> anyhow::Result<(Vec<Property>, Vec<String>)> {
+pub fn properties(path: &Path, ctx: &Context) -> anyhow::Result<(Vec<Property>, Vec<String>)> {
     Ok(find(path, ctx)?.into_text())
 }
 
