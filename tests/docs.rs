@@ -41,9 +41,9 @@ const TRACE: &str = "bigmoeonedge/qwen.route.csv";
 const LINKED: [&str; 4] = ["docs", "fixtures", "schemas", "scripts"];
 
 /// Options of other programs that the pages name.
-const OTHER_OPTIONS: [&str; 23] = [
+const OTHER_OPTIONS: [&str; 24] = [
     "--allow-run-as-root", "--doc", "--exact", "--features", "--fit", "--flash-attn",
-    "--hot-cache", "--hot-cache-mib", "--hot-cache-weighting", "--init-expert-location",
+    "--hot-cache", "--hot-cache-mib", "--hot-cache-weighting", "--init-expert-location", "--lib",
     "--locked", "--moe-hot-cache", "--moe-hot-cache-max-mib", "--moe-hot-cache-weighting",
     "--no-default-features", "--nocapture", "--package", "--path", "--release", "--test",
     "--test-threads", "--workspace", "--check",
@@ -62,6 +62,7 @@ macro_rules! pages {
 pages! {
     readme: "README.md",
     page_accuracy: "docs/accuracy.md",
+    page_adding_an_architecture: "docs/adding-an-architecture.md",
     page_cache_policies: "docs/cache-policies.md",
     page_comparing_runs: "docs/comparing-runs.md",
     page_durability: "docs/durability.md",

@@ -388,6 +388,28 @@ fn describes_and_checks_plans() {
 }
 
 #[test]
+fn lists_architectures_of_both_engines() {
+    let csv = run!["info", "--architectures", "-o", "csv"];
+    let mut lines = csv.lines();
+    assert_eq!(lines.next(), Some("architecture,cpu,gpu,llama_cpp"));
+    let rows: Vec<&str> = lines.collect();
+    for row in ["dbrx,yes,no,yes", "glm4moe,yes,yes,yes", "qwen3next,no,no,yes"] {
+        assert!(rows.contains(&row), "{row}: {csv}");
+    }
+    assert!(!csv.contains("\nbert,"), "{csv}");
+    assert_eq!(rows.iter().filter(|row| row.contains(",yes,")).count(), 20);
+    let json: Value = serde_json::from_str(&run!["info", "--architectures", "-o", "json"]).unwrap();
+    assert_eq!(json.as_array().unwrap().len(), rows.len());
+    for format in ["table", "md", "jsonl"] {
+        let text = run!["info", "--architectures", "-o", format];
+        assert!(text.contains("minimax-m2"), "{format}: {text}");
+    }
+    let model = repository("fixtures/random-olmoe-F16.gguf");
+    assert!(fail!["info", "--architectures", model].contains("cannot be used with"));
+    assert!(fail!["info"].contains("PATH"));
+}
+
+#[test]
 fn unknown_formats_exit_with_2() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("notes.txt");

@@ -337,6 +337,7 @@ fn invalid_input_exits_with_2_and_writes_no_run() {
         unsupported.contains("qwen3moe") && unsupported.contains("gpt-oss"),
         "lists what is supported: {unsupported}"
     );
+    assert!(unsupported.contains("--engine llama.cpp"), "{unsupported}");
 
     let prompts = file("prompts.jsonl", b"{\"prompt\":\"a\"}\n{\"prompt\":1}\n");
     let long = file("long.txt", "word ".repeat(20_000).as_bytes());

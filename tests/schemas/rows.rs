@@ -198,6 +198,7 @@ fn rows_of_transfers_and_formats() {
     crate::overlap::recorded(dir.path(), &crate::overlap::example());
     check("overlap", args!["overlap", dir.path()]);
     check("convert --list", args!["convert", "--list"]);
+    check("info --architectures", args!["info", "--architectures"]);
 }
 
 /// `info` prints an object in JSON, so its columns are those of CSV.

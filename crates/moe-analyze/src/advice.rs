@@ -14,6 +14,9 @@ const EXISTS: &str = "pass --force to replace it, or use another path";
 /// The same words as in the errors of `moe-trace`.
 const FULL: &str = "free disk space or choose another directory";
 
+/// For models that the executor does not run.
+const OTHER_ENGINE: &str = "`record` and `bench` use it with --engine llama.cpp";
+
 /// Returns the options that provide information missing from a trace.
 pub fn for_missing(missing: Missing) -> &'static str {
     match missing {
@@ -107,6 +110,7 @@ fn of_engine(error: &moe_engine::Error) -> Option<&'static str> {
 fn of_executor(error: &moe_executor::Error) -> Option<&'static str> {
     match error {
         moe_executor::Error::Trace(error) => of_trace(error),
+        moe_executor::Error::Architecture { .. } => Some(OTHER_ENGINE),
         moe_executor::Error::Threads { .. } => Some("reduce --threads"),
         moe_executor::Error::Cuda(_) => Some("run without the GPU: --device cpu"),
         _ => None,

@@ -42,7 +42,7 @@ pub enum Error {
     /// The architecture is not supported.
     #[error(
         "{file}: architecture `{arch}` is not supported by the native executor (supported: {supported}); run the model \
-         with llama.cpp"
+         with the llama.cpp engine"
     )]
     Architecture {
         /// Model file.

@@ -44,6 +44,7 @@ pub mod session;
 pub mod tokenizer;
 mod weights;
 
+pub use arch::{Architecture, supported as architectures};
 pub use device_id::{DeviceId, NotADevice};
 pub use devices::Devices;
 pub use error::{Error, Result, Warning};

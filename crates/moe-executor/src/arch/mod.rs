@@ -30,42 +30,127 @@ use decoder::Decoder;
 
 type Load = for<'g> fn(&Loader<'g>, &Keys) -> Result<Decoder<'g>>;
 
-/// All architectures, by the value of `general.architecture`.
-const ARCHITECTURES: &[(&str, Load)] = &[
-    ("afmoe", afmoe::load),
-    ("arctic", arctic::load),
-    ("bailingmoe2", bailingmoe2::load),
-    ("dbrx", dbrx::load),
-    ("dots1", dots1::load),
-    ("ernie4_5-moe", ernie4_5_moe::load),
-    ("exaone-moe", exaone_moe::load),
-    ("glm4moe", glm4moe::load),
-    ("gpt-oss", gpt_oss::load),
-    ("granitemoe", granitemoe::load),
-    ("grok", grok::load),
-    ("hunyuan-moe", hunyuan_moe::load),
-    ("llama", llama::load),
-    ("mellum", mellum::load),
-    ("minimax-m2", minimax_m2::load),
-    ("olmoe", olmoe::load),
-    ("phimoe", phimoe::load),
-    ("qwen2moe", qwen2moe::load),
-    ("qwen3moe", qwen3moe::load),
-    ("smallthinker", smallthinker::load),
+/// An architecture that the executor runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Architecture {
+    /// Value of `general.architecture`.
+    pub name: &'static str,
+    /// Whether all operations have a GPU kernel. A model with queries, keys and values in one matrix is an exception.
+    pub runs_on_gpu: bool,
+}
+
+/// All operations have a GPU kernel.
+const GPU: bool = true;
+/// An operation has no GPU kernel.
+const CPU: bool = false;
+
+/// All architectures: the value of `general.architecture`, where it runs, and how it is loaded.
+const ARCHITECTURES: &[(&str, bool, Load)] = &[
+    ("afmoe", CPU, afmoe::load),
+    ("arctic", GPU, arctic::load),
+    ("bailingmoe2", CPU, bailingmoe2::load),
+    ("dbrx", CPU, dbrx::load),
+    ("dots1", GPU, dots1::load),
+    ("ernie4_5-moe", GPU, ernie4_5_moe::load),
+    ("exaone-moe", GPU, exaone_moe::load),
+    ("glm4moe", GPU, glm4moe::load),
+    ("gpt-oss", GPU, gpt_oss::load),
+    ("granitemoe", CPU, granitemoe::load),
+    ("grok", CPU, grok::load),
+    ("hunyuan-moe", GPU, hunyuan_moe::load),
+    ("llama", GPU, llama::load),
+    ("mellum", GPU, mellum::load),
+    ("minimax-m2", GPU, minimax_m2::load),
+    ("olmoe", GPU, olmoe::load),
+    ("phimoe", CPU, phimoe::load),
+    ("qwen2moe", GPU, qwen2moe::load),
+    ("qwen3moe", GPU, qwen3moe::load),
+    ("smallthinker", CPU, smallthinker::load),
 ];
 
+/// The supported architectures, sorted by name.
+pub fn supported() -> impl Iterator<Item = Architecture> {
+    let architectures = ARCHITECTURES.iter();
+    architectures.map(|&(name, runs_on_gpu, _)| Architecture { name, runs_on_gpu })
+}
+
 /// Names of the supported architectures.
-pub fn supported() -> impl Iterator<Item = &'static str> {
-    ARCHITECTURES.iter().map(|(name, _)| *name)
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    supported().map(|architecture| architecture.name)
 }
 
 pub(crate) fn find(loader: &Loader) -> Result<Load> {
-    let found = ARCHITECTURES.iter().find(|(name, _)| *name == loader.arch);
+    let found = ARCHITECTURES
+        .iter()
+        .find(|(name, _, _)| *name == loader.arch);
     found
-        .map(|(_, load)| *load)
+        .map(|(_, _, load)| *load)
         .ok_or_else(|| Error::Architecture {
             file: loader.file(),
             arch: loader.arch.clone(),
-            supported: supported().collect::<Vec<_>>().join(", "),
+            supported: names().collect::<Vec<_>>().join(", "),
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use moe_gguf::{GgmlType, Gguf};
+    use moe_synth::model::{Description, Synth};
+
+    use super::*;
+    use crate::model::Model;
+
+    /// A model of an architecture: generated from its description, or a fixture.
+    fn small_model(arch: &str) -> Gguf {
+        let description = moe_testkit::fixture(format!("architectures/{arch}.json"));
+        if !description.exists() {
+            return Gguf::open(moe_testkit::fixture(format!("random-{arch}-F16.gguf"))).unwrap();
+        }
+        let json = std::fs::read(description).unwrap();
+        let description: Description = serde_json::from_slice(&json).unwrap();
+        let synth = Synth::described(&description, GgmlType::F16, 5).unwrap();
+        Gguf::from_bytes(arch, synth.write(Vec::new()).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn names_are_sorted() {
+        assert!(names().is_sorted());
+    }
+
+    #[test]
+    fn architectures_on_gpus_have_all_kernels() {
+        for architecture in supported() {
+            let gguf = small_model(architecture.name);
+            let model = Model::load(&gguf).unwrap();
+            let missing = model.decoder.without_kernel();
+            assert_eq!(
+                missing.is_none(),
+                architecture.runs_on_gpu,
+                "{architecture:?}"
+            );
+        }
+    }
+
+    /// The table of the documentation contains the same architectures, in this order.
+    #[test]
+    fn every_architecture_is_documented() {
+        let path = moe_testkit::repository("docs/model-architectures.md");
+        let page = std::fs::read_to_string(path).unwrap();
+        let rows = page.lines().filter(|line| line.starts_with("| `"));
+        let rows: Vec<(String, &str)> = rows
+            .map(|line| {
+                let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+                (cells[1].replace('`', ""), cells[3])
+            })
+            .collect();
+        let expected = supported().map(|architecture| {
+            let gpu = if architecture.runs_on_gpu {
+                "yes"
+            } else {
+                "no"
+            };
+            (architecture.name.to_owned(), gpu)
+        });
+        assert_eq!(rows, expected.collect::<Vec<_>>());
+    }
 }

@@ -328,7 +328,7 @@ mod tests {
 
     #[test]
     fn names_supported_architectures_only() {
-        let supported: Vec<&str> = crate::arch::supported().collect();
+        let supported: Vec<&str> = crate::arch::names().collect();
         for (name, role) in KEYS {
             if let ReadFor(archs) = role {
                 assert!(archs.iter().all(|arch| supported.contains(arch)), "{name}");

@@ -1,5 +1,6 @@
 //! `info`: describes and checks an input.
 
+mod architectures;
 mod findings;
 mod foreign;
 mod model;
@@ -26,19 +27,30 @@ use findings::Findings;
 
 /// Describe a run, trace, table, model, learn file or plan, and check it for faults
 ///
-/// Detects the format from the content and prints its properties, notes and faults. Exits with 1 if there is a fault.
+/// Detects the format from the content and prints its properties, notes and faults. Exits with 1 if there is a fault. PATH is
+/// required, except with --architectures.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  moe-analyze info runs/first")]
+#[command(
+    after_help = "Examples:\n  moe-analyze info runs/first\n  moe-analyze info --architectures"
+)]
 pub struct Args {
     /// Run directory, trace.bin, Parquet table, directory of tables, GGUF model, learn file, output of `plan -o json`, or trace of another tool
-    path: PathBuf,
-    /// Format of the properties on stdout
+    #[arg(required_unless_present = "architectures")]
+    path: Option<PathBuf>,
+    /// List the MoE architectures that the executor and llama.cpp run, and exit
+    #[arg(long, conflicts_with = "path")]
+    architectures: bool,
+    /// Format of the properties or architectures on stdout
     #[arg(short, long = "output", value_name = "FORMAT", default_value = "table")]
     output: Format,
 }
 
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
-    let findings = find(&args.path, ctx)?;
+    let Some(path) = &args.path else {
+        architectures::list(args.output, ctx)?;
+        return Ok(ExitStatus::Done);
+    };
+    let findings = find(path, ctx)?;
     output::to_stdout(args.output, |stdout| findings.write(stdout, args.output))?;
     Ok(if findings.is_sound() {
         ExitStatus::Done
