@@ -26,7 +26,7 @@ use findings::Findings;
 
 /// Describe a run, trace, table, model, learn file or plan, and check it for faults
 ///
-/// Detects the format from the content and prints its properties, notes and faults. Exits with 1 if there is a fault.
+/// Detects the format from the content and prints its properties, notes and faults. With -o json, prints one JSON object. Exits with 1 if there is a fault.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  moe-analyze info runs/first")]
 pub struct Args {
@@ -51,10 +51,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 pub type Property = (String, String);
 
 /// Returns the properties of an input, and its notes and faults.
-pub fn properties(
-    path: &Path,
-    ctx: &Context,
-) -> anyhow::Result<(Vec<Property>, Vec<String>)> {
+pub fn properties(path: &Path, ctx: &Context) -> anyhow::Result<(Vec<Property>, Vec<String>)> {
     Ok(find(path, ctx)?.into_text())
 }
 
