@@ -459,10 +459,7 @@ fn rejects_invalid_queries() {
             "{sql}: {message}"
         );
     }
-    for sql in [
-        "DROP TABLE t",
-        "CREATE TABLE u AS SELECT * FROM t",
-    ] {
+    for sql in ["DROP TABLE t", "CREATE TABLE u AS SELECT * FROM t"] {
         assert!(matches!(error(sql), Error::NotAQuery { .. }), "{sql}");
     }
     assert_eq!(
