@@ -68,19 +68,24 @@ fn shortened_names(names: &str) -> String {
         return names.to_owned();
     }
     let names: Vec<&str> = names.split(", ").collect();
-    let fitting = |names: &mut dyn Iterator<Item = &str>, n_max: usize| {
-        let mut n = 0;
-        names
-            .take_while(|name| {
-                n += name.chars().count() + 2;
-                n <= n_max
-            })
-            .count()
-    };
-    let n_first = fitting(&mut names.iter().copied(), N_FIRST);
-    let n_last = fitting(&mut names.iter().rev().copied(), N_LAST);
+    let n_first = n_fitting(names.iter(), N_FIRST);
+    let n_last = n_fitting(names.iter().rev(), N_LAST);
     let (first, last) = (&names[..n_first], &names[names.len() - n_last..]);
     format!("{}, …, {}", first.join(", "), last.join(", "))
+}
+
+/// Number of names whose texts with separators have at most `max` characters.
+fn n_fitting<'a>(names: impl Iterator<Item = &'a &'a str>, max: usize) -> usize {
+    let mut n = 0;
+    let mut n_names = 0;
+    for name in names {
+        n += name.chars().count() + 2;
+        if n > max {
+            break;
+        }
+        n_names += 1;
+    }
+    n_names
 }
 
 /// Describes the error like [`reason`], after its line and column.
