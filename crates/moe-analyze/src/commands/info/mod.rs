@@ -26,7 +26,8 @@ use findings::Findings;
 
 /// Describe a run, trace, table, model, learn file or plan, and check it for faults
 ///
-/// Detects the format from the content and prints its properties, notes and faults. With -o json, prints one JSON object. Exits with 1 if there is a fault.
+/// Detects the format from the content and prints its properties, notes and faults. With -o json, prints one JSON object. Exits with 1 if
+/// there is a fault.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  moe-analyze info runs/first")]
 pub struct Args {
