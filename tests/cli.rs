@@ -72,6 +72,12 @@ fn help_contains_ranges_and_defaults() {
             "simulate",
             "all (of the policies layerNAME only layer and layerlfu; staticlearn and hotcache only with --learn)",
         ),
+        ("simulate", "layerNAME (not with belady or beladysize) for a separate cache per layer"),
+        ("simulate", "the n-th generated token in that layer; needs --pcie-gb-s"),
+        ("plan", "a value outside 0 to 1 is replaced by 0.5, as in the fork"),
+        ("plan", "With -o json, prints one JSON object"),
+        ("info", "With -o json, prints one JSON object"),
+        ("bench", "Prompt lengths in tokens, 0 or more, at most the model's training context;"),
     ] {
         let help = run![subcommand, "--help"];
         let words: Vec<&str> = help.split_whitespace().collect();

@@ -107,7 +107,7 @@ fn errors_name_template_line_and_message() {
         ),
         (
             &["--chat", "--chat-template", arg(&invalid)],
-            "invalid.jinja: line 2 of the chat template is invalid: syntax error",
+            "invalid.jinja: line 2 of the chat template is invalid: unexpected end of block; correct the template, or omit --chat-template",
         ),
         (
             &["--chat", "--chat-template", arg(&raises)],
@@ -115,7 +115,7 @@ fn errors_name_template_line_and_message() {
         ),
         (
             &["--chat", "--chat-template", arg(&fails)],
-            "line 3 of the chat template fails for this conversation: ",
+            "line 3 of the chat template fails for this conversation: invalid operation: tried to use + operator on unsupported types string and number",
         ),
         (&["--chat", "--chat-template", "missing.jinja"], "cannot open missing.jinja"),
         (&["--chat-template", arg(&good)], "--chat-template has no effect without a conversation"),

@@ -45,7 +45,7 @@ fn rejects_settings_that_do_not_fit_together() {
         ),
         (
             &[&dynamic[..], &["--predictor", "markov", "--prefetch-depth", "4"]].concat(),
-            "4 layers to predict ahead is out of range (1..=3)",
+            "--prefetch-depth 4 is out of range (1..=3) for 4 MoE layers",
         ),
     ] {
         let message = record(options);

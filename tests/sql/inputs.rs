@@ -138,6 +138,10 @@ fn show_tables_lists_all_tables_of_the_inputs() {
     assert_eq!(json, "{\"name\":\"map\"}\n");
     let message = crate::support::fail!["--quiet", "sql", "SELECT * FROM ops", learn];
     assert!(message.ends_with("smallest.json: hotness\n"), "{message}");
+    // The columns are listed once.
+    let message = crate::support::fail!["--quiet", "sql", "SELECT foo FROM hotness", learn];
+    let expected = "unable to find column \"foo\"; tables: hotness (";
+    assert!(message.contains(expected), "{message}");
 }
 
 fn entries(dir: &Path) -> Vec<String> {

@@ -149,6 +149,9 @@ fn of_table(fault: &TableFault) -> Option<&'static str> {
 fn of_foreign(error: &ForeignError) -> Option<&'static str> {
     match error {
         ForeignError::Missing { missing, .. } => Some(for_missing(*missing)),
+        ForeignError::TopK { .. } => {
+            Some("pass --top-k K, the number of experts per token of the traced model")
+        }
         ForeignError::Operations { .. } => Some("pass the operation names with --ops FILE.csv"),
         ForeignError::Read(error) => of_trace(error),
         ForeignError::Sink(error) => of_cause(error.as_ref()),
@@ -199,6 +202,15 @@ mod tests {
         assert_eq!(advice(&ForeignError::Sink(exists().into()).into()), force);
         assert_eq!(advice(&hotness::Error::Trace(exists()).into()), force);
         assert_eq!(advice(&anyhow::anyhow!("c")), None);
+        let top_k = ForeignError::TopK {
+            path: PathBuf::from("a"),
+            at: moe_foreign::Location::Byte(8),
+            reason: "b".to_owned(),
+        };
+        assert_eq!(
+            advice(&top_k.into()),
+            Some("pass --top-k K, the number of experts per token of the traced model")
+        );
         let table = moe_trace::Error::Table {
             path: PathBuf::from("a"),
             fault: TableFault::OtherModel,

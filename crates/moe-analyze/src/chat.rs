@@ -40,11 +40,15 @@ impl ModelChat {
                 ("model", model.clone(), source.to_owned())
             }
         };
-        let template = ChatTemplate::new(&source, special.clone()).context(place)?;
+        let remedy = match file {
+            Some(_) => "correct the template, or omit --chat-template",
+            None => "pass another template with --chat-template FILE",
+        };
+        let template = compiled(&source, special.clone(), place, remedy)?;
         let with_tools = match (file, gguf.metadata().str(TOOLS_KEY)?) {
             (None, Some(source)) => {
-                let template = ChatTemplate::new(source, special);
-                Some(template.with_context(|| format!("{model}: {TOOLS_KEY}"))?)
+                let place = format!("{model}: {TOOLS_KEY}");
+                Some(compiled(source, special, place, remedy)?)
             }
             _ => None,
         };
@@ -75,6 +79,21 @@ impl ModelChat {
     /// The tokens of a rendered conversation.
     pub fn encode(&self, text: &str, engine: &dyn Engine) -> moe_engine::Result<Vec<u32>> {
         self.template.encode(text, engine)
+    }
+}
+
+/// Compiles a template. `remedy` says what to do if it is invalid.
+fn compiled(
+    source: &str,
+    special: SpecialTokens,
+    place: String,
+    remedy: &str,
+) -> anyhow::Result<ChatTemplate> {
+    match ChatTemplate::new(source, special) {
+        Err(ChatError::Template { line, source }) => Err(anyhow!(
+            "{place}: line {line} of the chat template is invalid: {source}; {remedy}"
+        )),
+        compiled => compiled.context(place),
     }
 }
 

@@ -37,7 +37,7 @@ pub enum Error {
     },
     /// A token id outside the vocabulary.
     #[error(
-        "token id {token} at position {position} is outside the vocabulary of {n_vocab} tokens"
+        "token id {token} at position {position} is outside the vocabulary of {n_vocab} tokens; use token ids of this model's vocabulary"
     )]
     TokenOutOfRange {
         /// The id.

@@ -163,8 +163,9 @@ pub enum Error {
     },
     /// A trace contains an expert that the model does not have.
     #[error(
-        "expert {expert} of the token at position {position} in layer {layer} is out of range (0..{n_expert}); the trace is of \
-         another model"
+        "expert {expert} of the token at position {position} in layer {layer} is out of range (0..={}); the trace is of \
+         another model",
+        .n_expert.saturating_sub(1)
     )]
     ExpertOutOfRange {
         /// Layer.
@@ -208,7 +209,7 @@ pub enum Error {
         n_seq: usize,
     },
     /// The KV cache has no such slot.
-    #[error("slot {slot} of the KV cache is out of range (0..{n_slots})")]
+    #[error("slot {slot} of the KV cache is out of range (0..={})", .n_slots.saturating_sub(1))]
     SlotOutOfRange {
         /// The slot.
         slot: usize,

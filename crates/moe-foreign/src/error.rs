@@ -96,7 +96,7 @@ pub enum ForeignError {
         source: Box<dyn StdError + Send + Sync>,
     },
     /// A layer, expert or slot number is not below the limit.
-    #[error("{}: {at}: {name} {id} is out of range (0..{limit}); the file is damaged{}", path.display(), or_other_model(*limit))]
+    #[error("{}: {at}: {name} {id} is out of range (0..={}); the file is damaged{}", path.display(), limit.saturating_sub(1), or_other_model(*limit))]
     OutOfRange {
         /// The file.
         path: PathBuf,
@@ -181,6 +181,16 @@ pub enum ForeignError {
         /// The missing value.
         missing: Missing,
     },
+    /// The number of experts per token is not that of the model that was traced.
+    #[error("{}: {at}: {reason}; specify the top-k of the model that was traced", path.display())]
+    TopK {
+        /// The file.
+        path: PathBuf,
+        /// Where in the file.
+        at: Location,
+        /// Why the number is wrong.
+        reason: String,
+    },
     /// The trace belongs to another model than the one that the user specified, or than the other inputs.
     #[error("{}: {mismatch}; use inputs of the same model", path.display())]
     OtherModel {
@@ -260,7 +270,8 @@ impl ForeignError {
             | Self::Version { at, .. }
             | Self::Layers { at, .. }
             | Self::Response { at, .. }
-            | Self::Missing { at, .. } => Some(at),
+            | Self::Missing { at, .. }
+            | Self::TopK { at, .. } => Some(at),
             _ => None,
         }
     }

@@ -387,6 +387,15 @@ impl<'a> Output<'a> {
         ForeignError::invalid(&self.file, at, source)
     }
 
+    /// An error about a top-k that the file contradicts.
+    pub(crate) fn wrong_top_k(&self, at: Location, reason: String) -> ForeignError {
+        ForeignError::TopK {
+            path: self.file.clone(),
+            at,
+            reason,
+        }
+    }
+
     pub(crate) fn finish(mut self) -> Result<Summary, ForeignError> {
         if let Some(first) = self.repeated.first.take() {
             self.note(format!(

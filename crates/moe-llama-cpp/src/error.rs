@@ -74,7 +74,9 @@ pub enum Error {
         n_batch: usize,
     },
     /// A token id outside the vocabulary.
-    #[error("token id {token} is outside the vocabulary of {n_vocab} tokens")]
+    #[error(
+        "token id {token} is outside the vocabulary of {n_vocab} tokens; use token ids of this model's vocabulary"
+    )]
     Token {
         /// The id.
         token: u32,

@@ -36,28 +36,56 @@ pub fn reason(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
     let text = text.strip_suffix(&place).unwrap_or(&text);
-    shortened(match error.classify() {
-        Category::Data => data(text).unwrap_or_else(|| text.to_owned()),
+    match error.classify() {
+        Category::Data => data(text).unwrap_or_else(|| shortened(text)),
         Category::Eof => "the text ends within a JSON value".to_owned(),
         Category::Syntax if text.contains("expected key to be a number") => {
             "a key is not a number".to_owned()
         }
-        Category::Syntax => format!("it is not JSON: {text}"),
-        Category::Io => text.to_owned(),
-    })
+        Category::Syntax => shortened(&format!("it is not JSON: {text}")),
+        Category::Io => shortened(text),
+    }
 }
 
+/// Maximum numbers of characters at the start and at the end of a shortened text.
+const N_FIRST: usize = 200;
+const N_LAST: usize = 100;
+
 /// Shortens the middle of a long text, because messages of serde quote strings of the file, which may have any length.
-fn shortened(text: String) -> String {
-    const N_FIRST: usize = 200;
-    const N_LAST: usize = 100;
+fn shortened(text: &str) -> String {
     let n = text.chars().count();
     if n <= N_FIRST + N_LAST {
-        return text;
+        return text.to_owned();
     }
     let first: String = text.chars().take(N_FIRST).collect();
     let last: String = text.chars().skip(n - N_LAST).collect();
     format!("{first}…{last}")
+}
+
+/// Shortens the middle of a long list of names, between two names.
+fn shortened_names(names: &str) -> String {
+    if names.chars().count() <= N_FIRST + N_LAST {
+        return names.to_owned();
+    }
+    let names: Vec<&str> = names.split(", ").collect();
+    let n_first = n_fitting(names.iter(), N_FIRST);
+    let n_last = n_fitting(names.iter().rev(), N_LAST);
+    let (first, last) = (&names[..n_first], &names[names.len() - n_last..]);
+    format!("{}, …, {}", first.join(", "), last.join(", "))
+}
+
+/// Number of names whose texts with separators have at most `max` characters.
+fn n_fitting<'a>(names: impl Iterator<Item = &'a &'a str>, max: usize) -> usize {
+    let mut n = 0;
+    let mut n_names = 0;
+    for name in names {
+        n += name.chars().count() + 2;
+        if n > max {
+            break;
+        }
+        n_names += 1;
+    }
+    n_names
 }
 
 /// Describes the error like [`reason`], after its line and column.
@@ -77,10 +105,12 @@ fn data(text: &str) -> Option<String> {
     let (found, expected) = text.split_once(", expected ")?;
     let one_of = expected.strip_prefix("one of ").unwrap_or(expected);
     if let Some(key) = found.strip_prefix("unknown field ") {
-        return Some(format!("the key {key} is unknown; known are {one_of}"));
+        let (key, known) = (shortened(key), shortened_names(one_of));
+        return Some(format!("the key {key} is unknown; known are {known}"));
     }
     if let Some(value) = found.strip_prefix("unknown variant ") {
-        return Some(format!("the value {value} is unknown; known are {one_of}"));
+        let (value, known) = (shortened(value), shortened_names(one_of));
+        return Some(format!("the value {value} is unknown; known are {known}"));
     }
     if let Some(n) = found.strip_prefix("invalid length ") {
         return Some(format!("{n} elements instead of {}", kind(expected)));
@@ -94,7 +124,7 @@ fn data(text: &str) -> Option<String> {
         Some(("floating", value)) => value.trim_start_matches("point ").trim_matches('`'),
         _ => kind(found),
     };
-    Some(format!("{found} instead of {}", kind(expected)))
+    Some(shortened(&format!("{found} instead of {}", kind(expected))))
 }
 
 /// The JSON term for a type of Rust or serde.
@@ -155,6 +185,15 @@ mod tests {
         assert!(reason.starts_with("\"aéé"), "{reason}");
         let end = "z\" instead of an integer (0..=4294967295)";
         assert!(reason.ends_with(end), "{reason}");
+    }
+
+    #[test]
+    fn shortens_lists_between_names() {
+        assert_eq!(shortened_names("`a`, `b`"), "`a`, `b`");
+        let names: Vec<String> = (10..60).map(|n| format!("`name{n}`")).collect();
+        // A name and its separator have 10 characters.
+        let expected = format!("{}, …, {}", names[..20].join(", "), names[40..].join(", "));
+        assert_eq!(shortened_names(&names.join(", ")), expected);
     }
 
     #[test]

@@ -43,12 +43,15 @@ pub const RUN_COLUMN: &str = "run";
 pub enum Error {
     /// The statement is not a query.
     #[error(
-        "{statement} is not supported because tables are read-only; write a query that starts with SELECT, WITH, FROM, VALUES, SHOW TABLES or EXPLAIN"
+        "the query starts with {word}; tables are read-only, so a query must start with SELECT, WITH, FROM, VALUES, SHOW TABLES or EXPLAIN"
     )]
     NotAQuery {
         /// First word of the statement.
-        statement: String,
+        word: String,
     },
+    /// The query contains no words.
+    #[error("the query is empty; write a query that starts with SELECT")]
+    Empty,
     /// The query has a syntax error, unknown names, wrong types, or an unsupported feature.
     #[error("the query is not valid: {source}")]
     Query {
@@ -217,7 +220,7 @@ impl Database {
 /// Names of the tables and common table expressions that a query reads.
 ///
 /// # Errors
-/// [`Error::NotAQuery`]; [`Error::TooComplex`]; [`Error::Query`] for a syntax error.
+/// [`Error::NotAQuery`]; [`Error::Empty`]; [`Error::TooComplex`]; [`Error::Query`] for a syntax error.
 pub fn table_names(sql: &str) -> Result<Vec<String>, Error> {
     check_statement(sql)?;
     complexity::check(sql)?;
@@ -252,17 +255,15 @@ fn check_statement(sql: &str) -> Result<(), Error> {
     ];
     let word = first_word(sql).to_uppercase();
     match word.as_str() {
-        "" => Err(Error::NotAQuery {
-            statement: "an empty statement".into(),
-        }),
+        "" => Err(Error::Empty),
         word if QUERIES.contains(&word) => Ok(()),
         word => Err(Error::NotAQuery {
-            statement: word.to_owned(),
+            word: word.to_owned(),
         }),
     }
 }
 
-/// First word after comments and opening parentheses.
+/// First word after comments and opening parentheses, or `*` or a quote at its place.
 fn first_word(sql: &str) -> &str {
     let mut rest = sql;
     loop {
@@ -271,6 +272,8 @@ fn first_word(sql: &str) -> &str {
             rest.find('\n').map(|at| at + 1)
         } else if rest.starts_with("/*") {
             rest.find("*/").map(|at| at + 2)
+        } else if rest.starts_with(['*', '\'', '"']) {
+            return &rest[..1];
         } else {
             let end = rest.find(|c: char| c.is_whitespace() || "(;*'\"".contains(c));
             return &rest[..end.unwrap_or(rest.len())];

@@ -459,13 +459,18 @@ fn rejects_invalid_queries() {
             "{sql}: {message}"
         );
     }
-    for sql in [
-        "DROP TABLE t",
-        "CREATE TABLE u AS SELECT * FROM t",
-        "",
-        "-- nothing",
-    ] {
+    for sql in ["DROP TABLE t", "CREATE TABLE u AS SELECT * FROM t"] {
         assert!(matches!(error(sql), Error::NotAQuery { .. }), "{sql}");
+    }
+    assert_eq!(
+        error("SELEC 1").to_string(),
+        "the query starts with SELEC; tables are read-only, so a query must start with SELECT, WITH, FROM, VALUES, SHOW TABLES or EXPLAIN"
+    );
+    for sql in ["", "-- nothing"] {
+        assert_eq!(
+            error(sql).to_string(),
+            "the query is empty; write a query that starts with SELECT"
+        );
     }
 }
 
@@ -519,6 +524,9 @@ fn finds_first_word_of_statement() {
         ("/* not closed SELECT", ""),
         ("-- only a comment", ""),
         ("", ""),
+        (";", ""),
+        ("* FROM a", "*"),
+        ("'a'", "'"),
     ];
     for (sql, word) in statements {
         assert_eq!(first_word(sql), word, "{sql}");
@@ -533,13 +541,13 @@ fn rejects_statements_that_change_tables() {
         "DELETE FROM ops",
         "TRUNCATE TABLE ops",
         "COPY ops TO 'a.csv'",
-        ";",
     ] {
         assert!(
             matches!(table_names(sql), Err(Error::NotAQuery { .. })),
             "{sql}"
         );
     }
+    assert!(matches!(table_names(";"), Err(Error::Empty)));
 }
 
 #[test]

@@ -404,10 +404,12 @@ impl DeviceArgs {
     /// Returns the error of a GPU with advice.
     fn with_advice(&self, error: &cuda::Error) -> String {
         let options = if error.is_out_of_memory() {
-            "reduce --n-gpu-layers, add --cpu-moe, or run on the CPU with --device cpu"
+            "; reduce --n-gpu-layers, add --cpu-moe, or run on the CPU with --device cpu"
+        } else if error.contains_advice() {
+            ", or run on the CPU with --device cpu"
         } else {
-            "run on the CPU with --device cpu"
+            "; run on the CPU with --device cpu"
         };
-        format!("--device {}: {error}; {options}", self.device)
+        format!("--device {}: {error}{options}", self.device)
     }
 }

@@ -32,7 +32,7 @@ pub(super) fn compile(source: &str) -> Result<Environment<'static>, ChatError> {
         let mut environment = environment::new();
         environment
             .add_template_owned(NAME, source)
-            .map_err(ChatError::compile)?;
+            .map_err(|error| ChatError::compile(&error))?;
         Ok(environment)
     };
     with_stack("chat template", stack_size, run)?

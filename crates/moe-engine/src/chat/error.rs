@@ -98,10 +98,14 @@ pub(super) struct Raised(pub String);
 
 impl ChatError {
     /// The error of a template that does not compile.
-    pub(super) fn compile(error: minijinja::Error) -> ChatError {
+    pub(super) fn compile(error: &minijinja::Error) -> ChatError {
+        let reason = match error.detail() {
+            Some(detail) => detail.to_owned(),
+            None => error.kind().to_string(),
+        };
         ChatError::Template {
             line: error.line().unwrap_or(1),
-            source: error.into(),
+            source: reason.into(),
         }
     }
 
@@ -119,10 +123,20 @@ impl ChatError {
         let line = error.line().unwrap_or(1);
         match error.kind() {
             minijinja::ErrorKind::OutOfFuel => ChatError::Limit { line, limit },
-            _ => ChatError::Render {
+            _ if std::error::Error::source(&error).is_some() => ChatError::Render {
                 line,
                 source: error.into(),
             },
+            kind => {
+                let reason = match error.detail() {
+                    Some(detail) => format!("{kind}: {detail}"),
+                    None => kind.to_string(),
+                };
+                ChatError::Render {
+                    line,
+                    source: reason.into(),
+                }
+            }
         }
     }
 }

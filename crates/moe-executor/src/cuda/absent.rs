@@ -48,6 +48,10 @@ pub enum Error {
 }
 
 impl Error {
+    pub fn contains_advice(&self) -> bool {
+        true
+    }
+
     pub fn is_out_of_memory(&self) -> bool {
         false
     }

@@ -114,6 +114,18 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
+    /// Whether the message ends with what to do.
+    pub fn contains_advice(&self) -> bool {
+        matches!(
+            self,
+            Error::NoDriver
+                | Error::NoDevice
+                | Error::NoSuchGpu { .. }
+                | Error::OldDriver { .. }
+                | Error::Decompress { .. }
+        )
+    }
+
     /// Whether GPU memory was insufficient.
     pub fn is_out_of_memory(&self) -> bool {
         match self {

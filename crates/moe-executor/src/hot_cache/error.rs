@@ -42,8 +42,9 @@ pub enum Error {
     },
     /// An expert does not exist.
     #[error(
-        "lane {lane} of the hot cache contains expert {expert} of layer {layer}, which is out of range (0..{n_expert}); the \
-         plan is of another model"
+        "lane {lane} of the hot cache contains expert {expert} of layer {layer}, which is out of range (0..={}); the \
+         plan is of another model",
+        .n_expert.saturating_sub(1)
     )]
     ExpertOutOfRange {
         /// Lane, from 0.

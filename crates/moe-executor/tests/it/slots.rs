@@ -229,7 +229,7 @@ fn rejects_slots_that_do_not_exist() {
     let error = session.select_slot(2).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "slot 2 of the KV cache is out of range (0..2)"
+        "slot 2 of the KV cache is out of range (0..=1)"
     );
     assert!(session.truncate_slot(7, 0).is_err());
 }

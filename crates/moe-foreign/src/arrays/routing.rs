@@ -23,7 +23,7 @@ pub enum RoutingError {
     )]
     Mask,
     /// The position of a token does not fit 32 bits.
-    #[error("token position {position} is out of range (0..4294967296)")]
+    #[error("token position {position} is out of range (0..=4294967295)")]
     Position {
         /// The position.
         position: usize,

@@ -203,12 +203,12 @@ impl<'a> Tokens<'a> {
         let rest = self.experts.len() % self.top_k;
         if rest > 0 && !at_end {
             let reason = format!(
-                "layer {} has {} from this line on, which is not a multiple of the top-k {}; specify the top-k of the model that was traced",
+                "layer {} has {} from this line on, which is not a multiple of the top-k {}",
                 self.layer_id,
                 counted(self.experts.len(), "consecutive line"),
                 self.top_k
             );
-            return Err(output.invalid(Location::Line(self.first_line), reason));
+            return Err(output.wrong_top_k(Location::Line(self.first_line), reason));
         }
         if rest > 0 {
             output.note(format!(

@@ -28,10 +28,6 @@ enum RtraceError {
     Header,
     #[error("{n_expert} experts per layer is out of range (1..={MAX_ID}); the file is damaged")]
     Experts { n_expert: u32 },
-    #[error(
-        "a token cannot select {top_k} of {n_expert} experts; specify the top-k of the model that was traced"
-    )]
-    TopK { top_k: u32, n_expert: u32 },
     #[error("token {token_id} is out of range (0..=2147483647); the file is damaged")]
     Token { token_id: TokenId },
     #[error(
@@ -97,7 +93,8 @@ fn import_file(
         return Err(output.not_recorded(Location::Byte(8), Missing::TopK));
     };
     if top_k > n_expert {
-        return Err(output.invalid(Location::Byte(8), RtraceError::TopK { top_k, n_expert }));
+        let reason = format!("a token cannot select {top_k} of {n_expert} experts");
+        return Err(output.wrong_top_k(Location::Byte(8), reason));
     }
     output.model_info(&ModelInfo {
         n_expert: Some(n_expert),

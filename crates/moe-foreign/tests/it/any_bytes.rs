@@ -145,6 +145,7 @@ fn import(
                     | ForeignError::OutOfRange { .. }
                     | ForeignError::Read(_)
                     | ForeignError::Response { .. }
+                    | ForeignError::TopK { .. }
                     | ForeignError::Version { .. }
             );
             assert!(has_location, "{}: {text}", importer.name());

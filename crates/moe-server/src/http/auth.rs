@@ -18,8 +18,7 @@ use super::error::ApiError;
 pub struct ApiKey(String);
 
 impl ApiKey {
-    /// A key; `None` if it is empty or contains other characters than visible ASCII characters, which a header cannot
-    /// contain.
+    /// A key; `None` if it is empty or contains a character that is not visible ASCII, such as a space.
     pub fn new(key: impl Into<String>) -> Option<ApiKey> {
         let key = key.into();
         let is_valid = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic());

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::Shared;
 use super::error::ApiError;
 
-/// The body of a request: JSON of any content type.
+/// The body of a request, parsed as JSON, whatever its `Content-Type` is.
 pub(super) struct JsonBody(Value);
 
 impl FromRequest<Shared> for JsonBody {

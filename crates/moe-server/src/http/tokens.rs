@@ -70,7 +70,10 @@ pub(super) async fn detokenize(
         let id = id.filter(|id| usize::try_from(*id).is_ok_and(|id| id < n_vocab));
         let Some(id) = id else {
             let param = format!("tokens[{index}]");
-            let message = format!("{param}: {token} is out of range (0..{n_vocab})");
+            let last = n_vocab.saturating_sub(1);
+            let message = format!(
+                "{param}: {token} is out of range (0..={last}); use token ids of this model's vocabulary"
+            );
             return Err(ApiError::param(param, message));
         };
         bytes.extend(server.backend.piece(id));

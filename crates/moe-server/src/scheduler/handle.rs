@@ -34,7 +34,10 @@ pub enum SubmitError {
         n_ctx: usize,
     },
     /// A token of the prompt is not in the vocabulary.
-    #[error("token {token} is out of range (0..{n_vocab})")]
+    #[error(
+        "token {token} is out of range (0..={}); use token ids of this model's vocabulary",
+        .n_vocab.saturating_sub(1)
+    )]
     TokenOutOfRange {
         /// Token id.
         token: u32,

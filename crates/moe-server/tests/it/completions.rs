@@ -395,10 +395,9 @@ fn rejects_prompts_that_the_scheduler_rejects() {
     let answer = post(&router, PATH, &json!({"prompt": [FIRST + 4]}));
     assert_eq!(answer.status, 400);
     assert!(
-        answer
-            .error()
-            .0
-            .contains("token 262 is out of range (0..262)")
+        answer.error().0.contains(
+            "token 262 is out of range (0..=261); use token ids of this model's vocabulary"
+        )
     );
 }
 

@@ -279,7 +279,8 @@ fn detokenizes() {
     }
     let answer = post(&router, "/detokenize", &json!({"tokens": [259]}));
     assert_eq!(answer.status, 400);
-    let message = "tokens[0]: 259 is out of range (0..259)";
+    let message =
+        "tokens[0]: 259 is out of range (0..=258); use token ids of this model's vocabulary";
     assert_eq!(answer.error(), (message.into(), json!("tokens[0]")));
     assert_eq!(
         rejected(&router, "/detokenize", &json!({"tokens": [-1]})).1,

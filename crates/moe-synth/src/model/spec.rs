@@ -390,7 +390,8 @@ impl VocabSpec {
         ];
         for (key, id) in ids {
             if let Some(id) = id.filter(|&id| id >= self.n_tokens) {
-                return bad(key, format!("{id} is out of range (0..{})", self.n_tokens));
+                let last = self.n_tokens.saturating_sub(1);
+                return bad(key, format!("{id} is out of range (0..={last})"));
             }
         }
         Ok(())

@@ -102,7 +102,7 @@ pub enum OrderFault {
         expert: ExpertId,
     },
     /// An expert does not exist.
-    #[error("expert {expert} is out of range (0..{n_expert})")]
+    #[error("expert {expert} is out of range (0..={})", .n_expert.saturating_sub(1))]
     OutOfRange {
         /// The expert.
         expert: ExpertId,

@@ -58,7 +58,7 @@ pub struct Args {
     /// Engine that runs the model
     #[arg(long, value_enum, default_value_t)]
     engine: engine::Kind,
-    /// Prompt lengths in tokens; 0 skips the test
+    /// Prompt lengths in tokens, 0 or more, at most the model's training context; 0 skips the test
     #[arg(
         short = 'p',
         long,
@@ -67,7 +67,7 @@ pub struct Args {
         default_value = "512"
     )]
     n_prompt: Vec<Numbers>,
-    /// Numbers of tokens to decode; 0 skips the test
+    /// Numbers of tokens to decode, 0 or more, at most the model's training context; 0 skips the test
     #[arg(
         short = 'n',
         long,

@@ -27,8 +27,8 @@ use findings::Findings;
 
 /// Describe a run, trace, table, model, learn file or plan, and check it for faults
 ///
-/// Detects the format from the content and prints its properties, notes and faults. Exits with 1 if there is a fault. PATH is
-/// required, except with --architectures.
+/// Detects the format from the content and prints its properties, notes and faults. With -o json, prints one JSON object, or an array
+/// with --architectures. Exits with 1 if there is a fault. PATH is required, except with --architectures.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  moe-analyze info runs/first\n  moe-analyze info --architectures"

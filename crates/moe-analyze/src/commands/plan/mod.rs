@@ -32,7 +32,7 @@ use crate::traces::ImportArgs;
 /// The hot expert cache is a fork of llama.cpp (github.com/adrianhoehne/llama.cpp) that keeps the hottest experts of a learn file in GPU
 /// memory. Plans the same cache as the fork: with the same scores, and with an empty expert (filled with zeros) per layer, on up to three
 /// lanes (GPUs). Prints one row per layer, the memory of the model and its context, and the commands that use the plan; with -o, one row
-/// per cached expert, or one JSON object. With --update, prints the experts that the fork exchanges after a request.
+/// per cached expert. With -o json, prints one JSON object. With --update, prints the experts that the fork exchanges after a request.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  moe-analyze plan learn.json --model model.gguf --budget-mib 4096"
@@ -76,8 +76,8 @@ pub struct Args {
     /// time (activations × weight of the layer) [default: flat; for gpt-oss, time]
     #[arg(long, value_name = "MODE", help_heading = "Ranking")]
     weighting: Option<Weighting>,
-    /// Strength of the layer weights with --weighting pressure, smooth or time, 0 to 1; 0 weights all layers equally; any other value
-    /// is 0.5, as in the fork [default: 0.5; for gpt-oss, 1]
+    /// Strength of the layer weights with --weighting pressure, smooth or time, 0 to 1; 0 weights all layers equally; a value
+    /// outside 0 to 1 is replaced by 0.5, as in the fork [default: 0.5; for gpt-oss, 1]
     #[arg(long, value_name = "C", help_heading = "Ranking")]
     layer_curve: Option<f64>,
     /// Distribution over several lanes: warm (first lane with free memory), hot-even (lane with the fewest experts of the layer),

@@ -221,8 +221,9 @@ pub fn tokenize(
     let one = |prompt: &Prompt| match (&prompt.tokens, &prompt.prompt) {
         (Some(tokens), _) => match tokens.iter().position(|&t| t as usize >= n_vocab) {
             Some(at) => bail!(
-                "token id {} at position {at} is out of range (0..{n_vocab})",
-                tokens[at]
+                "token id {} at position {at} is out of range (0..={}); use token ids of this model's vocabulary",
+                tokens[at],
+                n_vocab.saturating_sub(1)
             ),
             None => Ok(tokens.clone()),
         },

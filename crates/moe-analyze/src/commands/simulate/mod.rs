@@ -48,8 +48,8 @@ pub struct Args {
     #[arg(long, value_name = "MIB[,…]", value_delimiter = ',')]
     budget_mib: Vec<Budgets>,
     /// Cache policies: all (of the policies layerNAME only layer and layerlfu; staticlearn and hotcache only with --learn), or a list
-    /// of belady, beladysize, lru, lfu, lfuda, lfru, slru, s3fifo, arc, clock, random; layerNAME for a separate cache per layer, such
-    /// as layerlfu (layer is layerlru); static, staticoracle, staticlearn, hotcache
+    /// of belady, beladysize, lru, lfu, lfuda, lfru, slru, s3fifo, arc, clock, random; layerNAME (not with belady or beladysize) for a
+    /// separate cache per layer, such as layerlfu (layer is layerlru); static, staticoracle, staticlearn, hotcache
     #[arg(
         long,
         value_name = "NAME[,…]",

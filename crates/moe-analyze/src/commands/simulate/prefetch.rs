@@ -32,7 +32,7 @@ pub struct PrefetchArgs {
     )]
     predictor: Vec<PredictorName>,
     /// Trace with predicted experts to prefetch: the experts of its n-th generated token in a layer are the prediction for the n-th
-    /// generated token in that layer
+    /// generated token in that layer; needs --pcie-gb-s
     #[arg(
         long,
         value_name = "TRACE",

@@ -133,11 +133,16 @@ fn with_tables(
         .all(|name| tables.iter().any(|(table, _)| table == name))
         && !tables.is_empty()
     {
+        let mut text = error.to_string();
+        for (_, columns) in &tables {
+            // polars lists the columns, too.
+            text = text.replace(&format!("; valid columns: {columns:?}"), "");
+        }
         let columns = tables
             .iter()
             .map(|(table, columns)| format!("{table} ({})", columns.join(", ")));
         let columns: Vec<String> = columns.collect();
-        return anyhow!("{error}; tables: {}", columns.join(", "));
+        return anyhow!("{text}; tables: {}", columns.join(", "));
     }
     anyhow!(
         "{error}; tables of {}: {}",

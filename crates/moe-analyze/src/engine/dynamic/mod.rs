@@ -116,7 +116,14 @@ impl DynamicArgs {
         let n_layer = Experts::new(&sizes).n_layer();
         match settings.check_depth(n_layer) {
             Err(error @ Error::OneLayer { .. }) => bail!("{error}; omit --predictor"),
-            checked => checked.context("--prefetch-depth")?,
+            Err(Error::Depth {
+                depth,
+                max,
+                n_layer,
+            }) => bail!(
+                "--prefetch-depth {depth} is out of range (1..={max}) for {n_layer} MoE layers"
+            ),
+            checked => checked?,
         }
         Ok(DynamicParams {
             settings,

@@ -221,6 +221,8 @@ fn reads_layer_expert_csv_as_counts_or_as_routing() {
     };
     let error = error_of("layer-expert", "layer,expert\n0,1\n0,2\n1,3\n", &four);
     assert_eq!(error.location(), Some(&Location::Line(2)), "{error}");
+    let end = "not a multiple of the top-k 4; specify the top-k of the model that was traced";
+    assert!(error.to_string().ends_with(end), "{error}");
 }
 
 /// Asserts the counts of the golden file without a top-k.
