@@ -76,6 +76,7 @@ pages! {
     page_measurements: "docs/measurements.md",
     page_offset_map: "docs/offset-map.md",
     page_planning: "docs/planning.md",
+    page_python: "docs/python.md",
     page_recording: "docs/recording.md",
     page_simulating_caches: "docs/simulating-caches.md",
     page_sql: "docs/sql.md",

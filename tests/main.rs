@@ -34,6 +34,7 @@ mod options;
 mod overlap;
 mod plan;
 mod plots;
+mod python_package;
 mod record;
 mod record_chat;
 mod relayout;
