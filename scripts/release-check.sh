@@ -220,7 +220,7 @@ chroot() {
       in_chroot "$root" sh -euc '
         apt-get update -qq
         apt-get install -qq -o Dpkg::Use-Pty=0 --no-install-recommends python3-venv >/dev/null
-        [ ! -f /host.crt ] || export PIP_CERT=/host.crt
+        [ ! -f /host.crt ] || install -D /host.crt /etc/ssl/certs/ca-certificates.crt
         python3 -m venv /venv
         /venv/bin/pip install --quiet /packages/moe_analyze-*.whl
         PATH=/venv/bin:$PATH
