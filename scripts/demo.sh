@@ -2,15 +2,17 @@
 # The complete workflow with a model of the repository: records a run, checks an offset map, writes tables, measures hotness, plans
 # a cache.
 # Usage: scripts/demo.sh [OUT]      OUT is the output directory (default: runs/demo in the repository)
-# MOE_ANALYZE is the path of the program if it is already built.
+# MOE_ANALYZE is the path of the program if it is already built. Otherwise it is built without SQL, the server, GPUs and the built-in model.
 set -euo pipefail
-out=$(realpath -m "${1:-$(dirname "$0")/../runs/demo}")
+out=${1:-$(dirname "$0")/../runs/demo}
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
 cd "$(dirname "$0")/.."
 
 if [ -n "${MOE_ANALYZE:-}" ]; then
   moe=("$MOE_ANALYZE")
 else
-  moe=(cargo run --quiet --package moe-analyze --)
+  moe=(cargo run --quiet --package moe-analyze --no-default-features --features plot --)
   echo "building (the first build takes several minutes) ..." >&2
 fi
 

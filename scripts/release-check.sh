@@ -7,9 +7,14 @@
 #   cross         cargo check for Linux on aarch64, Windows and macOS
 #   advisories    cargo deny check advisories
 #   packages      compiles all packages, and installs the program from them and from the repository
+#   binaries      scripts/package.sh: wheel, archive, SBOM, checksums
+#   wheel         installs the wheel into a new virtual environment, and runs tests/python_package.py and all notebooks
+#   archive       runs the program of the archive in a chroot that contains only the archive and the C library
+#   chroot        runs the steps of scripts/docker, and installs the wheel with pip, in chroots of Debian; needs debootstrap
 #   api           compares the public API of moe-gguf and moe-placement with docs/api; MOE_BLESS=1 renews these files
 #   curves        scripts/check-published-curves.sh, with the data in MOE_DATA (default ../shared/data)
 # Usage: scripts/release-check.sh [PART...]
+# The parts after `binaries` check its files, or those in MOE_PACKAGES, a directory that scripts/package.sh has written.
 # Each part installs its tools. If that is impossible, the part is reported as "not run" with the reason. Results are written to
 # docs/measurements/release-check.txt, results of fuzzing to fuzz.txt in the same directory. Exit code: 0 no part failed, 1 a part
 # failed.
@@ -21,7 +26,8 @@ host=$(rustc -vV | sed -n 's/^host: //p')
 results=$cache/release-check
 mkdir -p "$results"
 export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0
-parts=(miri tsan asan fuzz cross advisories packages api curves)
+parts=(miri tsan asan fuzz cross advisories packages binaries wheel archive chroot api curves)
+packages_dir=${MOE_PACKAGES:-$cache/release-packages}
 cross_targets='aarch64-unknown-linux-gnu aarch64-linux-gnu
 x86_64-pc-windows-gnu x86_64-windows-gnu
 aarch64-apple-darwin aarch64-macos'
@@ -128,6 +134,114 @@ packages() {
   # The built-in model is in the package.
   "$work/packaged/bin/moe-analyze" record --n-predict 8 --out "$work/run" &&
     "$work/installed/bin/moe-analyze" info "$work/run" && rm -rf "$work"
+}
+
+binaries() {
+  [ -z "${MOE_PACKAGES:-}" ] || not_run "MOE_PACKAGES is set"
+  CARGO_TARGET_DIR=$cache/binaries scripts/package.sh "$packages_dir" || return 1
+  (cd "$packages_dir" && sha256sum --check --strict SHA256SUMS)
+}
+
+# The path of the package that matches a pattern.
+package() { # PATTERN
+  local files
+  files=("$packages_dir"/$1)
+  [ -f "${files[0]}" ] || not_run "$packages_dir/$1 does not exist; run the part binaries first"
+  echo "${files[0]}"
+}
+
+wheel() {
+  local wheel work
+  wheel=$(package 'moe_analyze-*.whl') || return 1
+  [ -n "$wheel" ] || exit 0
+  work=$(mktemp -d)
+  python3 -m venv "$work/venv" || return 1
+  export PATH="$work/venv/bin:$work/venv/Scripts:$PATH"
+  unset MOE_ANALYZE PYTHONPATH
+  python -m pip install --quiet "$wheel[arrow,pandas,polars,zstd]" --requirement notebooks/requirements.txt || return 1
+  moe-analyze --quiet record --model fixtures/tiny-qwen3moe-Q4_K_M.gguf --prompt "The kernel driver" --n-predict 12 --out "$work/run" &&
+    moe-analyze hotness "$work/run" --plot "$work/hotness.png" && python tests/python_package.py "$work/run" || return 1
+  local notebook
+  for notebook in 01-first-look 02-access-patterns 04-how-big-a-cache; do
+    MOE_RUN=$work/run python -c "import nbclient, nbformat, sys
+nbclient.NotebookClient(nbformat.read(sys.argv[1], 4), kernel_name='python3').execute()" "notebooks/$notebook.ipynb" || return 1
+  done
+  rm -rf "$work"
+}
+
+# Nothing but the program and the libraries that it names: no shell, no other files.
+archive() {
+  local archive root library
+  [ "$(id -u)" = 0 ] || not_run "chroot needs root"
+  archive=$(package "moe-analyze-*-$host.tar.xz") || return 1
+  [ -n "$archive" ] || exit 0
+  root=$(mktemp -d)
+  tar -xJf "$archive" --strip-components 1 -C "$root" || return 1
+  mkdir "$root/tmp"
+  for library in $(ldd "$root/bin/moe-analyze" | grep -o '/[^ ]*'); do
+    install -D "$library" "$root$library" || return 1
+  done
+  env -i PATH=/bin "$(type -P chroot)" "$root" moe-analyze record --n-predict 8 --out /tmp/run &&
+    env -i PATH=/bin "$(type -P chroot)" "$root" moe-analyze hotness /tmp/run --out /tmp/learn.json --plot /tmp/hotness.png &&
+    ls -l "$root/tmp/hotness.png" && rm -rf "$root"
+}
+
+# Runs a command in a chroot, with /proc, in a mount namespace of its own: no mount remains.
+in_chroot() { # ROOT COMMAND...
+  unshare --mount --pid --fork --kill-child -- sh -c 'mount -t proc proc "$1/proc" && exec chroot "$@"' sh "$@"
+}
+
+chroot() {
+  local log base root image wheel
+  log=$(mktemp)
+  [ "$(id -u)" = 0 ] || not_run "chroot needs root"
+  package "moe-analyze-*-$host.tar.xz" >/dev/null || return 1
+  wheel=$(package 'moe_analyze-*.whl') || return 1
+  [ -n "$wheel" ] || exit 0
+  command -v debootstrap >/dev/null || apt-get install --quiet --yes debootstrap >"$log" 2>&1 ||
+    not_run "debootstrap cannot be installed: $(last_line "$log")"
+  base=$cache/chroot-bookworm
+  if [ ! -f "$base/complete" ]; then
+    rm -rf "$base"
+    debootstrap --variant=minbase bookworm "$base" >"$log" 2>&1 || not_run "Debian cannot be installed: $(last_line "$log")"
+    touch "$base/complete"
+  fi
+  root=$(mktemp -d)
+  for image in cpu cuda python; do
+    rm -rf "${root:?}"/*
+    cp -a "$base/." "$root" || return 1
+    mkdir "$root/packages"
+    # The name servers and certificates of this machine.
+    cp /etc/resolv.conf "$root/etc/resolv.conf"
+    [ ! -f /etc/ssl/certs/ca-certificates.crt ] || cp /etc/ssl/certs/ca-certificates.crt "$root/host.crt"
+    cp "$packages_dir"/* "$root/packages" && cp -r scripts/docker "$root/docker" || return 1
+    echo "-- $image"
+    if [ $image = python ]; then
+      in_chroot "$root" sh -euc '
+        apt-get update -qq
+        apt-get install -qq -o Dpkg::Use-Pty=0 --no-install-recommends python3-venv >/dev/null
+        [ ! -f /host.crt ] || install -D /host.crt /etc/ssl/certs/ca-certificates.crt
+        python3 -m venv /venv
+        /venv/bin/pip install --quiet /packages/moe_analyze-*.whl
+        PATH=/venv/bin:$PATH
+        cd /tmp
+        moe-analyze record --n-predict 32 --out run
+        moe-analyze hotness run --plot hotness.png
+        python -c "import moe_analyze; print(len(moe_analyze.read_run(\"run\").records), \"records\")"
+        ls -l hotness.png' || return 1
+      continue
+    fi
+    # The steps in the Dockerfile are those that run here.
+    grep -q '^    /docker/install.sh /packages$' "scripts/docker/Dockerfile.$image" || return 1
+    in_chroot "$root" /docker/install.sh /packages || return 1
+    # Without a driver, the CPU runs the model.
+    in_chroot "$root" setpriv --reuid moe --regid moe --clear-groups sh -euc '
+      cd /data
+      moe-analyze record --device auto --n-predict 8 --out run
+      moe-analyze hotness run --plot hotness.png
+      ls -l hotness.png' || return 1
+  done
+  rm -rf "$root"
 }
 
 api() {

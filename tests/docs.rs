@@ -41,12 +41,12 @@ const TRACE: &str = "bigmoeonedge/qwen.route.csv";
 const LINKED: [&str; 4] = ["docs", "fixtures", "schemas", "scripts"];
 
 /// Options of other programs that the pages name.
-const OTHER_OPTIONS: [&str; 24] = [
+const OTHER_OPTIONS: [&str; 25] = [
     "--allow-run-as-root", "--doc", "--exact", "--features", "--fit", "--flash-attn",
     "--hot-cache", "--hot-cache-mib", "--hot-cache-weighting", "--init-expert-location", "--lib",
     "--locked", "--moe-hot-cache", "--moe-hot-cache-max-mib", "--moe-hot-cache-weighting",
-    "--no-default-features", "--nocapture", "--package", "--path", "--release", "--test",
-    "--test-threads", "--workspace", "--check",
+    "--no-default-features", "--nocapture", "--package", "--path", "--release",
+    "--strip-components", "--test", "--test-threads", "--workspace", "--check",
 ];
 
 macro_rules! pages {
@@ -77,6 +77,7 @@ pages! {
     page_measurements: "docs/measurements.md",
     page_offset_map: "docs/offset-map.md",
     page_planning: "docs/planning.md",
+    page_python: "docs/python.md",
     page_recording: "docs/recording.md",
     page_report: "docs/report.md",
     page_simulating_caches: "docs/simulating-caches.md",

@@ -35,6 +35,7 @@ mod overlap;
 mod perfetto;
 mod plan;
 mod plots;
+mod python_package;
 mod record;
 mod record_chat;
 mod relayout;

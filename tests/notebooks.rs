@@ -1,4 +1,4 @@
-//! Runs the notebooks on tables that the program writes.
+//! Runs the notebooks on runs that the program writes.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -27,6 +27,9 @@ fn execute(notebook: &str, dir: &Path, variables: &[(&str, &Path)]) -> Option<(u
     let output = Command::new(python)
         .args(args!["-c", EXECUTE, notebook, dir])
         .envs(variables.iter().copied())
+        .env("MOE_ANALYZE", assert_cmd::cargo::cargo_bin!("moe-analyze"))
+        .env("PYTHONPATH", repository("crates/moe-analyze/python"))
+        .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("MPLBACKEND", "module://matplotlib_inline.backend_inline")
         .stdin(Stdio::null())
         .output()
@@ -80,10 +83,9 @@ fn notebooks_use_separate_run_directories() {
 #[test]
 fn runs_first_look() {
     let dir = tempfile::tempdir().unwrap();
-    let (run, tables) = (dir.path().join("run"), dir.path().join("tables"));
+    let run = dir.path().join("run");
     known_run(&run);
-    run!["--quiet", "parquet", run, "--out", tables];
-    let variables = [("MOE_TABLES", &*tables)];
+    let variables = [("MOE_RUN", &*run)];
     let outputs = execute("01-first-look", dir.path(), &variables);
     if let Some((n_outputs, n_pictures)) = outputs {
         assert!(n_outputs >= 7 && n_pictures == 3, "{n_outputs}, {n_pictures}");
@@ -94,9 +96,8 @@ fn runs_first_look() {
 fn runs_access_patterns() {
     for model in ["tiny-gpt-oss-MXFP4", "random-dots1-F16"] {
         let dir = tempfile::tempdir().unwrap();
-        let (run, tables) = (dir.path().join("run"), dir.path().join("run-tables"));
+        let run = dir.path().join("run");
         record(&run, model, "The kernel driver");
-        run!["--quiet", "parquet", run, "--out", tables];
         let variables = [("MOE_RUN", &*run)];
         let outputs = execute("02-access-patterns", dir.path(), &variables);
         if let Some((n_outputs, n_pictures)) = outputs {
@@ -123,22 +124,10 @@ fn runs_two_runs() {
 
 #[test]
 fn runs_how_big_a_cache() {
-    const MACHINE: &str = "--pcie-gb-s 0.5 --pcie-us 5 --memory-gb-s 4 --dense-mib 1 --gpu-expert-us 10 --cpu-expert-us 60 --cpu-next-us 20";
     let dir = tempfile::tempdir().unwrap();
-    let cache = dir.path().join("cache");
-    let run = cache.join("run");
+    let run = dir.path().join("run");
     record(&run, "tiny-qwen3moe-Q4_K_M", "The kernel driver");
-    let predictors = "previous,hottest,markov,coactivation";
-    for (file, args) in [
-        ("curves.csv", "--budget-mib 0..7+1 --policy all"),
-        ("prefetch.csv", &format!("--budget-mib 3 --policy lru --predictor {predictors}")),
-        ("offload.csv", "--offload"),
-    ] {
-        let mut command = vec!["--quiet", "simulate", arg(&run), "-o", "csv"];
-        command.extend(args.split(' ').chain(MACHINE.split(' ')));
-        std::fs::write(cache.join(file), run![command]).unwrap();
-    }
-    let variables = [("MOE_CACHE", &*cache)];
+    let variables = [("MOE_RUN", &*run)];
     let outputs = execute("04-how-big-a-cache", dir.path(), &variables);
     if let Some((n_outputs, n_pictures)) = outputs {
         assert!(n_outputs >= 12 && n_pictures == 5, "{n_outputs}, {n_pictures}");
