@@ -20,7 +20,7 @@ export class VirtualList {
 
   /** `fill` shows a row in an element of `make`. */
   constructor(private rowHeight: number, private make: () => HTMLElement, private fill: (element: HTMLElement, row: number) => void) {
-    this.element = h("div", { class: "virtual scroll-y" }, this.spacer, this.window);
+    this.element = h("div", { class: "virtual", tabindex: "-1" }, this.spacer, this.window);
     this.redraw = perFrame(() => this.draw());
     this.element.addEventListener("scroll", () => this.onScroll(), { passive: true });
     this.element.addEventListener("wheel", (event) => this.onWheel(event), { passive: false });
