@@ -1,7 +1,9 @@
 /** Properties of the page: accessibility, keyboard, robustness, size, large reports. */
-import { statSync } from "node:fs";
+import { statSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { expect, test } from "@playwright/test";
+// @ts-expect-error The generator is plain JavaScript.
+import { makeReport } from "../dev/sample.mjs";
 import { colors, go, expectKey, open, out, selected, VIEWS } from "./page";
 
 const axe = createRequire(import.meta.url)("axe-core") as typeof import("axe-core");
@@ -97,6 +99,7 @@ test("prints hide the controls", async ({ page }) => {
 });
 
 test("1,000,000 records can be scrolled, sorted and filtered", async ({ page }) => {
+  writeFileSync(out("large.html"), makeReport({ records: 1_000_000 }));
   expect(statSync(out("large.html")).size).toBeLessThan(30e6);
   await open(page, "large.html", "view=trace");
   const grid = page.getByRole("grid");
