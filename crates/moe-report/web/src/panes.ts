@@ -33,7 +33,7 @@ export class Panes {
     const { datasets } = this.context;
     for (const data of kind.shared ? datasets.slice(0, 1) : datasets) {
       const view = kind.create(this.context, data);
-      const title = kind.shared || datasets.length === 1 ? null : h("h2", { class: "pane-title" }, data.input.name);
+      const title = kind.shared || datasets.length === 1 ? h("h2", { class: "visually-hidden" }, kind.title) : h("h2", { class: "pane-title" }, data.input.name);
       const name = `${kind.title}${kind.shared ? "" : ` of ${data.input.name}`}${this.label}`;
       const pane = h("section", { class: "pane", "aria-label": name, "data-view": kind.id, "data-input": kind.shared ? null : data.index }, title, view.element);
       this.views.push({ view, input: kind.shared ? null : data.index, pane });

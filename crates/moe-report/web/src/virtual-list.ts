@@ -18,9 +18,9 @@ export class VirtualList {
   private pool: HTMLElement[] = [];
   readonly redraw: () => void;
 
-  /** `fill` shows a row in an element of `make`. */
-  constructor(private rowHeight: number, private make: () => HTMLElement, private fill: (element: HTMLElement, row: number) => void) {
-    this.element = h("div", { class: "virtual scroll-y" }, this.spacer, this.window);
+  /** `fill` shows a row in an element of `make`. `attributes` are those of the element that scrolls. */
+  constructor(attributes: Record<string, unknown>, private header: HTMLElement, private rowHeight: number, private make: () => HTMLElement, private fill: (element: HTMLElement, row: number) => void) {
+    this.element = h("div", { class: "virtual", ...attributes }, header, this.spacer, this.window);
     this.redraw = perFrame(() => this.draw());
     this.element.addEventListener("scroll", () => this.onScroll(), { passive: true });
     this.element.addEventListener("wheel", (event) => this.onWheel(event), { passive: false });
@@ -35,13 +35,18 @@ export class VirtualList {
 
   /** Number of rows that fit. */
   get page(): number {
-    return Math.max(1, Math.floor(this.element.clientHeight / this.rowHeight) - 1);
+    return Math.max(1, Math.floor(this.view / this.rowHeight) - 1);
+  }
+
+  /** Height of the rows that are visible. */
+  private get view(): number {
+    return Math.max(0, this.element.clientHeight - this.header.offsetHeight);
   }
 
   /** Scrolls until a row is visible. */
   reveal(row: number, center = false): void {
     const y = row * this.rowHeight;
-    const view = this.element.clientHeight;
+    const { view } = this;
     if (center && (y < this.top || y + this.rowHeight > this.top + view)) this.moveTo(y - view / 2);
     else if (y < this.top) this.moveTo(y);
     else if (y + this.rowHeight > this.top + view) this.moveTo(y + this.rowHeight - view);
@@ -52,7 +57,7 @@ export class VirtualList {
   }
 
   private get maxTop(): number {
-    return Math.max(0, this.fullHeight - this.element.clientHeight);
+    return Math.max(0, this.fullHeight - this.view);
   }
 
   private get compressed(): boolean {
@@ -87,13 +92,13 @@ export class VirtualList {
 
   private draw(): void {
     const first = Math.max(0, Math.floor(this.top / this.rowHeight));
-    const visible = Math.min(this.rows - first, Math.ceil(this.element.clientHeight / this.rowHeight) + 1);
+    const visible = Math.min(this.rows - first, Math.ceil(this.view / this.rowHeight) + 1);
     while (this.pool.length < visible) {
       const element = this.make();
       this.pool.push(element);
       this.window.append(element);
     }
-    this.window.style.transform = `translateY(${this.element.scrollTop - (this.top - first * this.rowHeight)}px)`;
+    this.window.style.transform = `translateY(${this.header.offsetHeight + this.element.scrollTop - (this.top - first * this.rowHeight)}px)`;
     this.pool.forEach((element, i) => {
       element.hidden = i >= visible;
       if (i < visible) this.fill(element, first + i);

@@ -32,8 +32,12 @@ export async function go(page: Page, fragment: string): Promise<void> {
 
 /** Value of a key of the fragment. */
 export async function selected(page: Page, key: string): Promise<string | null> {
-  await page.waitForTimeout(300);
   return new URLSearchParams(new URL(page.url()).hash.slice(1)).get(key);
+}
+
+/** Waits until a key of the fragment has a value. */
+export async function expectKey(page: Page, key: string, value: string | null): Promise<void> {
+  await expect.poll(() => selected(page, key), { message: key }).toBe(value);
 }
 
 /** Number of distinct colors of a canvas: 1 if nothing is drawn. */

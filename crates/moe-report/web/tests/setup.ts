@@ -9,5 +9,4 @@ export default function setup(): void {
   writeFileSync(out("one.html"), makeReport({ records: 20_000, hostile: true }));
   writeFileSync(out("two.html"), makeReport({ records: 20_000, inputs: 2 }));
   writeFileSync(out("empty.html"), makeReport({ records: 0, prompt: 0, bare: true }));
-  writeFileSync(out("large.html"), makeReport({ records: 1_000_000 }));
 }

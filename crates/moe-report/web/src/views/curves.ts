@@ -14,7 +14,7 @@ export function createCurves(context: Context): View {
   const { report, datasets } = context;
   const boxes: ChartBox[] = [];
   const timelines = datasets.filter((d) => d.input.tracks.length > 0).map((d) => new Timeline(context, d));
-  const element = h("div", { class: "view curves scroll", tabindex: "0", role: "region", "aria-label": "Curves" });
+  const element = h("div", { class: "view curves scroll", tabindex: "0", role: "region", "aria-label": "Charts" });
   const add = (charts: Chart[], parent: HTMLElement) => {
     for (const chart of charts) {
       const box = new ChartBox(context, chart);

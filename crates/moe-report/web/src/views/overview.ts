@@ -26,7 +26,7 @@ export function createOverview({ report, datasets }: Context, data: Dataset): Vi
   }
   table.append(body);
   const notes = data.index === 0 ? [...report.notes, ...input.notes] : input.notes;
-  const element = h("div", { class: "overview scroll", tabindex: "0", role: "region", "aria-label": `Overview of ${input.name}` },
+  const element = h("div", { class: "overview scroll", tabindex: "0", role: "region", "aria-label": `Properties and notes of ${input.name}` },
     h("h3", {}, "Properties"), table,
     notes.length ? h("h3", {}, "Notes") : null,
     notes.length ? h("ul", { class: "notes" }, ...notes.map((n) => h("li", {}, n))) : null,

@@ -48,7 +48,6 @@ class TraceView implements View {
 
   constructor(private context: Context, private data: Dataset) {
     this.selection = context.store.value;
-    this.list = new VirtualList(ROW_HEIGHT, () => this.makeRow(), (element, i) => this.fill(element, i));
     const header = h("div", { role: "row", class: "row header" });
     for (const column of COLUMNS) {
       const cell = h("div", { role: "columnheader", class: `cell c-${column.key}`, "aria-sort": "none" },
@@ -56,10 +55,11 @@ class TraceView implements View {
       this.headers.push(cell);
       header.append(cell);
     }
-    this.grid = h("div", {
-      class: "grid", role: "grid", tabindex: "0", "aria-label": `Records of ${data.input.name}`, "aria-colcount": COLUMNS.length, "aria-readonly": "true",
+    this.list = new VirtualList({
+      role: "grid", tabindex: "0", "aria-label": `Records of ${data.input.name}`, "aria-colcount": COLUMNS.length, "aria-readonly": "true",
       onkeydown: (event: KeyboardEvent) => this.onKey(event),
-    }, h("div", { role: "rowgroup" }, header), this.list.element);
+    }, h("div", { role: "rowgroup", class: "head" }, header), ROW_HEIGHT, () => this.makeRow(), (element, i) => this.fill(element, i));
+    this.grid = this.list.element;
     this.list.element.addEventListener("click", (event) => this.click(event));
     const integer = (key: "layer" | "expert" | "token") => {
       const input = h("input", { type: "number", min: 0, placeholder: "all", onchange: () => this.pick({ [key]: input.value === "" ? null : Number(input.value) }) });
