@@ -319,8 +319,8 @@ fn limits_strings_of_tables() {
     let run = dir.path().join("run");
     known_run(&run);
     let map = run.join("gguf-map.parquet");
-    let bomb = repository("fixtures/reliability/parquet-string-bomb-gguf-map.parquet");
-    fs::copy(&bomb, &map).unwrap();
+    let bomb = repository("fixtures/reliability/parquet-string-bomb-gguf-map.parquet.zst");
+    fs::write(&map, moe_testkit::reference::decompressed(&bomb)).unwrap();
     for args in [&["hotness", arg(&run)][..], &["accesses", arg(&run)]] {
         let line = failure_in_4_gb(args);
         assert!(line.contains("gguf-map.parquet: column "), "{line}");
@@ -329,7 +329,7 @@ fn limits_strings_of_tables() {
     let output = std::process::Command::new("sh")
         .args(["-c", "ulimit -v 4000000; exec \"$0\" \"$@\""])
         .arg(assert_cmd::cargo::cargo_bin!("moe-analyze"))
-        .args(args!["info", bomb])
+        .args(args!["info", map])
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(1));

@@ -1,7 +1,7 @@
 //! Results of llama.cpp: JSON files in `fixtures/reference`, compressed with zstd.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::fixture;
 
@@ -26,8 +26,13 @@ pub fn names() -> Vec<String> {
 /// The JSON of a file.
 #[track_caller]
 pub fn read(name: &str) -> Vec<u8> {
-    let path = path(name);
-    let bytes = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    decompressed(&path(name))
+}
+
+/// The contents of a file that is compressed with zstd.
+#[track_caller]
+pub fn decompressed(path: &Path) -> Vec<u8> {
+    let bytes = fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     zstd::decode_all(bytes.as_slice()).expect("a zstd file")
 }
 
