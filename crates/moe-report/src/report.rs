@@ -1,9 +1,10 @@
 //! A report: the tables of its inputs within a size limit, and the HTML file.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use flate2::read::GzDecoder;
 
 use crate::charts::comparison;
 use crate::document::{Document, SCHEMA};
@@ -17,8 +18,8 @@ use crate::table;
 /// Maximum size of a report in bytes. Above it, tables are shortened.
 pub const MAX_BYTES: usize = 30_000_000;
 
-/// The page, with markers for the title, the JSON block and the tables.
-const TEMPLATE: &str = include_str!("../web/dist/report.html");
+/// The page, with markers for the title, the JSON block and the tables. Compressed with gzip, for which Node has a function.
+static COMPRESSED_TEMPLATE: &[u8] = include_bytes!("../web/dist/report.html.gz");
 const TITLE: &str = "<!--report:title-->";
 const JSON: &str = "<!--report:json-->";
 const TABLES: &str = "<!--report:tables-->";
@@ -86,7 +87,7 @@ impl Report {
             notes: Vec::new(),
         };
         let json = serde_json::to_vec(&document)?.len();
-        let available = MAX_BYTES.saturating_sub(json + TEMPLATE.len() + (1 << 16));
+        let available = MAX_BYTES.saturating_sub(json + template()?.len() + (1 << 16));
         let (blocks, contents) = fit(&tables, available)?;
         document.notes = notes(&tables, contents);
         Ok(Report { document, blocks })
@@ -102,7 +103,8 @@ impl Report {
     /// # Errors
     /// `out` cannot be written.
     pub fn write(&self, out: &mut dyn Write) -> Result<(), Error> {
-        let (start, rest) = split(TEMPLATE, TITLE)?;
+        let page = template()?;
+        let (start, rest) = split(&page, TITLE)?;
         let (before_json, rest) = split(rest, JSON)?;
         let (before_tables, end) = split(rest, TABLES)?;
         out.write_all(start.as_bytes())?;
@@ -125,6 +127,13 @@ impl Report {
         out.write_all(end.as_bytes())?;
         Ok(())
     }
+}
+
+/// The page with its markers.
+fn template() -> io::Result<String> {
+    let mut page = String::new();
+    GzDecoder::new(COMPRESSED_TEMPLATE).read_to_string(&mut page)?;
+    Ok(page)
 }
 
 /// Parts of the page before and after a marker.
@@ -283,8 +292,9 @@ mod tests {
 
     #[test]
     fn template_has_each_marker_once() {
+        let page = template().unwrap();
         for marker in [TITLE, JSON, TABLES] {
-            assert_eq!(TEMPLATE.matches(marker).count(), 1, "{marker}");
+            assert_eq!(page.matches(marker).count(), 1, "{marker}");
         }
     }
 

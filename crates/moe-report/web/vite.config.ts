@@ -1,4 +1,5 @@
 import { readFileSync } from "node:fs";
+import { gzipSync } from "node:zlib";
 import { defineConfig, type Plugin } from "vite";
 
 const MARKERS = ["<!--report:title-->", "<!--report:json-->", "<!--report:tables-->"];
@@ -24,6 +25,8 @@ function template(): Plugin {
         if (source.split(marker).length !== 2) this.error(`${marker} must occur exactly once`);
       }
       this.emitFile({ type: "asset", fileName: "report.html", source });
+      // The program contains this file.
+      this.emitFile({ type: "asset", fileName: "report.html.gz", source: gzipSync(source, { level: 9 }) });
     },
   };
 }
