@@ -1,4 +1,4 @@
-//! The JSON block of a report. `web/DATA.md` describes each key, `schemas/report.schema.json` is its JSON Schema.
+//! The JSON block of a report. `schemas/report.schema.json` describes each key.
 
 use serde::Serialize;
 

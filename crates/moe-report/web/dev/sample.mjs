@@ -10,7 +10,7 @@ import { makeTables } from "./tables.mjs";
 const here = dirname(fileURLToPath(import.meta.url));
 const DELTA = new Set(["start", "duration", "route"]);
 
-/** Encodes columns as Snappy Parquet in base64, with the types of DATA.md. */
+/** Encodes columns as Snappy Parquet in base64, with the types of schemas/report.md. */
 export function encode(columns) {
   const columnData = Object.entries(columns).map(([name, values]) => {
     const type = name === "start" ? "INT64" : name === "bytes" ? "DOUBLE" : "INT32";

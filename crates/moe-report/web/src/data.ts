@@ -1,4 +1,4 @@
-/** Types of the JSON block of a report. DATA.md describes each key. */
+/** Types of the JSON block of a report. schemas/report.schema.json describes each key. */
 
 export const SCHEMA = "moe-analyze.report.v1";
 
