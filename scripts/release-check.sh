@@ -11,6 +11,7 @@
 #   wheel         installs the wheel into a new virtual environment, and runs tests/python_package.py and all notebooks
 #   archive       runs the program of the archive in a chroot that contains only the archive and the C library
 #   chroot        runs the steps of scripts/docker, and installs the wheel with pip, in chroots of Debian; needs debootstrap
+#   page          builds the page of the report and tests it in Chromium
 #   api           compares the public API of moe-gguf and moe-placement with docs/api; MOE_BLESS=1 renews these files
 #   curves        scripts/check-published-curves.sh, with the data in MOE_DATA (default ../shared/data)
 # Usage: scripts/release-check.sh [PART...]
@@ -26,7 +27,7 @@ host=$(rustc -vV | sed -n 's/^host: //p')
 results=$cache/release-check
 mkdir -p "$results"
 export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0
-parts=(miri tsan asan fuzz cross advisories packages binaries wheel archive chroot api curves)
+parts=(miri tsan asan fuzz cross advisories packages binaries wheel archive chroot page api curves)
 packages_dir=${MOE_PACKAGES:-$cache/release-packages}
 cross_targets='aarch64-unknown-linux-gnu aarch64-linux-gnu
 x86_64-pc-windows-gnu x86_64-windows-gnu
@@ -260,6 +261,12 @@ api() {
     diff -u "docs/api/$crate.txt" "$log" || failed=1
   done
   return $failed
+}
+
+page() {
+  command -v npm >/dev/null || not_run "npm is missing"
+  command -v chromium >/dev/null || not_run "chromium is missing"
+  scripts/report-page.sh --test
 }
 
 curves() {
