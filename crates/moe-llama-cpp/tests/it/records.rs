@@ -181,9 +181,8 @@ fn agree([ours, theirs]: &[Run; 2]) -> usize {
         }
         n_same += 1;
         for (a, b) in a.values().zip(b.values()) {
-            // Some architectures multiply the weights by a factor.
             assert!(
-                (a - b).abs() < 5e-3 * a.max(1.0),
+                (a - b).abs() < 5e-3,
                 "{}: weights {a} and {b}",
                 facts_a.name
             );
@@ -206,16 +205,26 @@ fn records_of_fixtures_agree() {
     }
 }
 
-/// The described architectures whose attention is one node. llama.cpp does not use flash attention for Grok.
-fn described_with_flash_attention() -> impl Iterator<Item = &'static str> {
-    DESCRIBED.into_iter().filter(|&arch| arch != "grok")
+/// Described architectures whose graph differs from llama.cpp's, although the results are equal: llama.cpp does not use flash
+/// attention for Grok, masks the groups of BailingMoE 2 in more steps, orders the last layer of Granite otherwise, and rotates views
+/// of the fused product of DBRX.
+const OTHER_GRAPH: [&str; 4] = ["bailingmoe2", "dbrx", "granitemoe", "grok"];
+
+/// Described architectures whose experts llama.cpp computes before the output of the attention: the llama.cpp engine then records
+/// this output with the tokens of the experts.
+const EXPERTS_FIRST: [&str; 2] = ["arctic", "smallthinker"];
+
+fn described_without(others: &[&str]) -> Vec<&'static str> {
+    let described = DESCRIBED.into_iter();
+    described.filter(|arch| !others.contains(arch)).collect()
 }
 
 #[test]
 fn records_of_described_models_agree() {
-    check_each(described_with_flash_attention(), |arch| {
+    let others = [&OTHER_GRAPH[..], &EXPERTS_FIRST].concat();
+    check_each(described_without(&others), |arch| {
         let dir = tempfile::tempdir().unwrap();
-        let path = described(dir.path(), arch, GgmlType::F16);
+        let path = described(dir.path(), arch, GgmlType::F32);
         assert!(agree(&both(dir.path(), &path, Mode::All)) > 500, "{arch}");
     });
 }
@@ -280,9 +289,9 @@ fn graphs_agree([ours, theirs]: &[Run; 2]) {
 
 #[test]
 fn graphs_of_described_models_agree() {
-    check_each(described_with_flash_attention(), |arch| {
+    check_each(described_without(&OTHER_GRAPH), |arch| {
         let dir = tempfile::tempdir().unwrap();
-        let path = described(dir.path(), arch, GgmlType::F16);
+        let path = described(dir.path(), arch, GgmlType::F32);
         graphs_agree(&both(dir.path(), &path, Mode::All));
     });
 }
