@@ -21,7 +21,8 @@ fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
 /// Returns the options in a line of code, except in comments.
 fn options(line: &str) -> Vec<&str> {
     let code = line.trim_start();
-    if code.starts_with("//") {
+    // Comments of Rust, and of HTML.
+    if code.starts_with("//") || code.contains("<!--") {
         return Vec::new();
     }
     let words = code.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-'));
