@@ -104,7 +104,7 @@ impl<'a, 'g> Session<'a, 'g> {
     /// Selects the slot whose sequence the following calls of [`Decode`] continue.
     ///
     /// # Errors
-    /// [`Error::SlotOutOfRange`](crate::Error::SlotOutOfRange).
+    /// [`Error::SlotOutOfRange`].
     pub fn select_slot(&mut self, slot: usize) -> Result<()> {
         self.slot = self.existing(slot)?;
         Ok(())
@@ -114,7 +114,7 @@ impl<'a, 'g> Session<'a, 'g> {
     /// only counted.
     ///
     /// # Errors
-    /// [`Error::HotCache`](crate::Error::HotCache) if the model or the list of devices does not have the contents of a lane.
+    /// [`Error::HotCache`] if the model or the list of devices does not have the contents of a lane.
     pub fn enable_hot_cache(
         &mut self,
         lanes: &[LaneContents],
@@ -134,8 +134,8 @@ impl<'a, 'g> Session<'a, 'g> {
     /// counters of lanes.
     ///
     /// # Errors
-    /// [`Error::HotCache`](crate::Error::HotCache) if the device does not exist,
-    /// [`Error::DynamicCache`](crate::Error::DynamicCache) if the settings do not fit to the model.
+    /// [`Error::HotCache`] if the device does not exist,
+    /// [`Error::DynamicCache`] if the settings do not fit to the model.
     pub fn enable_dynamic_cache(
         &mut self,
         params: &DynamicParams,
