@@ -69,6 +69,10 @@ pub(crate) fn restore(trace: &Path) -> Result<Option<File>, Error> {
 /// The number of bytes of `trace.bin` before the records of an open file, and a reader of the records. `None` for a file that
 /// this crate did not write, such as one that a user has compressed.
 pub(crate) fn open(path: &Path) -> io::Result<Option<(u64, Decoder<'static, BufReader<File>>)>> {
+    // Opening a FIFO would block.
+    if !std::fs::metadata(path)?.is_file() {
+        return Ok(None);
+    }
     let mut file = File::open(path)?;
     let mut header = [0; HEADER_SIZE];
     match file.read_exact(&mut header) {

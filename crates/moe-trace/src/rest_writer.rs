@@ -186,6 +186,21 @@ mod tests {
             fs::write(dir.path().join(REST_FILE), other).unwrap();
             assert_eq!(restored(dir.path()), None);
         }
+        fs::remove_file(dir.path().join(REST_FILE)).unwrap();
+        fs::create_dir(dir.path().join(REST_FILE)).unwrap();
+        assert_eq!(restored(dir.path()), None);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn ignores_a_fifo() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(TRACE_FILE), block(2, 1)).unwrap();
+        let made = std::process::Command::new("mkfifo")
+            .arg(dir.path().join(REST_FILE))
+            .status();
+        assert!(made.unwrap().success());
+        assert_eq!(restored(dir.path()), None);
     }
 
     /// The program zstd must be able to read the file.
