@@ -21,6 +21,7 @@
    weights     every H2D copy of at least 64 KiB that are not all zero fails
    search      the first such copy after a kernel has found slots fails
    kernel      every launch fails
+   graph       no graph can be created
    lost        after 1500 launches, every launch, copy, allocation and wait fails */
 
 #define _POSIX_C_SOURCE 200809L
@@ -288,6 +289,60 @@ struct config {
 };
 int cuLaunchKernelEx(const struct config *config, char *function, void **args, void **extra) {
     return launch(function, args, config->stream);
+}
+
+/* A graph is a list of kernels with copies of their arguments. */
+enum { MOST_ARGS = 31 };
+struct node { struct node *next; char *function; uint64_t args[MOST_ARGS + 1]; void *pointers[MOST_ARGS + 1]; };
+struct graph { struct node *first, **end; };
+struct kernel_node { char *function; unsigned grid[3], block[3], shared; void **args, **extra; void *kernel, *context; };
+static void set_args(struct node *node, void **args) {
+    memset(node->pointers, 0, sizeof node->pointers);
+    for (int i = 0; args[i]; i++) {
+        memcpy(&node->args[i], args[i], sizeof node->args[i]);
+        node->pointers[i] = &node->args[i];
+    }
+}
+int cuGraphCreate(struct graph **graph, unsigned flags) {
+    if (fails_at("graph") || create((void **)graph, sizeof **graph) != SUCCESS) return OUT_OF_MEMORY;
+    (*graph)->end = &(*graph)->first;
+    return SUCCESS;
+}
+int cuGraphAddKernelNode_v2(struct node **node, struct graph *graph, void *dependencies, size_t n, const struct kernel_node *kernel) {
+    if (create((void **)node, sizeof **node) != SUCCESS) return OUT_OF_MEMORY;
+    (*node)->function = kernel->function;
+    set_args(*node, kernel->args);
+    *graph->end = *node;
+    graph->end = &(*node)->next;
+    return SUCCESS;
+}
+int cuGraphAddDependencies_v2(struct graph *graph, struct node **from, struct node **to, const void *edges, size_t n) {
+    return n == 1 && (*from)->next == *to ? SUCCESS : INVALID_VALUE;
+}
+/* The graph itself is executed, and destroyed last. */
+int cuGraphInstantiateWithFlags(struct graph **executable, struct graph *graph, unsigned long long flags) {
+    *executable = graph;
+    return SUCCESS;
+}
+int cuGraphExecKernelNodeSetParams_v2(struct graph *graph, struct node *node, const struct kernel_node *kernel) {
+    if (node->function != kernel->function) return INVALID_VALUE;
+    set_args(node, kernel->args);
+    return SUCCESS;
+}
+int cuGraphLaunch(struct graph *graph, struct stream *stream) {
+    int launched = SUCCESS;
+    for (struct node *node = graph->first; node && launched == SUCCESS; node = node->next)
+        launched = launch(node->function, node->pointers, stream);
+    return launched;
+}
+int cuGraphExecDestroy(struct graph *graph) { return SUCCESS; }
+int cuGraphDestroy(struct graph *graph) {
+    for (struct node *node = graph->first, *next; node; node = next) {
+        next = node->next;
+        free(node);
+    }
+    free(graph);
+    return SUCCESS;
 }
 
 int cuGetErrorName(int error, const char **name) {

@@ -32,6 +32,8 @@ pub struct Devices<'g> {
     placement: Rc<Placement>,
     /// How experts in CPU memory are computed.
     policy: Policy,
+    /// Whether repeated passes use CUDA graphs.
+    uses_graphs: bool,
     /// Minimum number of rows of a product for which a matrix in CPU memory is copied to a GPU.
     min_batch: Option<usize>,
     /// Model files whose mapped memory is registered with the driver, so that GPUs read it by DMA.
@@ -60,6 +62,7 @@ impl<'g> Devices<'g> {
                 .collect(),
             placement,
             policy,
+            uses_graphs: true,
             min_batch,
             registered: Vec::new(),
         }
@@ -221,12 +224,21 @@ impl<'g> Devices<'g> {
         self.gpus.iter_mut().for_each(Device::start_transfers);
     }
 
-    /// Starts a forward pass. The compute streams must be idle.
+    /// Starts a forward pass of `n_tokens` tokens. The compute streams must be idle. `is_plain`: the CPU computes no experts next
+    /// to the GPUs.
     ///
     /// # Errors
     /// A GPU reports an error.
-    pub(crate) fn begin_pass(&mut self) -> Result<()> {
-        self.gpus.iter_mut().try_for_each(Device::begin_pass)
+    pub(crate) fn begin_pass(&mut self, n_tokens: usize, is_plain: bool) -> Result<()> {
+        let repeats = self.uses_graphs && is_plain && !self.placement.uses_cpu();
+        let mut gpus = self.gpus.iter_mut();
+        gpus.try_for_each(|gpu| gpu.begin_pass(n_tokens, repeats))
+    }
+
+    /// Whether kernels of passes that repeat earlier ones are started as CUDA graphs, if the model is on GPUs only. They are by
+    /// default; the results are the same.
+    pub fn use_graphs(&mut self, yes: bool) {
+        self.uses_graphs = yes;
     }
 
     /// Starts the copies of everything that is recorded of the pass so far, before a wait that covers them, too.

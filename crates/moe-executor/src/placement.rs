@@ -214,6 +214,13 @@ impl Rules {
 }
 
 impl Placement {
+    /// Whether the CPU holds a layer, the output or a tensor.
+    pub fn uses_cpu(&self) -> bool {
+        let layers = self.layers.iter().chain([&self.output]);
+        let mut devices = layers.chain(self.overridden.values());
+        devices.any(|device| *device == DeviceId::Cpu)
+    }
+
     /// The device that computes a layer; the CPU for layers beyond the last.
     pub fn layer(&self, layer: LayerId) -> DeviceId {
         self.layers.get(layer.index()).copied().unwrap_or_default()

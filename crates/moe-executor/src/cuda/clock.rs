@@ -48,7 +48,7 @@ impl EventClock {
         self.n_cuda_events = 0;
         (self.received, self.last_start, self.end) = (None, None, None);
         // A start of a pass that failed.
-        gpu.kernels().next().store_start(Ptr::NULL);
+        gpu.kernels().launches().store_start(Ptr::NULL);
         self.record(gpu, gpu.stream())
     }
 
@@ -58,7 +58,7 @@ impl EventClock {
     /// # Errors
     /// Without memory for the start, as [`EventClock::record`].
     pub(super) fn next_start(&mut self, gpu: &Gpu) -> Result<Event> {
-        let is_wanted = gpu.kernels().next().stores_start();
+        let is_wanted = gpu.kernels().launches().stores_start();
         if let Some(event) = self.last_start.filter(|_| is_wanted) {
             return Ok(event);
         }
@@ -75,7 +75,7 @@ impl EventClock {
         let event = self.timeline.reserve();
         self.measures.push(Measure::Start(slot));
         self.timeline.record(event, Instant::now(), of);
-        gpu.kernels().next().store_start(at);
+        gpu.kernels().launches().store_start(at);
         self.last_start = Some(event);
         Ok(event)
     }

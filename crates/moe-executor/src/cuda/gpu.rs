@@ -89,7 +89,7 @@ impl Gpu {
         let kernels = Kernels::load(&context)?;
         Ok(Gpu {
             index,
-            queue: Queue::new(index, &context, limit.min(free as u64), kernels.next())?,
+            queue: Queue::new(index, &context, limit.min(free as u64), kernels.launches())?,
             kernels,
             clock: RefCell::default(),
             context,
@@ -112,9 +112,25 @@ impl Gpu {
         &self.kernels
     }
 
-    /// The compute stream.
+    /// The compute stream, for anything but launches.
     pub(crate) fn stream(&self) -> &Arc<CudaStream> {
         self.queue.stream()
+    }
+
+    /// The compute stream, for launches.
+    pub(crate) fn launch_stream(&self) -> &Arc<CudaStream> {
+        self.queue.launch_stream()
+    }
+
+    /// Starts a pass of `n_tokens` tokens. If `repeats`, kernels are started as CUDA graphs where the pass repeats an earlier one.
+    /// The CPU must not compute next to kernels of the pass.
+    pub(super) fn begin_pass(&self, n_tokens: usize, repeats: bool) {
+        self.queue.begin_pass(n_tokens, repeats);
+    }
+
+    /// Number of CUDA graphs started so far.
+    pub fn n_graphs(&self) -> u64 {
+        self.kernels.launches().n_graphs()
     }
 
     /// The events of the pass.
@@ -130,9 +146,9 @@ impl Gpu {
     /// Ends the last operation here, if its end is wanted and no kernel has been launched since: something other than a kernel
     /// follows on the compute stream, or another device runs an operation.
     pub(crate) fn end_operation(&self) {
-        if self.kernels.next().stores_start() {
+        if self.kernels.launches().stores_start() {
             // After an error, the next kernel marks the end.
-            let _ = self.kernels.mark(self.stream());
+            let _ = self.kernels.mark(self.launch_stream());
         }
     }
 
@@ -140,7 +156,7 @@ impl Gpu {
     /// follows now.
     pub(super) fn follow_copy(&self) {
         self.end_operation();
-        self.kernels.next().follow_copy();
+        self.kernels.launches().follow_copy();
     }
 
     /// Creates a stream that is not ordered with the other streams.

@@ -26,7 +26,7 @@ pub(super) struct Param {
 }
 
 /// A kernel: its name in the PTX and its parameters in order. Each kernel has one more, the last: the address at which it stores
-/// the time of its start ([`NextLaunch`](super::module::NextLaunch)).
+/// the time of its start ([`Launches::store_start`](super::launches::Launches::store_start)).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kernel {
     pub name: &'static str,

@@ -3,18 +3,17 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::CUfunction_attribute::{
     CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
 };
-use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, LaunchConfig, sys};
+use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, LaunchConfig};
 use cudarc::nvrtc::Ptx;
 use moe_gguf::GgmlType;
 
 use super::kernel::{Kernel, Kind};
+use super::launches::{Launch, Launches, MAX_PARAMS};
 use super::{DriverStatus, Error, Ptr, Result};
 use crate::kv_cache::CacheType;
 
@@ -143,39 +142,12 @@ pub(super) static TOKEN: [(GgmlType, Embedded); 10] = [
 /// Shared memory in bytes, static and dynamic, that a block may use without a function attribute.
 const DEFAULT_SHARED: u32 = 48 << 10;
 
-/// What the next launch of a kernel on a GPU must do. All modules of the GPU share it.
-#[derive(Default)]
-pub(super) struct NextLaunch {
-    /// Whether the kernel must start after everything its stream was given.
-    in_order: AtomicBool,
-    /// Where the kernel stores the time of its start; 0: nowhere.
-    start: AtomicU64,
-}
-
-impl NextLaunch {
-    /// The kernel must start after everything its stream was given. Call it after a copy: the CUDA documentation does not state
-    /// whether a kernel that may start early waits for a preceding copy.
-    pub fn follow_copy(&self) {
-        self.in_order.store(true, Ordering::Relaxed);
-    }
-
-    /// The kernel stores the time of its start at `at`, a `u64` in ns on the clock of the GPU (`Start` in pipeline.cuh).
-    pub fn store_start(&self, at: Ptr) {
-        self.start.store(at.0, Ordering::Relaxed);
-    }
-
-    /// Whether the kernel will store its start.
-    pub fn stores_start(&self) -> bool {
-        self.start.load(Ordering::Relaxed) != 0
-    }
-}
-
 /// The kernels of one source file on one GPU.
 pub(super) struct Module {
     embedded: &'static Embedded,
     /// The largest of [`CAPABILITIES`] that the GPU supports.
     capability: u32,
-    next: Arc<NextLaunch>,
+    launches: Arc<Launches>,
     context: Arc<CudaContext>,
     loaded: Mutex<Loaded>,
 }
@@ -194,21 +166,21 @@ struct Function {
 }
 
 impl Module {
-    /// A module on the GPU of `context`, not loaded yet. All modules of the GPU share `next`.
+    /// A module on the GPU of `context`, not loaded yet. All modules of the GPU share `launches`.
     ///
     /// # Errors
     /// [`Error::Capability`], or a driver error.
     pub fn new(
         context: &Arc<CudaContext>,
         embedded: &'static Embedded,
-        next: &Arc<NextLaunch>,
+        launches: &Arc<Launches>,
     ) -> Result<Module> {
         let device = capability(context)?;
         let fitting = CAPABILITIES.into_iter().rfind(|needed| *needed <= device);
         Ok(Module {
             embedded,
             capability: fitting.ok_or(Error::Capability { capability: device })?,
-            next: next.clone(),
+            launches: launches.clone(),
             context: context.clone(),
             loaded: Mutex::default(),
         })
@@ -257,75 +229,29 @@ impl Module {
             return Ok(());
         }
         debug_assert_eq!(kernel.mismatch(args), None);
-        let kernel = kernel.name;
-        let failed = |error| Error::Launch {
-            kernel,
+        debug_assert!(args.len() < MAX_PARAMS);
+        let function = self.function(kernel.name, grid.shared_mem_bytes)?;
+        let bound = stream.context().bind_to_thread();
+        bound.map_err(|error| Error::Launch {
+            kernel: kernel.name,
             status: DriverStatus(error),
-        };
-        let function = self.function(kernel, grid.shared_mem_bytes)?;
-        stream.context().bind_to_thread().map_err(failed)?;
-        let follows_copy = self.next.in_order.swap(false, Ordering::Relaxed);
-        let start = self.next.start.swap(0, Ordering::Relaxed);
-        let bits = args.iter().map(|arg| &arg.bits).chain([&start]);
-        let params = bits.map(|bits| std::ptr::from_ref(bits).cast_mut().cast());
-        // The driver reads as many as the kernel has. The null after them is for the driver of the tests, which does not know how many.
-        let mut params: Vec<_> = params.chain([null_mut()]).collect();
-        let params = params.as_mut_ptr();
-        let failed = |source| {
-            self.next.in_order.fetch_or(follows_copy, Ordering::Relaxed);
-            self.next.start.store(start, Ordering::Relaxed);
-            failed(source)
-        };
-        let (function, stream, shared) = (
-            function.cu_function(),
-            stream.cu_stream(),
-            grid.shared_mem_bytes,
-        );
-        let (width, height, depth) = grid.block_dim;
-        if !early || follows_copy {
-            // SAFETY: the function is loaded. The driver reads the parameters in the signature of the kernel. A test compares
-            // this signature with the declaration and the start, and the assertion above compares the declaration with `args`.
-            // Each argument has eight bytes.
-            let launched = unsafe {
-                sys::cuLaunchKernel(
-                    function,
-                    x,
-                    y,
-                    z,
-                    width,
-                    height,
-                    depth,
-                    shared,
-                    stream,
-                    params,
-                    null_mut(),
-                )
-            };
-            return launched.result().map_err(failed);
-        }
-        let mut overlap = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue {
-                programmaticStreamSerializationAllowed: 1,
-            },
-        };
-        let config = sys::CUlaunchConfig {
-            gridDimX: x,
-            gridDimY: y,
-            gridDimZ: z,
-            blockDimX: width,
-            blockDimY: height,
-            blockDimZ: depth,
-            sharedMemBytes: shared,
-            hStream: stream,
-            attrs: &raw mut overlap,
-            numAttrs: 1,
-        };
-        // SAFETY: as above, and the attribute outlives the call.
-        let launched =
-            unsafe { sys::cuLaunchKernelEx(&raw const config, function, params, null_mut()) };
-        launched.result().map_err(failed)
+        })?;
+        self.launches.launch(stream, |start, in_order| {
+            let mut params = [0; MAX_PARAMS];
+            let bits = args.iter().map(|arg| arg.bits).chain([start.0]);
+            params
+                .iter_mut()
+                .zip(bits)
+                .for_each(|(to, bits)| *to = bits);
+            Launch {
+                kernel: kernel.name,
+                function,
+                grid,
+                overlaps: early && !in_order,
+                params,
+                n_params: args.len() + 1,
+            }
+        })
     }
 
     /// The function of a kernel with a limit of at least `shared` bytes of dynamic shared memory.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
 
+use super::launches::Launches;
 use super::memory::Account;
-use super::module::NextLaunch;
 use super::{Error, Ptr, Result};
 
 /// The compute stream of a GPU, and the account of its memory.
@@ -16,12 +16,12 @@ pub(super) struct Queue {
     account: Account,
     /// Recorded where the stream of another GPU waits for this one.
     so_far: CudaEvent,
-    next: Arc<NextLaunch>,
+    launches: Arc<Launches>,
 }
 
 impl Queue {
-    /// Creates a stream for GPU number `gpu` of the list, which may allocate `limit` bytes. `next` is that of its
-    /// kernels.
+    /// Creates a stream for GPU number `gpu` of the list, which may allocate `limit` bytes. `launches` are
+    /// those of its kernels.
     ///
     /// # Errors
     /// The driver cannot create a stream or an event.
@@ -29,7 +29,7 @@ impl Queue {
         gpu: usize,
         context: &Arc<CudaContext>,
         limit: u64,
-        next: &Arc<NextLaunch>,
+        launches: &Arc<Launches>,
     ) -> Result<Arc<Queue>> {
         let stream = context.new_stream();
         let so_far = context.new_event(None);
@@ -38,7 +38,7 @@ impl Queue {
             stream: stream.map_err(|source| Error::driver("creating a stream", source))?,
             account: Account::new(limit),
             so_far: so_far.map_err(|source| Error::driver("creating an event", source))?,
-            next: next.clone(),
+            launches: launches.clone(),
         }))
     }
 
@@ -47,9 +47,20 @@ impl Queue {
         self.gpu
     }
 
-    /// The stream.
+    /// The stream, for anything but launches: those that were collected are started.
     pub fn stream(&self) -> &Arc<CudaStream> {
+        self.launches.flush();
         &self.stream
+    }
+
+    /// The stream, for launches.
+    pub fn launch_stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// Starts a pass; see [`Launches::begin_pass`].
+    pub fn begin_pass(&self, n_tokens: usize, repeats: bool) {
+        self.launches.begin_pass(&self.stream, n_tokens, repeats);
     }
 
     /// Memory in use, memory limit, and number of waits of the CPU.
@@ -71,8 +82,9 @@ impl Queue {
     /// Some of the work failed.
     pub fn wait(&self) -> Result<()> {
         self.account.waited();
-        let waited = self.stream.synchronize();
-        waited.map_err(|source| Error::driver("work on the GPU", source))
+        let waited = self.stream().synchronize();
+        waited.map_err(|source| Error::driver("work on the GPU", source))?;
+        self.launches.check()
     }
 
     /// Makes this stream wait for everything `other` was given so far.
@@ -81,9 +93,9 @@ impl Queue {
     /// The driver cannot record or wait for an event.
     pub fn follow(&self, other: &Queue) -> Result<()> {
         let failed = |source| Error::driver("a wait between GPUs", source);
-        other.so_far.record(&other.stream).map_err(failed)?;
-        self.stream.wait(&other.so_far).map_err(failed)?;
-        self.next.follow_copy();
+        other.so_far.record(other.stream()).map_err(failed)?;
+        self.stream().wait(&other.so_far).map_err(failed)?;
+        self.launches.follow_copy();
         Ok(())
     }
 

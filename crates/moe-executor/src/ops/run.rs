@@ -121,7 +121,9 @@ impl Ops<'_> {
         if let Some(cache) = &mut self.hot {
             cache.begin_pass(self.positions.len());
         }
-        Ok(self.devices.begin_pass()?)
+        let is_plain = self.hot.is_none() && self.dynamic.is_none();
+        let begun = self.devices.begin_pass(self.positions.len(), is_plain);
+        Ok(begun?)
     }
 
     /// Ends a forward pass: waits for the GPUs and writes the records.

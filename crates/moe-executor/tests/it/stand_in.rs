@@ -18,7 +18,9 @@ use moe_testkit::repository;
 use crate::hot_cache::{Request, moe_layers, open, random_lanes, request};
 
 /// Tests that need no results of kernels.
-const WITHOUT_RESULTS: [&str; 7] = [
+const WITHOUT_RESULTS: [&str; 9] = [
+    "cuda_models::graphs::graphs_yield_the_logits_of_single_launches",
+    "cuda_models::graphs::models_that_are_partly_on_the_cpu_use_no_graphs",
     "cuda_models::hot_cache::exchanges_replace_experts_on_the_gpu",
     "cuda_models::hot_cache::layers_that_do_not_fit_stay_cold",
     "cuda_models::hot_cache::layers_with_all_experts_cached_wait_only_for_logits_and_end_of_pass",
@@ -61,6 +63,34 @@ fn hot_cache_records_counts_and_waits_on_any_gpu() {
 #[test]
 fn hot_cache_after_every_failure_yields_the_results_of_the_cpu() {
     run(&["stand_in::failures"]);
+}
+
+#[test]
+fn a_driver_without_graphs_launches_each_kernel() {
+    run(&["stand_in::without_graphs"]);
+}
+
+#[test]
+#[ignore = "a_driver_without_graphs_launches_each_kernel runs it in a process of its own"]
+fn without_graphs() {
+    let gguf = open("random-gpt-oss-F16.gguf");
+    let model = Model::load(&gguf).unwrap();
+    let threads = Threads::new(1).unwrap();
+    let gpus = Gpu::open_all(&[GpuSpec::default()]).unwrap();
+    let n_layer = model.hparams().n_layer;
+    let names = gguf.tensors().iter().map(|tensor| tensor.name.as_str());
+    let placement = Rules::new(n_layer, n_layer + 1, Vec::new())
+        .resolve(names)
+        .unwrap();
+    let devices = Devices::new(gpus, placement, Policy::Gpu, None);
+    let (recorder, cache) = (Recorder::new(None), CacheParams::new(64));
+    let mut session = Session::with_devices(&model, &threads, devices, recorder, cache).unwrap();
+    let n_graphs = |session: &Session| session.devices().gpus()[0].gpu().n_graphs();
+    fail("graph");
+    request(&mut session, 0, 20);
+    assert_eq!(n_graphs(&session), 0);
+    assert_eq!(session.devices().gpus()[0].fallbacks.ops, 0);
+    fail("");
 }
 
 /// Makes all later operations of a kind fail.

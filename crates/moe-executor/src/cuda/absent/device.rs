@@ -62,7 +62,7 @@ impl Device {
 
 /// Passes, times and transfers.
 impl Device {
-    pub(crate) fn begin_pass(&mut self) -> Result<()> {
+    pub(crate) fn begin_pass(&mut self, _: usize, _: bool) -> Result<()> {
         match self.never {}
     }
 

@@ -107,9 +107,9 @@ impl Device {
         self.gpu.kernels()
     }
 
-    /// The compute stream.
+    /// The compute stream, for launches.
     pub(crate) fn stream(&self) -> &CudaStream {
-        self.gpu.stream()
+        self.gpu.launch_stream()
     }
 
     /// Enables Post-Fetch: the down matrices of selected experts are copied to this GPU while the CPU computes gate and up.
@@ -305,11 +305,12 @@ impl Device {
         Ok(unsafe { self.downloads.get(download) })
     }
 
-    /// Starts a pass. The compute stream must be idle.
+    /// Starts a pass; see [`Gpu::begin_pass`]. The compute stream must be idle.
     ///
     /// # Errors
     /// The driver cannot create or record an event, or a transfer of an earlier pass failed.
-    pub(crate) fn begin_pass(&mut self) -> Result<()> {
+    pub(crate) fn begin_pass(&mut self, n_tokens: usize, repeats: bool) -> Result<()> {
+        self.gpu.begin_pass(n_tokens, repeats);
         self.downloads.clear();
         self.pass_has_ended = false;
         if let Some(post_fetch) = &mut self.post_fetch {

@@ -251,9 +251,9 @@ impl Kernels {
     /// type. Returns whether the results are also stored in `quantized`.
     ///
     /// The kernel may read a quantized `x` before the previous kernel on the stream ends. So that kernel must not have computed
-    /// it, unless [`NextLaunch::follow_copy`] was called after it.
+    /// it, unless [`Launches::follow_copy`] was called after it.
     ///
-    /// [`NextLaunch::follow_copy`]: crate::cuda::module::NextLaunch::follow_copy
+    /// [`Launches::follow_copy`]: crate::cuda::launches::Launches::follow_copy
     ///
     /// # Errors
     /// No kernel [supports](Kernels::supports) a type or the activation, or a driver error.
@@ -303,7 +303,7 @@ impl Kernels {
             return Ok(());
         }
         self.start_quantize(stream, x, n, to)?;
-        self.next().follow_copy();
+        self.launches().follow_copy();
         Ok(())
     }
 

@@ -22,7 +22,8 @@ use cudarc::driver::sys::CUdevice_attribute::{
 use cudarc::driver::{CudaContext, LaunchConfig};
 use moe_gguf::GgmlType;
 
-use super::module::{self, Embedded, Module, NextLaunch};
+use super::launches::Launches;
+use super::module::{self, Embedded, Module};
 use super::{Error, Ptr, Result};
 use crate::kv_cache::CacheType;
 
@@ -58,7 +59,7 @@ pub struct Kernels {
     multiprocessors: usize,
     /// Limit of shared memory per block in bytes.
     shared: usize,
-    next: Arc<NextLaunch>,
+    launches: Arc<Launches>,
     /// Stores to the KV cache, and the combination of partial results of attention.
     attention: Module,
     /// Attention by the type of keys and values; `None` for any types.
@@ -83,8 +84,8 @@ impl Kernels {
             let value = value.map_err(|error| Error::driver(what, error))?;
             Ok::<_, Error>(value.max(1) as usize)
         };
-        let next = Arc::new(NextLaunch::default());
-        let module = |embedded: &'static Embedded| Module::new(context, embedded, &next);
+        let launches = Arc::new(Launches::default());
+        let module = |embedded: &'static Embedded| Module::new(context, embedded, &launches);
         Ok(Kernels {
             multiprocessors: attribute(
                 CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
@@ -101,13 +102,13 @@ impl Kernels {
             experts: module(&module::EXPERTS)?,
             products: modules(&module::PRODUCTS, module)?,
             token: modules(&module::TOKEN, module)?,
-            next,
+            launches,
         })
     }
 
-    /// What the next launch must do.
-    pub(super) fn next(&self) -> &Arc<NextLaunch> {
-        &self.next
+    /// The launches of the GPU.
+    pub(super) fn launches(&self) -> &Arc<Launches> {
+        &self.launches
     }
 }
 

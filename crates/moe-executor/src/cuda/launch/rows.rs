@@ -53,12 +53,12 @@ pub(super) fn without_kernel(glu: Glu) -> Error {
 }
 
 impl Kernels {
-    /// Stores the time at which all earlier work on the stream is complete, if a start is wanted ([`NextLaunch`]).
+    /// Stores the time at which all earlier work on the stream is complete, if a start is wanted ([`Launches::store_start`]).
     ///
     /// # Errors
     /// A driver error.
     ///
-    /// [`NextLaunch`]: crate::cuda::module::NextLaunch
+    /// [`Launches::store_start`]: crate::cuda::launches::Launches::store_start
     pub fn mark(&self, stream: &CudaStream) -> Result<()> {
         self.rows.launch(stream, MARK, grid(1, 1), &[])
     }

@@ -3,6 +3,7 @@
 
 mod dynamic;
 mod failures;
+mod graphs;
 mod hot_cache;
 mod memory;
 mod multi_gpu;

@@ -14,7 +14,7 @@ fn kernels_store_their_starts_in_order() {
     let timed = cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
     let event = || context.new_event(Some(timed)).unwrap();
     let (begin, end) = (event(), event());
-    let next = device.kernels.next();
+    let next = device.kernels.launches();
     // The first launch of a kernel loads it.
     device.kernels.add(stream, x, x, N, out).unwrap();
     device.kernels.mark(stream).unwrap();
