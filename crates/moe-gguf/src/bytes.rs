@@ -25,7 +25,7 @@ impl Bytes {
             } else {
                 "a pipe or device"
             };
-            let message = format!("it is {kind}, not a file");
+            let message = format!("it is {kind}; pass a GGUF file");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
         let file = File::open(path)?;

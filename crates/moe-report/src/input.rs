@@ -317,7 +317,7 @@ impl Tables {
 
 fn truncation(n: usize, all: u64) -> String {
     format!(
-        "The report contains the first {n} of {all} records. The charts are computed from all of them."
+        "The report contains the first {n} of {all} records. The charts are computed from all of them, except lanes over time and time per token."
     )
 }
 

@@ -32,9 +32,9 @@ pub fn open(path: &Path) -> Result<File, Error> {
     let metadata = std::fs::metadata(path).map_err(Error::io("open", path))?;
     if !metadata.is_file() {
         let kind = if metadata.is_dir() {
-            ErrorKind::IsADirectory.into()
+            std::io::Error::new(ErrorKind::IsADirectory, "it is a directory")
         } else {
-            std::io::Error::other("not a regular file")
+            std::io::Error::other("it is not a regular file")
         };
         return Err(Error::io("open", path)(kind));
     }

@@ -43,8 +43,8 @@ impl fmt::Display for RuleViolation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "records {}: {} ({}; the first is record {})",
-            self.message, self.n_records, self.field, self.first_record
+            "records {} (number of such records: {}; first: record {}; field: {})",
+            self.message, self.n_records, self.first_record, self.field
         )
     }
 }

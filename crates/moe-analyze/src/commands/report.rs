@@ -44,7 +44,7 @@ pub struct Args {
     /// Open the report in the default browser
     #[arg(long)]
     open: bool,
-    /// Maximum number of records of each input in the tables of the report, at least 1; the charts are computed from all records
+    /// Maximum number of records of each input in the tables of the report, at least 1; most charts are computed from all records
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = at_least(1usize))]
     max_records: usize,
     #[command(flatten)]

@@ -171,7 +171,7 @@ impl InputArgs {
         }
         if let (2.., unknown @ 1..) = hotness.n_runs() {
             ctx.note(format_args!(
-                "warning: the model of {} is unknown; only the numbers of experts were compared between inputs",
+                "warning: the model of {} is unknown; inputs were compared only by the numbers of experts that they contain",
                 counted(unknown, "input")
             ));
         }

@@ -333,12 +333,12 @@ impl DeviceArgs {
 
     /// Returns the first option on the command line that needs a GPU. `--policy cpu`, `hot-cache` and `dynamic` do not.
     pub fn gpu_option(&self) -> Option<&'static str> {
-        let needs_gpu = [PolicyArg::Gpu, PolicyArg::PostFetch];
-        let policy = self
-            .policy
-            .is_some_and(|policy| needs_gpu.contains(&policy));
         let option = first_given([
-            ("--policy", policy),
+            ("--policy gpu", self.policy == Some(PolicyArg::Gpu)),
+            (
+                "--policy post-fetch",
+                self.policy == Some(PolicyArg::PostFetch),
+            ),
             ("--n-gpu-layers", self.n_gpu_layers.is_some()),
             ("--cpu-moe", self.cpu_moe),
             ("--n-cpu-moe", self.n_cpu_moe.is_some()),

@@ -65,11 +65,15 @@ pub fn describe(params: &CacheParams, hp: &HParams) -> manifest::KvCache {
 /// Returns a line about a cache, before it is allocated.
 pub fn note(cache: &manifest::KvCache) -> String {
     let size = cache.size_bytes.map(human_bytes);
+    let positions = counted(cache.n_positions.unwrap_or(0), "position");
+    let positions = match cache.n_seq {
+        Some(n @ 2..) => format!("{n} sequences of {positions} each"),
+        _ => positions,
+    };
     format!(
-        "KV cache: {}, keys {}, values {}, {}",
+        "KV cache: {}, keys {}, values {}, {positions}",
         size.as_deref().unwrap_or("unknown size"),
         cache.type_k,
-        cache.type_v,
-        counted(cache.n_positions.unwrap_or(0), "position")
+        cache.type_v
     )
 }

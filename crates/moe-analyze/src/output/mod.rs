@@ -26,7 +26,7 @@ pub enum Format {
     Table,
     /// Comma-separated values with a header line
     Csv,
-    /// One JSON array of objects
+    /// One JSON array of objects, or one object where this help says so
     Json,
     /// One JSON object per line
     Jsonl,

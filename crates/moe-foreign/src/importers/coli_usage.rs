@@ -81,7 +81,9 @@ impl Importer for ColiUsage {
                 let to_u32 = |name: &'static str, number: i64, output: &Output<'_>| {
                     u32::try_from(number).map_err(|_| {
                         let shown = number.to_string();
-                        output.invalid(at(), LineError::Number { name, shown })
+                        let problem = "out of the range of this field";
+                        let error = LineError::Number { name, shown, problem };
+                        output.invalid(at(), error)
                     })
                 };
                 match layer {

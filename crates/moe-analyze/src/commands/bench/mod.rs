@@ -221,7 +221,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
                         n => format!(", {n} sequences"),
                     },
                     percent.map_or(String::new(), |percent| format!(
-                        ", {percent} % of the experts in the cache"
+                        ", a cache of {percent} % of the size of all experts"
                     )),
                     test.n_prompt,
                     test.n_gen

@@ -105,9 +105,11 @@ pub fn print(out: &mut dyn Write, format: Format, rows: &[Measured]) -> io::Resu
         table = table.column("n_parallel", "sequences", |row| row.test.n_parallel);
     }
     if rows.iter().any(|row| row.percent.is_some()) {
-        table = table.column("hot_cache_percent", "cache (% of experts)", |row| {
-            row.percent
-        });
+        table = table.column(
+            "hot_cache_percent",
+            "cache (% of the size of all experts)",
+            |row| row.percent,
+        );
     }
     if rows.iter().any(|row| row.trace.is_some()) {
         table = table.column("trace", "recorded", |row| row.trace.clone());

@@ -45,19 +45,19 @@ const MEASURES: [Measure; 14] = [
     ("active_fraction", "active experts (fraction)", |layer| {
         Some(layer.load_balance.active_fraction())
     }),
-    ("top_1", "coverage of top 1 %", |layer| {
+    ("top_1", "coverage of top 1 % (fraction)", |layer| {
         Some(layer.load_balance.share_top[0])
     }),
-    ("top_5", "coverage of top 5 %", |layer| {
+    ("top_5", "coverage of top 5 % (fraction)", |layer| {
         Some(layer.load_balance.share_top[1])
     }),
-    ("top_10", "coverage of top 10 %", |layer| {
+    ("top_10", "coverage of top 10 % (fraction)", |layer| {
         Some(layer.load_balance.share_top[2])
     }),
-    ("top_25", "coverage of top 25 %", |layer| {
+    ("top_25", "coverage of top 25 % (fraction)", |layer| {
         Some(layer.load_balance.share_top[3])
     }),
-    ("top_50", "coverage of top 50 %", |layer| {
+    ("top_50", "coverage of top 50 % (fraction)", |layer| {
         Some(layer.load_balance.share_top[4])
     }),
     ("gini", "Gini coefficient", |layer| {

@@ -41,10 +41,10 @@ pub(super) fn describe(
     }
     let layers = counts.layers();
     findings.fact("layers", layers.len() as u64);
-    let n_expert = model_info
-        .n_expert
-        .unwrap_or_else(|| counts.n_expert_seen());
-    findings.fact("experts", n_expert);
+    match model_info.n_expert {
+        Some(n_expert) => findings.fact("experts per layer", n_expert),
+        None => findings.fact("experts per layer, at least", counts.n_expert_seen()),
+    }
     let activations = layers.values().map(|layer| layer.total());
     findings.fact("activations", activations.fold(0u64, u64::saturating_add));
     for note in &summary.notes {

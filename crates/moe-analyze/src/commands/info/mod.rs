@@ -71,7 +71,7 @@ fn find(path: &Path, ctx: &Context) -> anyhow::Result<Findings> {
     let mut findings = Findings::default();
     match (Kind::of(path), traces::detect(path)?) {
         // Learn files and traces of records are described without an import, in more detail.
-        (Ok(Kind::Json) | Err(_), Some(trace))
+        (Ok(Kind::Json | Kind::Gguf) | Err(_), Some(trace))
             if trace.importer.contents() != Contents::LearnFile =>
         {
             foreign::describe(&trace, &mut findings, ctx)?;
@@ -121,7 +121,7 @@ fn describe_learn_file(layers: &[LayerObservation], findings: &mut Findings) {
     findings.fact("kind", "learn file of the hot expert cache");
     findings.fact("layers", layers.len() as u64);
     findings.fact(
-        "experts",
+        "counts",
         layers
             .iter()
             .map(|layer| layer.experts.len() as u64)
@@ -147,7 +147,7 @@ fn describe_plan(plan: &PlanFile, findings: &mut Findings) {
     findings.fact("lanes", plan.lanes.len() as u64);
     let layers: BTreeSet<_> = plan.selected.iter().map(|place| place.layer).collect();
     findings.fact("layers", layers.len() as u64);
-    findings.fact("experts", plan.selected.len() as u64);
+    findings.fact("cached experts", plan.selected.len() as u64);
     let sum =
         |bytes: fn(&PlanLane) -> u64| plan.lanes.iter().map(bytes).fold(0, u64::saturating_add);
     findings.size("budget", sum(|lane| lane.budget_bytes));

@@ -81,9 +81,13 @@ impl Input {
         };
         let is_known = |run: &Transfer| memory.gate_up_bytes.contains_key(&run.layer_id);
         if memory_gb_s.is_some() && !transfers.iter().all(is_known) {
-            ctx.note(
-                "warning: expert sizes are unknown for some layers, so their use of memory bandwidth is unknown; pass --model FILE.gguf",
-            );
+            let advice = match model {
+                Some(_) => "pass the model that the run used to --model",
+                None => "pass --model FILE.gguf",
+            };
+            ctx.note(format_args!(
+                "warning: expert sizes are unknown for some layers, so the summary does not contain the use of memory bandwidth; {advice}"
+            ));
         }
         Ok(Input {
             transfers,

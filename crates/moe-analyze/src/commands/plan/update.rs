@@ -137,17 +137,20 @@ fn write_exchanges(out: &mut dyn Write, format: Option<Format>, update: &Update)
         .column("gain", "score gain", |exchange| exchange.gain())
         .write(out, format.unwrap_or(Format::Table))?;
     if format.is_none() {
+        let served = match update.hot_slots {
+            0 => "the counts contain no selections that a cache served".to_owned(),
+            hot => format!(
+                "the cache served {:.1} % of {}",
+                100.0 * update.hit_rate(),
+                counted(hot.saturating_add(update.cold_slots), "selected expert")
+            ),
+        };
         writeln!(
             out,
-            "\n{} of {} that improve the cache of {}; the cache served {:.1} % of {}",
+            "\n{} of {} that improve the cache of {}; {served}",
             update.exchanges().len(),
             counted(update.candidates.len() as u64, "exchange"),
             counted(update.hot_experts as u64, "expert"),
-            100.0 * update.hit_rate(),
-            counted(
-                update.hot_slots.saturating_add(update.cold_slots),
-                "selected expert"
-            )
         )?;
     }
     Ok(())

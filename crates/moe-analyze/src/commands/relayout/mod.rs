@@ -157,5 +157,9 @@ fn expert_orders(ctx: &Context, args: &Args, gguf: &Gguf) -> anyhow::Result<Expe
 }
 
 fn seeks(order: &LayerOrder) -> String {
-    format!("{} ({})", order.seeks, human_bytes(order.seek_bytes))
+    format!(
+        "{} (distance {})",
+        order.seeks,
+        human_bytes(order.seek_bytes)
+    )
 }

@@ -161,7 +161,8 @@ pub struct HotCacheArgs {
     warmup_prompt: Option<PathBuf>,
     #[arg(long = "moe-hot-cache-warmup-prompt", hide = true)]
     warmup_text: Option<String>,
-    /// Counters in perf.json: off (none), update (activations and lanes of each expert) or full (also times). `bench` with --policy
+    /// Counters of the expert cache, which a run directory contains as perf.json: off (none), update (activations and lanes of each
+    /// expert) or full (also times). `bench` with --policy
     /// hot-cache accepts several values, and alternates between them
     #[arg(
         long,

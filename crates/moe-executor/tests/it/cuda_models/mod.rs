@@ -1,6 +1,7 @@
 //! Models on GPUs: results compared with llama.cpp under every policy and after every failure, records, waits of the CPU, and GPU
 //! memory. The tests are skipped without a GPU.
 
+mod architectures;
 mod dynamic;
 mod failures;
 mod graphs;

@@ -17,12 +17,14 @@ const MAX_SHOWN: usize = 32;
 #[non_exhaustive]
 pub enum LineError {
     /// A field is not a number, or out of range.
-    #[error("{name} {shown:?} is not a number in the range of this field; the line is damaged")]
+    #[error("{name} {shown:?} is {problem}; the line is damaged")]
     Number {
         /// Name of the field.
         name: &'static str,
         /// Start of its text.
         shown: String,
+        /// What it is instead of such a number.
+        problem: &'static str,
     },
     /// A field is missing.
     #[error("{0} is missing; the line is damaged")]
@@ -74,6 +76,10 @@ pub(in crate::importers) fn number<T: FromStr>(
     text.parse().map_err(|_| LineError::Number {
         name,
         shown: shown(text),
+        problem: match text.parse::<f64>() {
+            Ok(_) => "out of the range of this field",
+            Err(_) => "not a number",
+        },
     })
 }
 
