@@ -351,6 +351,24 @@ mod with_llama_cpp {
         assert!(!out.exists());
     }
 
+    /// The K cache of type q8_0 needs a head size that is a multiple of 32.
+    #[test]
+    fn keeps_the_old_run_if_llama_cpp_cannot_create_its_context() {
+        let dir = tempfile::tempdir().unwrap();
+        let [out, new] = ["run", "new"].map(|name| dir.path().join(name));
+        let model = repository("fixtures/random-qwen3moe-F16.gguf");
+        run![record("native", &model, &out)];
+        let trace = fs::read(out.join("trace.bin")).unwrap();
+        let types = ["--cache-type-k", "q8_0", "--cache-type-v", "q8_0"];
+        let line = fail![record("llama.cpp", &model, &out), types, "--force"];
+        assert!(line.contains("does not divide n_embd_head_k=16"), "{line}");
+        assert!(line.contains("or change --cache-type-k and --cache-type-v"), "{line}");
+        assert!(fs::read(out.join("trace.bin")).unwrap() == trace);
+        run!["info", out];
+        fail![record("llama.cpp", &model, &new), types];
+        assert!(!new.exists());
+    }
+
     #[test]
     fn bench_columns_do_not_depend_on_the_engine() {
         let model = repository("fixtures/random-gpt-oss-F16.gguf");

@@ -265,6 +265,22 @@ fn describes_and_checks_runs_and_traces() {
     unsound(&run, "manifest.json is missing");
 }
 
+/// A recorder that was killed before its first record leaves neither a number of records nor a reason.
+#[test]
+fn reports_an_unfinished_run_without_records() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    known_run(&run);
+    let path = run.join("manifest.json");
+    let mut manifest: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    manifest["records"] = Value::Null;
+    fs::write(&path, manifest.to_string()).unwrap();
+    let facts = sound(&run);
+    assert_eq!(fact(&facts, "state"), "incomplete: its recorder was killed, or the disk was full");
+    fs::write(run.join("trace.bin"), "").unwrap();
+    unsound(&run, "trace.bin contains no records");
+}
+
 #[test]
 fn describes_and_checks_tables_and_datasets() {
     let dir = tempfile::tempdir().unwrap();

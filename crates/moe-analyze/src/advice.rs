@@ -68,7 +68,7 @@ fn of_cause(error: &(dyn Error + 'static)) -> Option<&'static str> {
     }
     #[cfg(feature = "llama-cpp")]
     if let Some(moe_llama_cpp::Error::Context { .. }) = error.downcast_ref() {
-        return Some("reduce --ctx-size");
+        return Some("reduce --ctx-size, or change --cache-type-k and --cache-type-v");
     }
     if let Some(accesses::Error::NoMap { .. }) = error.downcast_ref() {
         return Some("pass the model with --model FILE.gguf");

@@ -101,6 +101,14 @@ impl<'a, 'g> Session<'a, 'g> {
         self.ops.observer = Some(observer);
     }
 
+    /// Replaces the recorder for the following passes. Returns the previous recorder.
+    pub fn record(&mut self, mut recorder: Recorder) -> Recorder {
+        if !self.ops.devices.gpus().is_empty() {
+            recorder.wait_for_gpu();
+        }
+        std::mem::replace(&mut self.ops.recorder, recorder)
+    }
+
     /// Selects the slot whose sequence the following calls of [`Decode`] continue.
     ///
     /// # Errors

@@ -174,6 +174,11 @@ impl<'a> Recording<'a> {
         Ok(self.n_ops)
     }
 
+    /// Writes the records of the following passes to a run directory.
+    pub fn set_writer(&mut self, writer: RunWriter) {
+        self.writer = Some(writer);
+    }
+
     /// The writer during the run.
     pub fn writer(&self) -> Option<&RunWriter> {
         self.writer.as_ref()

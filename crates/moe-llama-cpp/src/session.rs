@@ -40,6 +40,12 @@ impl<'a> Session<'a> {
         })
     }
 
+    /// Writes the records of the following passes to a run directory. A run that is created after the session does not replace
+    /// another one if llama.cpp cannot create the session.
+    pub fn record(&mut self, writer: RunWriter) {
+        self.context.callback_mut().set_writer(writer);
+    }
+
     /// Estimated maximum number of records of a pass over `n_tokens` tokens, before the first pass.
     pub fn records_per_pass(gguf: &Gguf, n_tokens: usize, mode: Mode) -> u64 {
         Bound::of(gguf).records(n_tokens, mode)

@@ -335,11 +335,14 @@ impl MisleadingCounts {
     }
 }
 
+/// The state of a run whose recorder still runs; see [`unfinished_state`].
+pub const STILL_RECORDED: &str = "still being recorded";
+
 /// Why the manifest of a run contains no number of records, in words that follow "the run is": `still being recorded`, or `incomplete`
 /// with the reason.
 pub fn unfinished_state(run: &Run) -> &'static str {
     match is_locked(&run.path) {
-        Some(true) => "still being recorded",
+        Some(true) => STILL_RECORDED,
         Some(false) => "incomplete: its recorder was killed, or the disk was full",
         None => "still being recorded, or its recorder was killed, or the disk was full",
     }

@@ -130,12 +130,14 @@ impl Engine for LlamaCpp<'_> {
             kv_cache: Some(kv_cache),
             ..SessionInfo::default()
         };
-        let writer = setup.create_run.map(|create_run| create_run(session));
-        let writer = writer.transpose();
-        let writer = writer.map_err(Error::Engine)?;
-        let recording = Recording::new(self.gguf, writer, setup.mode, setup.observer);
-        let session = Session::new(&self.model, self.gguf, params, setup.n_ctx, recording);
-        Ok(Box::new(session.map_err(Error::engine)?))
+        let recording = Recording::new(self.gguf, None, setup.mode, setup.observer);
+        let started = Session::new(&self.model, self.gguf, params, setup.n_ctx, recording);
+        let mut started = started.map_err(Error::engine)?;
+        // After llama.cpp has created its context: the run directory may replace an earlier run.
+        if let Some(create_run) = setup.create_run {
+            started.record(create_run(session).map_err(Error::Engine)?);
+        }
+        Ok(Box::new(started))
     }
 }
 

@@ -133,19 +133,22 @@ impl Native<'_> {
         kv_params.check(model.gguf(), model.hparams())?;
         let kv_cache = kv_cache::describe(&kv_params, model.hparams());
         self.ctx.note(kv_cache::note(&kv_cache));
-        let session = SessionInfo {
+        let info = SessionInfo {
             gpus: gpus_at_start(&devices),
             kv_cache: Some(kv_cache),
         };
-        let writer = setup.create_run.map(|create_run| create_run(session));
-        let writer = writer.transpose().map_err(Error::Engine)?;
-        let recorder = Recorder::new(writer).with_mode(setup.mode);
+        let recorder = Recorder::new(None).with_mode(setup.mode);
         let mut session = Session::with_devices(model, threads, devices, recorder, kv_params)?;
         if let Some(observer) = setup.observer {
             session.observe(observer);
         }
         let enable = |prepared: PreparedCacheRun| prepared.enable(&mut session).map_err(boxed);
         let cache = prepared.map(enable).transpose()?;
+        // After everything else that can fail: the run directory may replace an earlier run.
+        if let Some(create_run) = setup.create_run {
+            let writer = create_run(info).map_err(Error::Engine)?;
+            session.record(Recorder::new(Some(writer)).with_mode(setup.mode));
+        }
         Ok(NativeSession::new(session, cache))
     }
 

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use moe_files::text::counted;
 use moe_trace::check::{
-    CheckReport, mismatched_map, report, stale_tables, truncated_files, unfinished_state,
+    CheckReport, STILL_RECORDED, mismatched_map, report, stale_tables, truncated_files,
+    unfinished_state,
 };
 use moe_trace::dynamic_cache::DynamicCache;
 use moe_trace::hot_cache::HotCache;
@@ -74,7 +75,14 @@ pub fn describe(path: &Path, findings: &mut Findings, ctx: &Context) -> anyhow::
             "manifest.json declares {} but trace.bin contains {n_records}; the others are lost",
             counted(promised, "record")
         )),
-        Some(None) => findings.fact("state", unfinished_state(&run)),
+        Some(None) => {
+            let state = unfinished_state(&run);
+            findings.fact("state", state);
+            let is_stopped = run.manifest.as_ref().is_some_and(|m| m.stopped.is_some());
+            if n_records == 0 && !is_stopped && state != STILL_RECORDED {
+                findings.fault("trace.bin contains no records: the run ended before its first pass was recorded; record it again");
+            }
+        }
         _ => {}
     }
     if let Some(error) = mismatched_map(&run)? {
