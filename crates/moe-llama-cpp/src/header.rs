@@ -45,6 +45,9 @@ const ROTATE_WHOLE_HEADS: [&str; 24] = [
 /// Architectures for which llama.cpp supports a list of `expert_used_count` with different values.
 const PER_LAYER_EXPERTS: [&str; 2] = ["nemotron_h", "nemotron_h_moe"];
 
+/// Architectures whose graph always reads the cache of a sliding window, which exists only if the window is not 0.
+const NEED_WINDOW: [&str; 1] = ["afmoe"];
+
 /// Checks the header of a model. Keys of a wrong type are not checked, because llama.cpp returns an error for them.
 ///
 /// # Errors
@@ -84,6 +87,7 @@ pub(crate) fn check(gguf: &Gguf) -> Result<()> {
         let known = format!("llama.cpp supports {}", ROPE_SCALING_TYPES.join(", "));
         header.refuse("rope.scaling.type", format!("{name:?}"), is_unknown, &known)?;
     }
+    header.check_window()?;
     header.check_heads()
 }
 
@@ -175,6 +179,14 @@ impl Header<'_> {
             others.next().is_some(),
             reason,
         )
+    }
+
+    fn check_window(&self) -> Result<()> {
+        const WINDOW: &str = "attention.sliding_window";
+        let n = self.number(WINDOW).unwrap_or(0);
+        let is_refused = n == 0 && NEED_WINDOW.contains(&self.arch);
+        let reason = "for this architecture, llama.cpp needs a window of 1 position or more";
+        self.refuse(WINDOW, n, is_refused, reason)
     }
 
     fn check_heads(&self) -> Result<()> {

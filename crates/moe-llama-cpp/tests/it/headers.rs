@@ -1,9 +1,9 @@
 //! Headers for which llama.cpp would abort the process are refused before it reads them.
 
-use moe_gguf::{Array, Gguf, Value, ValueType};
+use moe_gguf::{Array, GgmlType, Gguf, Value, ValueType};
 use moe_llama_cpp::{Error, Model};
 
-use super::models::changed;
+use super::models::{changed, described_with};
 
 /// Loads a fixture with changed header values of its architecture.
 fn load(arch: &str, keys: &[(&str, Value)]) -> Result<Model, Error> {
@@ -94,6 +94,29 @@ fn refuses_partial_rotation_of_heads() {
             assert!(message.contains(&expected), "{message}");
         }
     }
+}
+
+/// llama.cpp reads a cache that does not exist if an afmoe model has no window.
+#[test]
+fn refuses_afmoe_without_a_window() {
+    const KEY: &str = "attention.sliding_window";
+    let dir = tempfile::tempdir().unwrap();
+    let load = |window: Option<u32>| {
+        let path = described_with(dir.path(), "afmoe", GgmlType::F32, |keys| {
+            let keys = keys.as_object_mut().unwrap();
+            keys.remove(KEY);
+            if let Some(window) = window {
+                keys.insert(KEY.to_owned(), window.into());
+            }
+        });
+        Model::load(&Gguf::open(path).unwrap())
+    };
+    for window in [None, Some(0)] {
+        let message = load(window).err().unwrap().to_string();
+        let expected = "`afmoe.attention.sliding_window` is 0: for this architecture";
+        assert!(message.contains(expected), "{message}");
+    }
+    assert!(load(Some(32)).is_ok());
 }
 
 #[test]

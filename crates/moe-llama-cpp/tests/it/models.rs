@@ -57,8 +57,20 @@ pub fn make(dir: &Path, name: &str, spec: &Spec) -> PathBuf {
 
 /// Writes the model of `fixtures/architectures/ARCH.json` with random matrices of type `ty`.
 pub fn described(dir: &Path, arch: &str, ty: GgmlType) -> PathBuf {
+    described_with(dir, arch, ty, |_| {})
+}
+
+/// Writes the model of `fixtures/architectures/ARCH.json` after `edit` has changed its header keys.
+pub fn described_with(
+    dir: &Path,
+    arch: &str,
+    ty: GgmlType,
+    edit: impl FnOnce(&mut serde_json::Value),
+) -> PathBuf {
     let json = std::fs::read(fixture(format!("architectures/{arch}.json"))).unwrap();
-    let description: Description = serde_json::from_slice(&json).unwrap();
+    let mut json: serde_json::Value = serde_json::from_slice(&json).unwrap();
+    edit(&mut json["keys"]);
+    let description: Description = serde_json::from_value(json).unwrap();
     let synth = Synth::described(&description, ty, 5).unwrap();
     let path = dir.join(format!("{arch}-{}.gguf", ty.name()));
     synth.write(File::create(&path).unwrap()).unwrap();
