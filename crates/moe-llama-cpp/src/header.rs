@@ -1,4 +1,5 @@
-//! Checks of header values for which llama.cpp aborts the process instead of returning an error.
+//! Checks of header values for which llama.cpp aborts the process instead of returning an error, or whose results cannot be
+//! recorded.
 //!
 //! The rules are the assertions of `llama_model_base::load_hparams` and of the graphs in `src/models/` of the llama.cpp version
 //! that `llama-cpp-sys-2` builds. All other assertions call the callback of [`on_abort`](crate::on_abort).
@@ -79,6 +80,11 @@ pub(crate) fn check(gguf: &Gguf) -> Result<()> {
             "it must be at least 0",
         )?;
     }
+    // Without causal attention, the results depend on the division of a prompt into batches.
+    const CAUSAL: &str = "attention.causal";
+    let is_causal = metadata.bool(&header.key(CAUSAL)).ok().flatten();
+    let reason = "the only supported value is true";
+    header.refuse(CAUSAL, false, is_causal == Some(false), reason)?;
     header.check_experts()?;
     header.check_used()?;
     let key = header.key("rope.scaling.type");

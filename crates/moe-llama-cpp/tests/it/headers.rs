@@ -119,6 +119,19 @@ fn refuses_afmoe_without_a_window() {
     assert!(load(Some(32)).is_ok());
 }
 
+/// The same words as in the error of the executor.
+#[test]
+fn refuses_attention_that_is_not_causal() {
+    for arch in ["gpt-oss", "qwen3moe"] {
+        let causal = |value| [("attention.causal", Value::Bool(value))];
+        let message = load(arch, &causal(false)).err().unwrap().to_string();
+        let expected =
+            format!("`{arch}.attention.causal` is false: the only supported value is true");
+        assert!(message.contains(&expected), "{message}");
+        assert!(load(arch, &causal(true)).is_ok());
+    }
+}
+
 #[test]
 fn refuses_an_unknown_rope_scaling() {
     let scaling = |name: &str| [("rope.scaling.type", Value::String(name.into()))];
