@@ -4,7 +4,7 @@
 //! The rules are the assertions of `llama_model_base::load_hparams` and of the graphs in `src/models/` of the llama.cpp version
 //! that `llama-cpp-sys-2` builds. All other assertions call the callback of [`on_abort`](crate::on_abort).
 
-use moe_gguf::{Gguf, PerLayer};
+use moe_gguf::{Gguf, PerLayer, Value};
 
 use crate::error::{Error, Result};
 
@@ -117,6 +117,18 @@ impl Header<'_> {
         self.values(suffix)?.uniform()
     }
 
+    /// The first value of a key below 0, which is not one of its [`Header::values`].
+    fn first_negative(&self, suffix: &str) -> Option<i128> {
+        let is_negative = |n: &i128| *n < 0;
+        match self.gguf.metadata().get(&self.key(suffix))? {
+            Value::Array(list) => {
+                let numbers = list.iter().filter_map(|value| value.as_i128());
+                numbers.take(MAX_LAYERS as usize).find(is_negative)
+            }
+            value => value.as_i128().filter(is_negative),
+        }
+    }
+
     fn refuse(
         &self,
         suffix: &str,
@@ -139,6 +151,14 @@ impl Header<'_> {
         const USED: &str = "expert_used_count";
         const GROUPS: &str = "expert_group_count";
         const GROUPS_USED: &str = "expert_group_used_count";
+        for suffix in ["expert_count", USED, GROUPS, GROUPS_USED] {
+            if let Some(n) = self.first_negative(suffix) {
+                self.refuse(suffix, n, true, "it must be at least 0")?;
+            }
+            if self.gguf.metadata().per_layer(&self.key(suffix)).is_err() {
+                return Ok(());
+            }
+        }
         let n_expert = self.number("expert_count").unwrap_or(0);
         let n_used = self.values(USED).and_then(|used| used.max()).unwrap_or(0);
         let n_group = self.number(GROUPS).unwrap_or(0);

@@ -74,6 +74,21 @@ fn refuses_other_numbers_of_experts_than_in_the_first_layer() {
 }
 
 #[test]
+fn names_a_negative_number_of_experts() {
+    let list = Array::new(ValueType::I32, [4, -2, 4, 4].map(Value::I32)).unwrap();
+    for (key, value, shown) in [
+        ("expert_count", Value::I32(-16), "-16"),
+        ("expert_used_count", Value::I32(-3), "-3"),
+        ("expert_used_count", Value::Array(Box::new(list)), "-2"),
+        ("expert_group_count", Value::I64(-1), "-1"),
+    ] {
+        let message = load("qwen3moe", &[(key, value)]).err().unwrap().to_string();
+        let expected = format!("`qwen3moe.{key}` is {shown}: it must be at least 0");
+        assert!(message.contains(&expected), "{message}");
+    }
+}
+
+#[test]
 fn refuses_a_negative_epsilon() {
     for epsilon in [-1.0, f32::NAN] {
         let key = ("attention.layer_norm_rms_epsilon", Value::F32(epsilon));
@@ -146,8 +161,13 @@ fn refuses_an_unknown_rope_scaling() {
 /// llama.cpp itself returns an error for a key of the wrong type.
 #[test]
 fn leaves_other_errors_to_llama_cpp() {
-    let error = load("qwen3moe", &[("block_count", Value::F32(4.0))]).err();
-    assert!(matches!(error, Some(Error::Load { .. })), "{error:?}");
+    for key in ["block_count", "expert_count", "expert_used_count"] {
+        let error = load("qwen3moe", &[(key, Value::F32(4.0))]).err();
+        assert!(
+            matches!(error, Some(Error::Load { .. })),
+            "{key}: {error:?}"
+        );
+    }
 }
 
 /// llama.cpp throws an exception if a character needs a byte token that the vocabulary lacks.
