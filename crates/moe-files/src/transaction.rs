@@ -30,6 +30,34 @@ pub struct Transaction {
 struct Change {
     path: PathBuf,
     old: Old,
+    /// The file at the path after the change; `None` if it was removed.
+    new: Option<Identity>,
+}
+
+/// Identifies a file: equal for all names of the same file.
+#[cfg(unix)]
+type Identity = (u64, u64);
+
+/// Identifies a file by its size, and the times of its creation and last change.
+#[cfg(not(unix))]
+type Identity = (
+    u64,
+    Option<std::time::SystemTime>,
+    Option<std::time::SystemTime>,
+);
+
+/// Returns the identity of the file at a path, if it exists. Symbolic links are not followed.
+#[cfg(unix)]
+fn identity(path: &Path) -> Option<Identity> {
+    use std::os::unix::fs::MetadataExt;
+    let found = path.symlink_metadata().ok()?;
+    Some((found.dev(), found.ino()))
+}
+
+#[cfg(not(unix))]
+fn identity(path: &Path) -> Option<Identity> {
+    let found = path.symlink_metadata().ok()?;
+    Some((found.len(), found.created().ok(), found.modified().ok()))
 }
 
 /// What existed at a path before a change.
@@ -122,12 +150,13 @@ impl Transaction {
         } else {
             Old::Nothing
         };
+        let new = file.temporary.as_deref().and_then(identity);
         file.rename(registry)?;
         if !matches!(old, Old::Nothing) {
             self.unsynced.insert(parent_of(&file.path).to_owned());
         }
         let path = file.path.clone();
-        self.changes.push(Change { path, old });
+        self.changes.push(Change { path, old, new });
         Ok(())
     }
 
@@ -142,7 +171,8 @@ impl Transaction {
             Ok(()) => {
                 self.unsynced.insert(parent_of(path).to_owned());
                 let path = path.to_owned();
-                self.changes.push(Change { path, old });
+                let new = None;
+                self.changes.push(Change { path, old, new });
                 Ok(())
             }
             Err(error) => match error.kind() {
@@ -177,9 +207,12 @@ impl Transaction {
         }
     }
 
-    /// Undoes all changes in reverse order. Errors are ignored.
+    /// Undoes all changes in reverse order, except at paths that another process has changed since. Errors are ignored.
     pub(crate) fn undo(&mut self, registry: &mut Registry) {
-        for Change { path, old } in self.changes.drain(..).rev() {
+        for Change { path, old, new } in self.changes.drain(..).rev() {
+            if identity(&path) != new {
+                continue;
+            }
             match old {
                 Old::Nothing => {
                     let _ = fs::remove_file(&path);

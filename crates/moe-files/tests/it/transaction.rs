@@ -53,6 +53,23 @@ fn undoes_an_unfinished_transaction() {
 }
 
 #[test]
+fn undo_keeps_files_that_another_process_has_written_since() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    for name in ["a", "b"] {
+        fs::write(at(name), "old").unwrap();
+    }
+    let transaction = change(dir.path());
+    for name in ["a", "b", "c"] {
+        fs::write(at("theirs"), "theirs").unwrap();
+        fs::rename(at("theirs"), at(name)).unwrap();
+    }
+    drop(transaction);
+    let after = ["a", "b", "c"].map(|name| (name.into(), "theirs".into()));
+    assert_eq!(contents(dir.path()), after);
+}
+
+#[test]
 fn failed_rename_undoes_replacements() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
