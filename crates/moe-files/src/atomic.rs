@@ -8,6 +8,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use tempfile::{NamedTempFile, TempPath};
 
+use crate::directory_lock::lock_directories;
 use crate::error::Error;
 use crate::stale::{self, temporary_names};
 use crate::temporary::{Registry, registry};
@@ -219,6 +220,11 @@ impl Drop for Pending {
 
 /// Renames all files and removes the paths in `removed`, or changes nothing.
 pub(crate) fn rename_all(mut files: Vec<Pending>, removed: &[PathBuf]) -> Result<(), Error> {
+    let paths = files.iter().map(|file| &*file.path);
+    let paths = paths.chain(removed.iter().map(|path| &**path));
+    // One output is complete by itself.
+    let is_group = files.len() + removed.len() > 1;
+    let _locks = is_group.then(|| lock_directories(paths));
     let mut transaction = Transaction::default();
     // Held to the end: the thread that handles signals removes temporary files under this lock.
     let mut registry = registry();

@@ -15,6 +15,7 @@
 
 mod atomic;
 pub mod csv;
+mod directory_lock;
 mod error;
 mod group;
 pub mod inputs;

@@ -133,6 +133,26 @@ fn group_removes_other_files_of_an_earlier_output_only_if_it_may_replace() {
     }
 }
 
+/// Otherwise, two processes that replace the same group could leave files of both.
+#[cfg(unix)]
+#[test]
+fn group_waits_until_another_process_has_renamed_its_group() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut group = AtomicFiles::create(dir.path(), true).unwrap();
+    for name in ["a", "b"] {
+        group.file(name).unwrap().write_all(b"new").unwrap();
+    }
+    let lock = fs::File::open(dir.path()).unwrap();
+    lock.lock().unwrap();
+    let committed = std::thread::spawn(move || group.commit());
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    assert!(!dir.path().join("a").exists());
+    drop(lock);
+    committed.join().unwrap().unwrap();
+    let after = ["a", "b"].map(|name| (name.into(), "new".into()));
+    assert_eq!(contents(dir.path()), after);
+}
+
 /// Without a lock, another process would remove the directory as stale.
 #[cfg(unix)]
 #[test]
