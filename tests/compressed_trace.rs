@@ -81,7 +81,7 @@ fn every_command_reads_both_files_of_a_killed_recorder() {
 }
 
 #[test]
-fn reports_a_damaged_file() {
+fn uses_the_records_before_damage() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     record(&run, &[]);
@@ -91,10 +91,43 @@ fn reports_a_damaged_file() {
     let middle = bytes.len() / 2;
     bytes[middle..middle + 40].fill(0xa5);
     fs::write(&path, bytes).unwrap();
-    let error = fail!["hotness", run];
-    assert!(error.contains(REST) && error.contains("remove it to use"), "{error}");
+    let done = moe_analyze().arg("hotness").arg(&run).assert().success();
+    let warnings = String::from_utf8(done.get_output().stderr.clone()).unwrap();
+    assert!(warnings.contains("trace-rest.bin.zst is damaged"), "{warnings}");
+    let found = moe_analyze().arg("info").arg(&run).assert().code(1);
+    let facts = String::from_utf8(found.get_output().stdout.clone()).unwrap();
+    assert!(facts.contains("trace-rest.bin.zst is damaged"), "{facts}");
     fs::remove_file(path).unwrap();
     run!["hotness", run];
+}
+
+/// After a power loss, `trace.bin` can be shorter than the part that precedes the compressed records.
+#[test]
+fn reports_compressed_records_that_do_not_follow_the_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    record(&run, &[]);
+    divide(&run, 100);
+    let trace = fs::read(run.join("trace.bin")).unwrap();
+    fs::write(run.join("trace.bin"), &trace[..50 * RECORD_SIZE]).unwrap();
+    let found = moe_analyze().arg("info").arg(&run).assert().code(1);
+    let facts = String::from_utf8(found.get_output().stdout.clone()).unwrap();
+    assert!(facts.contains("trace.bin ends before the first of its records"), "{facts}");
+}
+
+#[test]
+fn reports_a_missing_directory_for_temporary_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    record(&run, &[]);
+    divide(&run, 100);
+    let mut command = moe_analyze();
+    command.arg("hotness").arg(&run);
+    command.env("TMPDIR", dir.path().join("missing"));
+    let failed = command.assert().code(2);
+    let error = String::from_utf8(failed.get_output().stderr.clone()).unwrap();
+    assert!(error.contains("($TMPDIR) must exist and have room"), "{error}");
+    assert!(!error.contains("remove"), "{error}");
 }
 
 #[test]

@@ -415,6 +415,7 @@ impl Run {
             )),
             _ => {}
         }
+        warnings.extend(self.trace.rest_note().map(str::to_owned));
         warnings.extend(truncated_files(self));
         warnings.extend(misleading_counts.finish());
         Ok(warnings)

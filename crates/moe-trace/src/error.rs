@@ -52,9 +52,9 @@ pub enum Error {
         /// The cause.
         source: Arc<io::Error>,
     },
-    /// The compressed records of a killed recorder cannot be read, or not be copied to a temporary file.
-    #[error("{} cannot be expanded to a temporary file: {source}; the directory for temporary files ($TMPDIR) must have room for \
-        the complete trace; if the file is damaged, remove it to use the records of trace.bin only", path.display())]
+    /// The compressed records of a killed recorder cannot be copied to a temporary file.
+    #[error("{} cannot be expanded to a temporary file: {source}; the directory for temporary files ($TMPDIR) must exist \
+        and have room for the complete trace", path.display())]
     Expand {
         /// The compressed file.
         path: PathBuf,

@@ -5,14 +5,16 @@
 //! file is removed. If the recorder is killed before, the file remains, and [`restore`] returns the complete trace.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
+use moe_files::text::counted;
 use serde::{Deserialize, Serialize};
-use zstd::stream::read::Decoder;
+use zerocopy::FromBytes;
+use zstd::stream::raw::{Decoder, Operation};
 
 use crate::error::Error;
-use crate::record::RECORD_SIZE;
+use crate::record::{RECORD_SIZE, TensorAccessLog};
 use crate::run::TRACE_FILE;
 
 /// Name of the file in a run directory.
@@ -22,6 +24,8 @@ pub const REST_FILE: &str = "trace-rest.bin.zst";
 pub(crate) const HEADER: [u8; 16] = *b"\x50\x2a\x4d\x18\x10\0\0\0moetrace";
 pub(crate) const HEADER_SIZE: usize = HEADER.len() + size_of::<u64>();
 const BUFFER_SIZE: usize = 256 << 10;
+/// The part of a frame that is kept in memory. The frames of the recorder are smaller.
+const MAX_FRAME_SIZE: usize = 64 << 20;
 
 /// Records that a recorder compressed, and appended to `trace.bin` at the end of the run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -33,12 +37,19 @@ pub struct Expansion {
     pub seconds: f64,
 }
 
-/// If a recorder was killed before it had expanded the rest of `trace`, or is still recording, returns an unnamed temporary file
-/// with all records.
+/// The trace of a recorder that was killed before it had expanded the rest, or is still recording.
+pub(crate) struct Restored {
+    /// An unnamed temporary file with all records, or `trace.bin` if those of the rest cannot be used.
+    pub(crate) file: File,
+    /// Which records of the rest are not used, and why.
+    pub(crate) note: Option<String>,
+}
+
+/// If `trace` has a rest, returns its records followed by those of the rest.
 ///
 /// # Errors
 /// [`Error::Io`] and [`Error::Expand`].
-pub(crate) fn restore(trace: &Path) -> Result<Option<File>, Error> {
+pub(crate) fn restore(trace: &Path) -> Result<Option<Restored>, Error> {
     if trace.file_name().is_none_or(|name| name != TRACE_FILE) {
         return Ok(None);
     }
@@ -51,24 +62,79 @@ pub(crate) fn restore(trace: &Path) -> Result<Option<File>, Error> {
         Err(error) => return Err(Error::io("read", &path)(error)),
     };
     let first = crate::bounded::open(trace)?;
-    let expanded = || -> io::Result<File> {
-        let mut file = tempfile::tempfile()?;
-        let copied = io::copy(&mut first.take(offset), &mut file)?;
-        // A trace that was truncated by a power loss ends where the first record is missing.
-        if copied == offset {
-            copy_records(rest, &mut file)?;
-        }
-        Ok(file)
-    };
-    expanded().map(Some).map_err(|source| Error::Expand {
+    let restored = join(first, offset, rest, &path);
+    restored.map(Some).map_err(|source| Error::Expand {
         path,
         source: source.into(),
     })
 }
 
-/// The number of bytes of `trace.bin` before the records of an open file, and a reader of the records. `None` for a file that
+/// Returns the first `offset` bytes of a trace followed by the records of the rest at `path`.
+fn join(
+    mut first: File,
+    offset: u64,
+    mut rest: BufReader<File>,
+    path: &Path,
+) -> io::Result<Restored> {
+    let without_rest = |first: File, reason: &str| {
+        let note = format!(
+            "{}: {reason}; the records in it are not used",
+            path.display()
+        );
+        let note = Some(note);
+        Ok(Restored { file: first, note })
+    };
+    const DAMAGED: &str = "its header is damaged";
+    let size = RECORD_SIZE as u64;
+    if offset == 0 || !offset.is_multiple_of(size) {
+        return without_rest(first, DAMAGED);
+    }
+    // A trace that was truncated by a power loss ends where the first record is missing.
+    if record_at(&mut first, offset - size)?.is_none() {
+        return without_rest(first, "trace.bin ends before the first of its records");
+    }
+    let next = record_at(&mut first, offset)?;
+    first.seek(SeekFrom::Start(0))?;
+    let mut file = tempfile::tempfile()?;
+    io::copy(&mut (&first).take(offset), &mut file)?;
+    let copied = copy_records(&mut rest, &mut file)?;
+    // The recorder was killed while it appended the same records to the trace.
+    if next.is_some() && copied.bytes > 0 && next != record_at(&mut file, offset)? {
+        return without_rest(first, DAMAGED);
+    }
+    let note = copied.damage.map(|error| {
+        format!(
+            "{} is damaged ({error}); the {} in it before the damage are used",
+            path.display(),
+            counted(copied.bytes / size, "record")
+        )
+    });
+    Ok(Restored { file, note })
+}
+
+/// The record at an offset of a file, unless its timestamp is 0 or the file ends before the end of the record.
+fn record_at(file: &mut File, offset: u64) -> io::Result<Option<[u8; RECORD_SIZE]>> {
+    // A damaged header may contain an offset at which no file can be read.
+    if file.metadata()?.len() < offset {
+        return Ok(None);
+    }
+    file.seek(SeekFrom::Start(offset))?;
+    let mut record = [0; RECORD_SIZE];
+    match file.read_exact(&mut record) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        read => read?,
+    }
+    Ok(Some(record).filter(|record| !ends_trace(record)))
+}
+
+/// Whether readers end at a record, because its timestamp is 0.
+fn ends_trace(record: &[u8; RECORD_SIZE]) -> bool {
+    TensorAccessLog::ref_from_bytes(record).is_ok_and(|record| record.timestamp_ns.get() == 0)
+}
+
+/// The number of bytes of `trace.bin` before the records of an open file, and a reader of its frames. `None` for a file that
 /// this crate did not write, such as one that a user has compressed.
-pub(crate) fn open(path: &Path) -> io::Result<Option<(u64, Decoder<'static, BufReader<File>>)>> {
+pub(crate) fn open(path: &Path) -> io::Result<Option<(u64, BufReader<File>)>> {
     // Opening a FIFO would block.
     if !std::fs::metadata(path)?.is_file() {
         return Ok(None);
@@ -82,29 +148,73 @@ pub(crate) fn open(path: &Path) -> io::Result<Option<(u64, Decoder<'static, BufR
     let (start, offset) = header.split_at(HEADER.len());
     let offset = offset.try_into().map(u64::from_le_bytes);
     match offset {
-        Ok(offset) if start == HEADER => Ok(Some((offset, Decoder::new(file)?))),
+        Ok(offset) if start == HEADER => {
+            Ok(Some((offset, BufReader::with_capacity(BUFFER_SIZE, file))))
+        }
         _ => Ok(None),
     }
 }
 
-/// Copies all complete records. A frame that is incomplete, because the recorder was killed, is the last one. Returns the number
-/// of bytes.
-pub(crate) fn copy_records(mut from: impl Read, to: &mut impl Write) -> io::Result<u64> {
-    let mut buffer = vec![0; BUFFER_SIZE];
-    let (mut filled, mut total) = (0, 0);
+/// What [`copy_records`] has copied.
+pub(crate) struct Copied {
+    /// Number of bytes.
+    pub(crate) bytes: u64,
+    /// Why the following frames cannot be decompressed; `None` if there are none.
+    pub(crate) damage: Option<io::Error>,
+}
+
+/// Copies the records of all complete frames, up to the first record with timestamp 0. An incomplete frame at the end of the file,
+/// because the recorder was killed, and zeros there, after a power loss, are ignored.
+pub(crate) fn copy_records(from: &mut impl BufRead, to: &mut impl Write) -> io::Result<Copied> {
+    let mut decoder = Decoder::new()?;
+    let mut buffer = vec![0u8; BUFFER_SIZE];
+    // The bytes of the current frame, after an incomplete record of the previous ones. They are copied at the end of the frame,
+    // where zstd has compared its checksum.
+    let mut frame: Vec<u8> = Vec::new();
+    let (mut checked, mut bytes) = (0, 0);
     loop {
-        let n = match from.read(&mut buffer[filled..]) {
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => 0,
-            read => read?,
+        let input = from.fill_buf()?;
+        let is_end = input.is_empty();
+        let step = match decoder.run_on_buffers(input, &mut buffer) {
+            Ok(step) => step,
+            Err(error) => {
+                let damage = (!is_zeros(from)?).then_some(error);
+                return Ok(Copied { bytes, damage });
+            }
         };
-        filled += n;
-        let complete = filled - filled % RECORD_SIZE;
-        to.write_all(&buffer[..complete])?;
-        total += complete as u64;
-        buffer.copy_within(complete..filled, 0);
-        filled -= complete;
-        if n == 0 {
-            return Ok(total);
+        from.consume(step.bytes_read);
+        if is_end && step.bytes_written == 0 {
+            let damage = None;
+            return Ok(Copied { bytes, damage });
         }
+        frame.extend_from_slice(&buffer[..step.bytes_written]);
+        let (records, _) = frame[checked..].as_chunks::<RECORD_SIZE>();
+        let end = records.iter().position(ends_trace);
+        checked += end.unwrap_or(records.len()) * RECORD_SIZE;
+        if end.is_some() || step.remaining == 0 || frame.len() >= MAX_FRAME_SIZE {
+            to.write_all(&frame[..checked])?;
+            bytes += checked as u64;
+            frame.drain(..checked);
+            checked = 0;
+        }
+        if end.is_some() {
+            let damage = None;
+            return Ok(Copied { bytes, damage });
+        }
+    }
+}
+
+/// Whether all remaining bytes are 0.
+fn is_zeros(from: &mut impl BufRead) -> io::Result<bool> {
+    loop {
+        let bytes = from.fill_buf()?;
+        if bytes.is_empty() {
+            return Ok(true);
+        }
+        if bytes.iter().any(|&byte| byte != 0) {
+            return Ok(false);
+        }
+        let n = bytes.len();
+        from.consume(n);
     }
 }

@@ -56,11 +56,12 @@ impl RestWriter {
 /// Appends the records of the file at `path` to `trace`, and removes the file. After an error, `trace` is as before.
 pub(crate) fn expand(path: &Path, trace: &mut File) -> io::Result<Expansion> {
     let start = Instant::now();
-    let (offset, rest) = open(path)?
+    let (offset, mut rest) = open(path)?
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "its header is damaged"))?;
     let appended = trace
         .seek(SeekFrom::Start(offset))
-        .and_then(|_| copy_records(rest, trace));
+        .and_then(|_| copy_records(&mut rest, trace))
+        .and_then(|copied| copied.damage.map_or(Ok(copied.bytes), Err));
     match appended.and_then(|bytes| fs::remove_file(path).map(|()| bytes)) {
         Ok(bytes) => Ok(Expansion {
             bytes,
@@ -77,7 +78,6 @@ pub(crate) fn expand(path: &Path, trace: &mut File) -> io::Result<Expansion> {
 mod tests {
     use std::io::Read;
 
-    use crate::error::Error;
     use crate::record::RECORD_SIZE;
     use crate::rest::{REST_FILE, restore};
     use crate::run::TRACE_FILE;
@@ -102,11 +102,18 @@ mod tests {
         ([first, blocks.concat()].concat(), rest)
     }
 
-    fn restored(dir: &Path) -> Option<Vec<u8>> {
-        let mut file = restore(&dir.join(TRACE_FILE)).unwrap()?;
+    /// The records, and the note about those that are not used.
+    fn restored_with_note(dir: &Path) -> Option<(Vec<u8>, Option<String>)> {
+        let mut restored = restore(&dir.join(TRACE_FILE)).unwrap()?;
         let mut bytes = Vec::new();
-        file.seek(SeekFrom::Start(0)).unwrap();
-        file.read_to_end(&mut bytes).unwrap();
+        restored.file.seek(SeekFrom::Start(0)).unwrap();
+        restored.file.read_to_end(&mut bytes).unwrap();
+        Some((bytes, restored.note))
+    }
+
+    fn restored(dir: &Path) -> Option<Vec<u8>> {
+        let (bytes, note) = restored_with_note(dir)?;
+        assert_eq!(note, None);
         Some(bytes)
     }
 
@@ -154,16 +161,21 @@ mod tests {
     }
 
     #[test]
-    fn reports_damage() {
+    fn uses_the_records_before_damage() {
         let dir = tempfile::tempdir().unwrap();
-        write(dir.path(), 2 * RECORD_SIZE);
+        let (expected, _) = write(dir.path(), 2 * RECORD_SIZE);
         let path = dir.path().join(REST_FILE);
         let mut bytes = fs::read(&path).unwrap();
         // Within the checksum of the last frame.
         *bytes.last_mut().unwrap() ^= 1;
         fs::write(&path, bytes).unwrap();
-        let error = restore(&dir.path().join(TRACE_FILE)).unwrap_err();
-        assert!(matches!(error, Error::Expand { .. }), "{error}");
+        let (found, note) = restored_with_note(dir.path()).unwrap();
+        assert_eq!(found, expected[..5 * RECORD_SIZE]);
+        let note = note.unwrap();
+        assert!(
+            note.contains("the 3 records in it before the damage"),
+            "{note}"
+        );
         let mut trace = File::options()
             .write(true)
             .open(dir.path().join(TRACE_FILE))
@@ -171,6 +183,63 @@ mod tests {
         assert!(expand(&path, &mut trace).is_err());
         assert_eq!(trace.metadata().unwrap().len(), 2 * RECORD_SIZE as u64);
         assert!(path.exists());
+    }
+
+    #[test]
+    fn ignores_zeros_after_the_complete_frames() {
+        let dir = tempfile::tempdir().unwrap();
+        let (expected, _) = write(dir.path(), 2 * RECORD_SIZE);
+        let path = dir.path().join(REST_FILE);
+        let mut bytes = fs::read(&path).unwrap();
+        for n in [1, 4, 100, 1 << 20] {
+            bytes.resize(bytes.len() + n, 0);
+            fs::write(&path, &bytes).unwrap();
+            assert_eq!(restored(dir.path()).unwrap(), expected, "{n}");
+        }
+    }
+
+    /// Readers end at a timestamp of 0, so that nothing after it is decompressed: 1 GiB of zeros has 32 kB.
+    #[test]
+    fn ends_at_the_first_record_without_a_timestamp() {
+        let dir = tempfile::tempdir().unwrap();
+        let (expected, mut rest) = write(dir.path(), 2 * RECORD_SIZE);
+        let last = block(1, 4);
+        let zeros = vec![0; 8 << 20];
+        rest.write(&[last.as_slice(), zeros.as_slice()].concat())
+            .unwrap();
+        rest.write(&block(1, 5)).unwrap();
+        assert_eq!(restored(dir.path()).unwrap(), [expected, last].concat());
+    }
+
+    /// A damaged header, or a trace that a power loss has truncated.
+    #[test]
+    fn does_not_use_records_that_do_not_follow_the_trace() {
+        const DAMAGED: &str = "its header is damaged";
+        let dir = tempfile::tempdir().unwrap();
+        let (expected, _) = write(dir.path(), 2 * RECORD_SIZE);
+        let path = dir.path().join(REST_FILE);
+        let bytes = fs::read(&path).unwrap();
+        let size = RECORD_SIZE as u64;
+        for (offset, reason) in [
+            (0, DAMAGED),
+            (size, DAMAGED),
+            (2 * size - 1, DAMAGED),
+            (3 * size, "trace.bin ends before the first of its records"),
+            (u64::MAX - u64::MAX % size, "trace.bin ends before"),
+        ] {
+            let mut damaged = bytes.clone();
+            damaged[HEADER.len()..HEADER_SIZE].copy_from_slice(&offset.to_le_bytes());
+            fs::write(&path, damaged).unwrap();
+            let (found, note) = restored_with_note(dir.path()).unwrap();
+            assert_eq!(found, expected[..2 * RECORD_SIZE], "{offset}");
+            let note = note.unwrap();
+            assert!(note.contains(reason), "{offset}: {note}");
+        }
+        fs::write(&path, bytes).unwrap();
+        let trace = dir.path().join(TRACE_FILE);
+        fs::write(&trace, [block(1, 1), vec![0; RECORD_SIZE]].concat()).unwrap();
+        let (_, note) = restored_with_note(dir.path()).unwrap();
+        assert!(note.unwrap().contains("trace.bin ends before"));
     }
 
     /// A user may compress a trace, or store other files next to it.

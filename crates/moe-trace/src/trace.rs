@@ -38,6 +38,7 @@ pub struct Trace {
     map: MappedFile,
     records: OnceLock<usize>,
     position: Arc<AtomicU64>,
+    rest_note: Option<String>,
 }
 
 impl Trace {
@@ -50,7 +51,10 @@ impl Trace {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         match rest::restore(path)? {
-            Some(file) => Self::from_file(path, &file),
+            Some(restored) => Ok(Self {
+                rest_note: restored.note,
+                ..Self::from_file(path, &restored.file)?
+            }),
             None => Self::from_file(path, &bounded::open(path)?),
         }
     }
@@ -65,12 +69,18 @@ impl Trace {
             map: MappedFile::new(file, path).map_err(Error::io("map", path))?,
             records: OnceLock::new(),
             position: Arc::default(),
+            rest_note: None,
         })
     }
 
     /// The file.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Which records of the file [`REST_FILE`](crate::REST_FILE) are not used, and why. `None` if all are used, or without such a file.
+    pub fn rest_note(&self) -> Option<&str> {
+        self.rest_note.as_deref()
     }
 
     /// The records before the first one with timestamp 0.

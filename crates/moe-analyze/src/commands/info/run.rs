@@ -85,6 +85,9 @@ pub fn describe(path: &Path, findings: &mut Findings, ctx: &Context) -> anyhow::
         }
         _ => {}
     }
+    if let Some(note) = run.trace.rest_note() {
+        findings.fault(note);
+    }
     if let Some(error) = mismatched_map(&run)? {
         findings.fault(advice::with_advice(&error));
     }
