@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import warnings
 from pathlib import Path
 from unittest import mock
 
@@ -103,7 +104,9 @@ class Package(unittest.TestCase):
                 # After a power loss, trace.bin may be shorter.
                 (run / "trace.bin").write_bytes(complete[: 1024 * (n_first // 2)])
                 expected = complete if n_first == 0 else complete[: 1024 * 50]
-                self.assertEqual(moe_analyze.read_run(run).records.tobytes(), expected)
+                warns = self.assertWarnsRegex(UserWarning, "trace.bin ends before") if n_first else contextlib.nullcontext()
+                with warns:
+                    self.assertEqual(moe_analyze.read_run(run).records.tobytes(), expected)
                 shutil.rmtree(run)
 
     def test_ignores_an_incomplete_last_frame(self):
@@ -115,18 +118,39 @@ class Package(unittest.TestCase):
         self.assertTrue(n - 64 <= len(records) < n, len(records))
         self.assertEqual(records.tobytes(), (RUN / "trace.bin").read_bytes()[: 1024 * len(records)])
 
-    def test_reports_damaged_compressed_records(self):
-        path = self.killed_run(10) / "trace-rest.bin.zst"
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2 : len(data) // 2 + 40] = b"\xa5" * 40
-        path.write_bytes(data)
-        with self.assertRaisesRegex(ValueError, "trace-rest.bin.zst: .*; remove it"):
-            moe_analyze.read_run(path.parent)
+    def test_uses_the_compressed_records_before_damage(self):
+        complete = (RUN / "trace.bin").read_bytes()
+        path = self.killed_run(10, block=64) / "trace-rest.bin.zst"
+        data = path.read_bytes()
+        # Zeros after a power loss are ignored.
+        path.write_bytes(data + bytes(5000))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            self.assertEqual(moe_analyze.read_run(path.parent).records.tobytes(), complete)
+        # Within the checksum of the last frame.
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        n = 10 + (len(complete) // 1024 - 11) // 64 * 64
+        with self.assertWarnsRegex(UserWarning, f"zst is damaged .*: {n - 10}$"):
+            self.assertEqual(moe_analyze.read_run(path.parent).records.tobytes(), complete[: 1024 * n])
+        for offset in (0, 1024, 9999):
+            path.write_bytes(data[:16] + struct.pack("<Q", offset) + data[24:])
+            with self.assertWarnsRegex(UserWarning, "its header is damaged"):
+                self.assertEqual(len(moe_analyze.read_run(path.parent).records), 10)
         with mock.patch.dict(sys.modules, zstandard=None), self.assertRaisesRegex(ImportError, "needs the package zstandard"):
             moe_analyze.read_run(path.parent)
         # Another file of this name is not one of a recorder.
         path.write_bytes(b"other")
         self.assertEqual(len(moe_analyze.read_run(path.parent).records), 10)
+
+    def test_ends_at_the_first_compressed_record_without_a_timestamp(self):
+        complete = (RUN / "trace.bin").read_bytes()
+        path = self.killed_run(10) / "trace-rest.bin.zst"
+        zeros = zstandard.ZstdCompressor().compress(bytes(1 << 28))
+        path.write_bytes(path.read_bytes() + zeros)
+        with mock.patch("tempfile.TemporaryFile", lambda: open(self.dir / "copy", "w+b")):
+            records = moe_analyze.read_run(path.parent).records
+        self.assertEqual(records.tobytes(), complete)
+        self.assertEqual((self.dir / "copy").stat().st_size, len(complete))
 
     def test_counts_experts_in_every_frame(self):
         table = moe_analyze.hotness(RUN)

@@ -86,11 +86,11 @@ fn join(
     };
     const DAMAGED: &str = "its header is damaged";
     let size = RECORD_SIZE as u64;
-    if offset == 0 || !offset.is_multiple_of(size) {
+    if !offset.is_multiple_of(size) {
         return without_rest(first, DAMAGED);
     }
     // A trace that was truncated by a power loss ends where the first record is missing.
-    if record_at(&mut first, offset - size)?.is_none() {
+    if offset > 0 && record_at(&mut first, offset - size)?.is_none() {
         return without_rest(first, "trace.bin ends before the first of its records");
     }
     let next = record_at(&mut first, offset)?;

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, overload
@@ -58,7 +58,8 @@ def read_run(path: StrPath) -> Run:
     """Reads a run directory, or a trace.bin.
 
     Records end at the first timestamp 0. If the recorder was killed, or is still recording, the last records can be in
-    trace-rest.bin.zst; they are read with the package zstandard, and all records are copied to a temporary file.
+    trace-rest.bin.zst; they are read with the package zstandard, and all records are copied to a temporary file. Warns if some of them
+    cannot be used.
 
     Raises OSError if a file cannot be read, ImportError if zstandard is needed and missing, ValueError if a file is damaged.
     """
@@ -84,9 +85,10 @@ def _map_records(file: Path | IO[bytes]) -> Records:
 
 def _restore(trace: Path) -> Records | None:
     """All records of a run whose recorder has not appended the compressed ones to trace.bin; None for any other trace."""
-    if trace.name != "trace.bin":
-        return None
     path = trace.with_name(REST)
+    # Opening a FIFO would block.
+    if trace.name != "trace.bin" or not path.is_file():
+        return None
     # Opened before the trace: if a recorder removes the file meanwhile, its records are in the trace.
     try:
         rest = path.open("rb")
@@ -103,22 +105,80 @@ def _restore(trace: Path) -> Records | None:
             raise ImportError(message) from None
         offset = int.from_bytes(header[len(REST_HEADER) :], "little")
         with trace.open("rb") as first, tempfile.TemporaryFile() as copy:
-            # A trace that was truncated by a power loss ends where the first record is missing.
-            if _copy(first, copy, offset) == offset:
-                try:
-                    # A frame that is incomplete, because the recorder was killed, is the last one.
-                    with zstandard.ZstdDecompressor().stream_reader(rest, read_across_frames=True, closefd=False) as reader:
-                        shutil.copyfileobj(reader, copy, 1 << 20)
-                except zstandard.ZstdError as error:
-                    raise ValueError(f"{path}: {error}; remove it to use the records of trace.bin") from None
-            copy.flush()
+            damaged = "its header is damaged"
+            reason = None
+            following = _record_at(first, offset)
+            if offset % RECORD.itemsize:
+                reason = damaged
+            elif offset and _record_at(first, offset - RECORD.itemsize) is None:
+                # The trace was truncated by a power loss.
+                reason = "trace.bin ends before the first of its records"
+            else:
+                first.seek(0)
+                _copy(first, copy, offset)
+                n_bytes, error = _decompress(rest, copy, zstandard)
+                copy.flush()
+                # The recorder was killed while it appended the same records to the trace.
+                if following is not None and n_bytes and following != _record_at(copy, offset):
+                    reason = damaged
+                elif error is not None:
+                    n = n_bytes // RECORD.itemsize
+                    message = f"{path} is damaged ({error}); only the records in it before the damage are used: {n}"
+                    warnings.warn(message, stacklevel=3)
+            if reason is not None:
+                warnings.warn(f"{path}: {reason}; the records in it are not used", stacklevel=3)
+                return None
             return _map_records(copy)
 
 
-def _copy(source: IO[bytes], to: IO[bytes], size: int) -> int:
-    """Copies at most `size` bytes. Returns the number of bytes."""
-    left = size
-    while left and (block := source.read(min(left, 1 << 20))):
+def _decompress(rest: IO[bytes], to: IO[bytes], zstandard: Any) -> tuple[int, Exception | None]:
+    """Copies the records of all complete frames, up to the first timestamp 0.
+
+    Ignores an incomplete frame at the end, because the recorder was killed, and zeros there, after a power loss. Returns the number of
+    bytes, and the error of a damaged frame.
+    """
+    decompressor = zstandard.ZstdDecompressor()
+    frames = decompressor.decompressobj()
+    # The bytes of the current frame. They are copied at its end, where zstd has compared its checksum.
+    frame = bytearray()
+    n_bytes = checked = 0
+    data = b""
+    # A larger input could be decompressed to more than fits into memory.
+    while data := data or rest.read(1024):
+        try:
+            frame += frames.decompress(data)
+        except zstandard.ZstdError as error:
+            while data and not any(data):
+                data = rest.read(1 << 20)
+            return n_bytes, error if data else None
+        is_end = frames.eof
+        data = frames.unused_data if is_end else b""
+        complete = len(frame) - len(frame) % RECORD.itemsize
+        timestamps = np.frombuffer(bytes(frame[checked:complete]), RECORD)["timestamp_ns"]
+        ends = np.flatnonzero(timestamps == 0)
+        checked = checked + RECORD.itemsize * int(ends[0]) if ends.size else complete
+        if is_end or ends.size or len(frame) >= 1 << 26:
+            n_bytes += to.write(frame[:checked])
+            del frame[:checked]
+            checked = 0
+        if ends.size:
+            break
+        if is_end:
+            frames = decompressor.decompressobj()
+    return n_bytes, None
+
+
+def _record_at(file: IO[bytes], offset: int) -> bytes | None:
+    """The record at an offset, unless its timestamp is 0 or the file ends before the end of the record."""
+    if os.fstat(file.fileno()).st_size < offset + RECORD.itemsize:
+        return None
+    file.seek(offset)
+    record = file.read(RECORD.itemsize)
+    return record if any(record[:8]) else None
+
+
+def _copy(source: IO[bytes], to: IO[bytes], size: int) -> None:
+    """Copies at most `size` bytes."""
+    while size and (block := source.read(min(size, 1 << 20))):
         to.write(block)
-        left -= len(block)
-    return size - left
+        size -= len(block)
