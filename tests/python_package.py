@@ -118,6 +118,41 @@ class Package(unittest.TestCase):
         self.assertTrue(n - 64 <= len(records) < n, len(records))
         self.assertEqual(records.tobytes(), (RUN / "trace.bin").read_bytes()[: 1024 * len(records)])
 
+    def test_refuses_a_run_that_is_being_replaced(self):
+        run = self.copy_of_run()
+        path = run / "manifest.json"
+        manifest = json.loads(path.read_text())
+        path.write_text(json.dumps({**manifest, "replacing": True}))
+        with self.assertRaisesRegex(ValueError, "killed while it replaced this run"):
+            moe_analyze.read_run(run)
+        alone = moe_analyze.read_run(run / "trace.bin")
+        self.assertEqual((len(alone.records), alone.manifest), (manifest["records"], {}))
+        path.write_text(json.dumps({**manifest, "replacing": False}))
+        self.assertEqual(len(moe_analyze.read_run(run).records), manifest["records"])
+
+    def test_refuses_a_manifest_that_is_not_an_object(self):
+        run = self.copy_of_run()
+        for text in ("[]", "3", "null", '"text"', "{", "\xff"):
+            (run / "manifest.json").write_bytes(text.encode("latin-1"))
+            with self.assertRaisesRegex(ValueError, "manifest.json: not a readable manifest"):
+                moe_analyze.read_run(run)
+
+    @unittest.skipUnless(hasattr(os, "mkfifo"), "the system has no FIFOs")
+    def test_does_not_wait_for_a_fifo(self):
+        run = self.copy_of_run()
+        rest = run / "trace-rest.bin.zst"
+        n = len(moe_analyze.read_run(RUN).records)
+        os.mkfifo(rest)
+        self.assertEqual(len(moe_analyze.read_run(run).records), n)
+        rest.unlink()
+        rest.mkdir()
+        self.assertEqual(len(moe_analyze.read_run(run).records), n)
+        for name in ("manifest.json", "trace.bin"):
+            (run / name).unlink()
+            os.mkfifo(run / name)
+            with self.assertRaisesRegex(ValueError, f"{name}: not a regular file"):
+                moe_analyze.read_run(run)
+
     def test_uses_the_compressed_records_before_damage(self):
         complete = (RUN / "trace.bin").read_bytes()
         path = self.killed_run(10, block=64) / "trace-rest.bin.zst"

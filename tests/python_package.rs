@@ -24,5 +24,5 @@ fn python_package_reads_runs_and_tables() {
         .output()
         .unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && stderr.contains("\nRan 14 tests"), "{stderr}");
+    assert!(output.status.success() && stderr.contains("\nRan 17 tests"), "{stderr}");
 }

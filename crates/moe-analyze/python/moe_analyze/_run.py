@@ -65,16 +65,41 @@ def read_run(path: StrPath) -> Run:
     """
     path = Path(path)
     trace = path / "trace.bin" if path.is_dir() else path
+    _check_regular(trace)
     manifest: dict[str, Any] = {}
     if trace.name == "trace.bin":
         try:
-            manifest = json.loads((trace.parent / "manifest.json").read_bytes())
+            manifest = _read_manifest(trace.with_name("manifest.json"))
         except FileNotFoundError:
             if path.is_dir():
                 raise
+    if manifest.get("replacing", False):
+        if path.is_dir():
+            raise ValueError(
+                f"{path}: the recorder was killed while it replaced this run: trace.bin, unless empty, belongs to the earlier run; "
+                "open trace.bin alone, or record the run again"
+            )
+        manifest = {}
     records = _map_records(trace) if (restored := _restore(trace)) is None else restored
     ends = np.flatnonzero(records["timestamp_ns"] == 0)
     return Run(path, records[: ends[0]] if ends.size else records, manifest)
+
+
+def _check_regular(path: Path) -> None:
+    """Raises ValueError for a FIFO, where opening would block, and for other files that are not regular."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: not a regular file")
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    _check_regular(path)
+    try:
+        manifest = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: not a readable manifest: {error}; record the run again, or pass only its trace.bin") from None
+    if not isinstance(manifest, dict):
+        raise ValueError(f"{path}: not a readable manifest: not a JSON object; record the run again, or pass only its trace.bin")
+    return manifest
 
 
 def _map_records(file: Path | IO[bytes]) -> Records:
