@@ -92,6 +92,17 @@ pub(crate) struct Tokens {
     pub start: Vec<i64>,
 }
 
+impl Tokens {
+    /// Keeps the first `n` tokens.
+    pub fn truncate(&mut self, n: usize) {
+        self.text.truncate(n);
+        self.phase.truncate(n);
+        self.sequence.truncate(n);
+        self.position.truncate(n);
+        self.start.truncate(n);
+    }
+}
+
 #[derive(Debug, Serialize)]
 pub(crate) struct Graph {
     pub phase: &'static str,

@@ -5,9 +5,10 @@ use std::io::{self, Read, Write};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use flate2::read::GzDecoder;
+use serde::Serialize;
 
 use crate::charts::comparison;
-use crate::document::{Document, SCHEMA};
+use crate::document::{Document, SCHEMA, Tokens};
 use crate::error::Error;
 use crate::input::InputReport;
 use crate::records::Records;
@@ -32,6 +33,10 @@ const BASE64_PART: usize = 3 << 14;
 pub struct Report {
     document: Document,
     blocks: Vec<Block>,
+    /// Number of records in the tables.
+    n_records: usize,
+    /// The page with its markers.
+    page: String,
 }
 
 /// A table as Parquet.
@@ -41,11 +46,19 @@ struct Block {
     parquet: Vec<u8>,
 }
 
-/// The tables of an input.
+/// The tables of an input, and the tokens that they refer to.
 struct Tables {
     records: Records,
     routing: Routing,
     spans: Spans,
+    tokens: Tokens,
+}
+
+/// Numbers of the first rows of an input's tables.
+struct Rows {
+    records: usize,
+    routing: usize,
+    spans: usize,
 }
 
 /// What the tables of a report contain.
@@ -58,21 +71,23 @@ struct Contents {
 }
 
 impl Report {
-    /// A report of one or two inputs. Its tables are shortened until it has at most [`MAX_BYTES`], and notes report what is missing.
+    /// A report of one or two inputs. Its tables and their tokens are shortened until it has at most [`MAX_BYTES`], and notes report what
+    /// is missing.
     ///
     /// # Errors
     /// A table cannot be encoded.
     pub fn new(title: String, program: String, inputs: Vec<InputReport>) -> Result<Report, Error> {
         let mut charts = Vec::new();
         let (mut infos, mut tables) = (Vec::new(), Vec::new());
-        for input in inputs {
+        for mut input in inputs {
             charts.extend(input.charts);
-            infos.push(input.info);
             tables.push(Tables {
                 records: input.records,
                 routing: input.routing,
                 spans: input.spans,
+                tokens: std::mem::take(&mut input.info.tokens),
             });
+            infos.push(input.info);
         }
         let names: Vec<&str> = infos.iter().map(|info| info.name.as_str()).collect();
         let compared = [("coverage", "all tokens, in-sample"), ("cache", "lru")];
@@ -86,11 +101,29 @@ impl Report {
             charts,
             notes: Vec::new(),
         };
-        let json = serde_json::to_vec(&document)?.len();
-        let available = MAX_BYTES.saturating_sub(json + template()?.len() + (1 << 16));
+        let page = template()?;
+        let available = MAX_BYTES.saturating_sub(json_size(&document)? + page.len() + (1 << 16));
         let (blocks, contents) = fit(&tables, available)?;
         document.notes = notes(&tables, contents);
-        Ok(Report { document, blocks })
+        let mut n_records = 0;
+        for (info, mut tables) in document.inputs.iter_mut().zip(tables) {
+            let rows = tables.rows(contents);
+            n_records += rows.records;
+            let n_tokens = tables.n_tokens(&rows);
+            tables.tokens.truncate(n_tokens);
+            info.tokens = tables.tokens;
+        }
+        Ok(Report {
+            document,
+            blocks,
+            n_records,
+            page,
+        })
+    }
+
+    /// Number of records in the tables of all inputs.
+    pub fn n_records(&self) -> usize {
+        self.n_records
     }
 
     /// Notes about the report, for example about omitted data.
@@ -103,8 +136,7 @@ impl Report {
     /// # Errors
     /// `out` cannot be written.
     pub fn write(&self, out: &mut dyn Write) -> Result<(), Error> {
-        let page = template()?;
-        let (start, rest) = split(&page, TITLE)?;
+        let (start, rest) = split(&self.page, TITLE)?;
         let (before_json, rest) = split(rest, JSON)?;
         let (before_tables, end) = split(rest, TABLES)?;
         out.write_all(start.as_bytes())?;
@@ -166,7 +198,28 @@ impl Write for WithoutTags<'_> {
     }
 }
 
-/// Encodes the tables in at most `available` bytes of base64. Omits first the router weights, then the spans, then records at the end.
+/// Counts the bytes that are written.
+struct Counter(usize);
+
+impl Write for Counter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Size of a value in the JSON block.
+fn json_size(value: &(impl Serialize + ?Sized)) -> Result<usize, Error> {
+    let mut counter = Counter(0);
+    serde_json::to_writer(WithoutTags(&mut counter), value)?;
+    Ok(counter.0)
+}
+
+/// Encodes the tables so that they and their tokens have at most `available` bytes in the page. Omits first the router weights, then the spans, then records at the end.
 fn fit(tables: &[Tables], available: usize) -> Result<(Vec<Block>, Contents), Error> {
     let most = tables.iter().map(|tables| tables.records.len()).max();
     let mut contents = Contents {
@@ -176,7 +229,10 @@ fn fit(tables: &[Tables], available: usize) -> Result<(Vec<Block>, Contents), Er
     };
     loop {
         let blocks = encode(tables, contents)?;
-        let size: usize = blocks.iter().map(Block::size).sum();
+        let mut size: usize = blocks.iter().map(Block::size).sum();
+        for tables in tables {
+            size += tables.tokens_size(&tables.rows(contents))?;
+        }
         if size <= available {
             return Ok((blocks, contents));
         }
@@ -202,18 +258,7 @@ fn fit(tables: &[Tables], available: usize) -> Result<(Vec<Block>, Contents), Er
 fn encode(tables: &[Tables], contents: Contents) -> Result<Vec<Block>, Error> {
     let mut blocks = Vec::new();
     for (input, tables) in tables.iter().enumerate() {
-        let n_records = contents.records.min(tables.records.len());
-        let (mut n_routing, mut n_spans) = (tables.routing.len(), tables.spans.len());
-        if n_records < tables.records.len() {
-            let last = n_records.checked_sub(1);
-            let end = last.and_then(|last| tables.records.start.get(last).copied());
-            let end = end.unwrap_or(-1);
-            n_routing = tables
-                .routing
-                .starts()
-                .partition_point(|&start| start <= end);
-            n_spans = tables.spans.n_until(end);
-        }
+        let rows = tables.rows(contents);
         let mut add = |name: &str, n: usize, columns: &dyn Fn() -> Vec<table::Column>| {
             if n > 0 {
                 blocks.push(Block {
@@ -223,15 +268,62 @@ fn encode(tables: &[Tables], contents: Contents) -> Result<Vec<Block>, Error> {
             }
             Ok::<(), Error>(())
         };
-        add("records", n_records, &|| tables.records.columns(n_records))?;
-        add("routing", n_routing, &|| {
-            tables.routing.columns(n_routing, contents.weights)
+        add("records", rows.records, &|| {
+            tables.records.columns(rows.records)
         })?;
-        if contents.spans {
-            add("spans", n_spans, &|| tables.spans.columns(n_spans))?;
-        }
+        add("routing", rows.routing, &|| {
+            tables.routing.columns(rows.routing, contents.weights)
+        })?;
+        add("spans", rows.spans, &|| tables.spans.columns(rows.spans))?;
     }
     Ok(blocks)
+}
+
+impl Tables {
+    /// The rows with these contents: the first records, and everything until the start of the last of them.
+    fn rows(&self, contents: Contents) -> Rows {
+        let n_records = contents.records.min(self.records.len());
+        let mut rows = Rows {
+            records: n_records,
+            routing: self.routing.len(),
+            spans: self.spans.len(),
+        };
+        if n_records < self.records.len() {
+            let last = n_records.checked_sub(1);
+            let end = last.and_then(|last| self.records.start.get(last).copied());
+            let end = end.unwrap_or(-1);
+            let starts = self.routing.starts();
+            rows.routing = starts.partition_point(|&start| start <= end);
+            rows.spans = self.spans.n_until(end);
+        }
+        if !contents.spans {
+            rows.spans = 0;
+        }
+        rows
+    }
+
+    /// Number of tokens up to the last one that a row refers to; all tokens if no record is omitted.
+    fn n_tokens(&self, rows: &Rows) -> usize {
+        let all = self.tokens.text.len();
+        if rows.records == self.records.len() {
+            return all;
+        }
+        let records = self.records.token.iter().take(rows.records).copied();
+        let routing = self.routing.tokens().iter().take(rows.routing).copied();
+        let spans = self.spans.tokens().take(rows.spans);
+        let last = records.chain(routing).chain(spans).max().unwrap_or(-1);
+        usize::try_from(last.saturating_add(1)).map_or(0, |n| n.min(all))
+    }
+
+    /// Size of the tokens of these rows in the JSON block.
+    fn tokens_size(&self, rows: &Rows) -> Result<usize, Error> {
+        let (tokens, n) = (&self.tokens, self.n_tokens(rows));
+        Ok(json_size(&tokens.text[..n])?
+            + json_size(&tokens.phase[..n])?
+            + json_size(&tokens.sequence[..n])?
+            + json_size(&tokens.position[..n])?
+            + json_size(&tokens.start[..n])?)
+    }
 }
 
 impl Block {
@@ -257,7 +349,7 @@ fn notes(tables: &[Tables], contents: Contents) -> Vec<String> {
         if contents.records < all {
             let n = contents.records;
             notes.push(format!(
-                "Input {number}: the tables contain the first {n} of {all} records, {because}."
+                "Input {number}: the report contains the first {n} of {all} records and their tokens, {because}."
             ));
         }
     }
@@ -283,10 +375,18 @@ mod tests {
                 ));
             }
         }
+        let numbers: Vec<u32> = (0..).take(n).collect();
         Tables {
             records: Records::of_routing(&routing, |_, _| None),
             routing,
             spans: Spans::default(),
+            tokens: Tokens {
+                text: vec![Some("<".to_owned()); n],
+                phase: vec![0; n],
+                sequence: vec![0; n],
+                start: numbers.iter().map(|&number| number.into()).collect(),
+                position: numbers,
+            },
         }
     }
 
@@ -312,7 +412,11 @@ mod tests {
         let (all, contents) = fit(&tables, usize::MAX).unwrap();
         assert_eq!((all.len(), contents.records), (2, 20_000));
         assert!(notes(&tables, contents).is_empty());
-        let size: usize = all.iter().map(Block::size).sum();
+        let tokens = |contents| {
+            let rows = tables[0].rows(contents);
+            tables[0].tokens_size(&rows).unwrap()
+        };
+        let size = all.iter().map(Block::size).sum::<usize>() + tokens(contents);
         let (_, contents) = fit(&tables, size - 1).unwrap();
         assert_eq!((contents.weights, contents.records), (false, 20_000));
         let (few, contents) = fit(&tables, size / 4).unwrap();
@@ -320,7 +424,29 @@ mod tests {
             contents.records < 10_000 && contents.records > 100,
             "{contents:?}"
         );
-        assert!(few.iter().map(Block::size).sum::<usize>() <= size / 4);
+        let few = few.iter().map(Block::size).sum::<usize>();
+        assert!(few + tokens(contents) <= size / 4);
         assert_eq!(notes(&tables, contents).len(), 2);
+    }
+
+    /// Each record has its own token here, so that there are as many tokens as records.
+    #[test]
+    fn shortens_tokens_with_the_records() {
+        let tables = tables(20_000);
+        let contents = |records| Contents {
+            weights: true,
+            spans: true,
+            records,
+        };
+        for n in [0, 1, 700, 20_000] {
+            let rows = tables.rows(contents(n));
+            assert_eq!((rows.records, rows.routing), (n, n));
+            assert_eq!(tables.n_tokens(&rows), n);
+        }
+        let one = tables.tokens_size(&tables.rows(contents(1))).unwrap();
+        assert_eq!(one, r#"["\u003c"][0][0][0][0]"#.len());
+        let mut tokens = tables.tokens;
+        tokens.truncate(700);
+        assert_eq!((tokens.text.len(), tokens.start.len()), (700, 700));
     }
 }

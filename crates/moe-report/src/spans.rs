@@ -72,6 +72,11 @@ impl Spans {
         self.rows.len()
     }
 
+    /// The token of each row; -1 for none.
+    pub fn tokens(&self) -> impl Iterator<Item = i32> {
+        self.rows.iter().map(|row| row.token)
+    }
+
     /// Number of rows that start at most at `end`.
     pub fn n_until(&self, end: i64) -> usize {
         self.rows.partition_point(|row| row.start <= end)

@@ -85,7 +85,6 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         )?;
         inputs.push(input);
     }
-    let n_records: usize = inputs.iter().map(InputReport::n_records).sum();
     let program = concat!("moe-analyze ", env!("CARGO_PKG_VERSION")).to_owned();
     let report = Report::new(title, program, inputs)?;
     for note in report.notes() {
@@ -96,7 +95,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     ctx.note(format_args!(
         "wrote {}: {}, {}",
         args.out.display(),
-        counted(n_records as u64, "record"),
+        counted(report.n_records() as u64, "record"),
         human_bytes(size)
     ));
     if args.open {
