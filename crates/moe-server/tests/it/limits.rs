@@ -232,18 +232,41 @@ fn rejects_requests_beyond_the_queue() {
     let backend = Arc::new(Fake::new(&[b"a"], 1));
     backend.allow(Some(0));
     let router = service(&backend);
-    let body = json!({"prompt": ["a", "b", "c"]});
-    let answer = post(&router, "/v1/completions", &body);
-    assert_eq!(answer.status, 429);
-    assert_eq!(answer.headers["retry-after"], "1");
-    assert_eq!(answer.json()["error"]["code"], "queue_full");
-    // The prompts that were queued are cancelled.
-    backend.wait_until(|state| state.n_cancelled == 2);
-    backend.allow(None);
-    assert_eq!(
-        post(&router, "/v1/completions", &json!({"prompt": "a"})).status,
-        200
+    let one = json!({"prompt": "a"});
+    std::thread::scope(|scope| {
+        let running = scope.spawn(|| post(&service(&backend), "/v1/completions", &one).status);
+        backend.wait_until(|state| state.requests.len() == 1);
+        let answer = post(&router, "/v1/completions", &json!({"prompt": ["b", "c"]}));
+        assert_eq!(answer.status, 429);
+        assert_eq!(answer.headers["retry-after"], "1");
+        assert_eq!(answer.json()["error"]["code"], "queue_full");
+        // The prompt that was queued is cancelled.
+        backend.wait_until(|state| state.n_cancelled == 1);
+        backend.allow(None);
+        assert_eq!(running.join().unwrap(), 200);
+    });
+    assert_eq!(post(&router, "/v1/completions", &one).status, 200);
+}
+
+/// Sending them again later would not help.
+#[test]
+fn rejects_more_prompts_than_an_idle_server_accepts() {
+    let backend = Arc::new(Fake::new(&[b"a"], 1));
+    let router = service(&backend);
+    let answer = post(
+        &router,
+        "/v1/completions",
+        &json!({"prompt": ["a", "b", "c"]}),
     );
+    assert_eq!(answer.status, 400);
+    let (message, param) = answer.error();
+    assert!(
+        message.contains("3 prompts are out of range (1..=2)"),
+        "{message}"
+    );
+    assert_eq!(param, "prompt");
+    let answer = post(&router, "/v1/completions", &json!({"prompt": ["a", "b"]}));
+    assert_eq!(answer.status, 200);
 }
 
 #[test]

@@ -49,6 +49,7 @@ pub(in crate::http) async fn create(
     };
     let stops = sampling.stops()?;
     let prompts = body.prompt.tokenize(&server, MAX_PROMPTS).await?;
+    check_capacity(&server, prompts.len())?;
     let jobs = Job::of_prompts(prompts, &template, &stops);
     let format = Completion {
         header: Header::new("cmpl", "text_completion", &server.backend.model().name),
@@ -57,6 +58,20 @@ pub(in crate::http) async fn create(
         includes_usage: includes_usage(body.stream_options.as_ref()),
     };
     respond(&server, jobs, sampling.is_stream(), format).await
+}
+
+/// # Errors
+/// The request could never be accepted: not even an idle server can run and queue `n_prompts` prompts.
+fn check_capacity(server: &Shared, n_prompts: usize) -> Result<(), ApiError> {
+    let metrics = server.backend.metrics();
+    let limit = metrics.n_slots.saturating_add(metrics.queue_capacity);
+    if n_prompts <= limit {
+        return Ok(());
+    }
+    let message = format!(
+        "prompt: {n_prompts} prompts are out of range (1..={limit}): the server runs and queues at most {limit}; send fewer prompts"
+    );
+    Err(ApiError::param("prompt", message))
 }
 
 struct Completion {
