@@ -177,6 +177,16 @@ fn counters_of_a_hot_cache_feed_a_plan() {
         old = fs::read_to_string(&learn).unwrap();
         assert_eq!(serde_json::from_str::<Value>(&old).unwrap(), new);
     }
+    // A learn file of another model changes nothing.
+    for (layer, expert) in [(99, 3), (0, 999)] {
+        let layers = json!([{"layer": layer, "experts": [[expert, 20]]}]);
+        let schema = "llama.cpp.moe_layer_opt_perf.v1";
+        let body = json!({"schema": schema, "layers": layers, "save_to_disk": true});
+        let (status, answer) = server.send("POST", "/moe-hot-cache", &body.to_string());
+        assert_eq!(status, 400, "{answer}");
+        assert!(answer.contains("is out of range (0..="), "{answer}");
+        assert_eq!(fs::read_to_string(&learn).unwrap(), old);
+    }
     assert_eq!(server.stop(), Some(0));
     fs::write(&learn, first).unwrap();
 

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use moe_engine::chat::RenderOptions;
+use moe_engine::{Engine as _, EngineInfo};
 use moe_placement::learn::LearnFile;
 use moe_placement::perf::{Counters, LaneIndex, PerfMode};
 use moe_server::generation::GenerationRequest;
@@ -101,6 +102,7 @@ impl Backend for ServedModel {
                 return Err(unavailable(message));
             }
         };
+        check_learn_file(learn, self.engine.info()).map_err(HotCacheError::Invalid)?;
         let no_cache = "there is no hot cache; start the server with --policy hot-cache";
         let update = self
             .handle
@@ -125,6 +127,38 @@ impl Backend for ServedModel {
             None => Some("ram"),
         }
     }
+}
+
+/// Rejects a learn file of another model, before it changes the cache or replaces the file of `--hot-cache`.
+fn check_learn_file(learn: &LearnFile, model: &EngineInfo) -> Result<(), String> {
+    let observations = learn.observations().map_err(|error| error.to_string())?;
+    let out_of_range = |what: String, n: usize| {
+        let last = n.saturating_sub(1);
+        Err(format!(
+            "the learn file is invalid: {what} is out of range (0..={last}); send a learn file of this model"
+        ))
+    };
+    let mut previous = None;
+    for observation in &observations {
+        let layer = observation.layer;
+        if usize::from(layer.0) >= model.n_layer {
+            return out_of_range(format!("layer {}", layer.0), model.n_layer);
+        }
+        // Observations are sorted by layer.
+        if previous.replace(layer) == Some(layer) {
+            return Err(format!(
+                "the learn file is invalid: it contains layer {} twice; add its counts in one element of `layers`",
+                layer.0
+            ));
+        }
+        let is_unknown = |expert: &u32| *expert as usize >= model.n_expert;
+        let mut experts = observation.experts.iter().map(|expert| expert.expert.0);
+        if let Some(expert) = experts.find(is_unknown) {
+            let what = format!("expert {expert} of layer {}", layer.0);
+            return out_of_range(what, model.n_expert);
+        }
+    }
+    Ok(())
 }
 
 /// Writes a learn file. An existing file gets the name `STEM.N.EXTENSION`, N from 1, as in the fork. It is the file of `--hot-cache`,
@@ -181,6 +215,37 @@ fn free_backup(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn learn_file_of_another_model_is_rejected() {
+        let model = EngineInfo {
+            n_layer: 4,
+            n_expert: 16,
+            ..EngineInfo::default()
+        };
+        let check = |layers: &str| {
+            let text =
+                format!(r#"{{"schema": "llama.cpp.moe_layer_opt_perf.v1", "layers": [{layers}]}}"#);
+            check_learn_file(&LearnFile::parse(&text).unwrap(), &model)
+        };
+        let sound = r#"{"layer": 3, "experts": [[15, 2], [0, 1]]}"#;
+        assert_eq!(check(sound), Ok(()));
+        let twice = format!("{sound}, {sound}");
+        for (layers, expected) in [
+            (
+                r#"{"layer": 4, "experts": [[1, 2]]}"#,
+                "layer 4 is out of range (0..=3)",
+            ),
+            (
+                r#"{"layer": 2, "experts": [[16, 2]]}"#,
+                "expert 16 of layer 2 is out of range (0..=15)",
+            ),
+            (twice.as_str(), "it contains layer 3 twice"),
+        ] {
+            let error = check(layers).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
 
     #[test]
     fn failed_save_restores_the_old_file() {
