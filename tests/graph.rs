@@ -135,6 +135,14 @@ fn reports_run_without_buffer_events() {
     fs::remove_file(dir.path().join("buffers.jsonl")).unwrap();
     let line = fail!["buffers", dir.path()];
     assert!(line.contains("has no buffers.jsonl"), "{line}");
+    #[cfg(unix)]
+    {
+        let events = dir.path().join("buffers.jsonl");
+        std::os::unix::fs::symlink("buffers.jsonl", &events).unwrap();
+        let line = fail!["buffers", dir.path()];
+        assert!(line.contains("cannot open") && line.contains("buffers.jsonl"), "{line}");
+        fs::remove_file(events).unwrap();
+    }
     fs::write(dir.path().join("buffers.jsonl"), "{\n").unwrap();
     let line = fail!["buffers", dir.path()];
     assert!(line.contains("buffers.jsonl: line 1: "), "{line}");

@@ -269,6 +269,17 @@ fn reports_missing_and_damaged_inputs() {
         let error = fail!["overlap", run];
         assert!(error.contains("line 1: a list instead of an object"), "{error}");
     }
+    fs::remove_file(&file).unwrap();
+    fs::create_dir(&file).unwrap();
+    let error = fail!["overlap", run];
+    assert!(error.contains("cannot open") && error.contains("transfers.jsonl"), "{error}");
+    let report = dir.path().join("report.html");
+    moe_analyze()
+        .args(args!["--quiet", "report", run, "--out", report])
+        .assert()
+        .code(2);
+    assert!(!report.exists());
+    fs::remove_dir(&file).unwrap();
     let only: String = good
         .lines()
         .skip(6)

@@ -5,6 +5,7 @@ use std::path::Path;
 use moe_analysis::overlap::bounds;
 use moe_foreign::{ImportOptions, Input, Records as ForeignRecords, Summary};
 use moe_gguf::map::OffsetMap;
+use moe_trace::bounded::is_present;
 use moe_trace::buffers::{self as buffer_events, BufferEvent};
 use moe_trace::graph::{self, Graph};
 use moe_trace::manifest::ModelFile;
@@ -388,7 +389,7 @@ fn properties(summary: &Summary) -> Vec<(String, String)> {
 /// The transfers of a run directory; empty for other policies than Post-Fetch.
 fn transfers_of(run: &Run) -> Result<Vec<Transfer>, Error> {
     let path = run.path.join(transfers::FILE_NAME);
-    if run.path.is_dir() && path.is_file() {
+    if run.path.is_dir() && is_present(&path) {
         return Ok(transfers::read(&path)?);
     }
     Ok(Vec::new())
@@ -397,7 +398,7 @@ fn transfers_of(run: &Run) -> Result<Vec<Transfer>, Error> {
 /// The buffer events of a run directory.
 fn buffer_events_of(run: &Run) -> Result<Vec<BufferEvent>, Error> {
     let path = run.path.join(buffer_events::FILE_NAME);
-    if run.path.is_dir() && path.is_file() {
+    if run.path.is_dir() && is_present(&path) {
         return Ok(buffer_events::read(&path)?);
     }
     Ok(Vec::new())
@@ -408,7 +409,7 @@ fn graphs_of(run: &Run, model: &ModelTable) -> Result<Vec<document::Graph>, Erro
     let mut graphs = Vec::new();
     for phase in Phase::ALL {
         let path = graph::path(&run.path, phase);
-        let found = if run.path.is_dir() && path.is_file() {
+        let found = if run.path.is_dir() && is_present(&path) {
             Some(Graph::read(&path)?)
         } else {
             graph::reconstruct(run, phase)

@@ -24,6 +24,12 @@ const TREE_LIST: u64 = 304;
 const TREE_MAP: u64 = 480;
 const TREE_STRING: u64 = 32;
 
+/// Whether something exists at a path, also if it is not a regular file, or a symbolic link that cannot be followed: [`open`] reports
+/// these as errors.
+pub fn is_present(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
+}
+
 /// Opens a regular file. Other files are refused, because opening a FIFO could block forever.
 ///
 /// # Errors

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use moe_files::text::counted;
+use moe_trace::bounded::is_present;
 use moe_trace::buffers::{self, BufferEvent, Timeline, TimelineBuffer};
 use moe_trace::{Manifest, TRACE_FILE, Trace};
 
@@ -101,7 +102,7 @@ fn events_path(path: &Path) -> anyhow::Result<PathBuf> {
     }
     Manifest::of_run(path)?;
     let events = path.join(buffers::FILE_NAME);
-    if !events.is_file() {
+    if !is_present(&events) {
         bail!(
             "{} has no {}; pass a run that this version recorded, or a buffer_stats.jsonl",
             path.display(),
@@ -114,7 +115,7 @@ fn events_path(path: &Path) -> anyhow::Result<PathBuf> {
 /// Returns the end of the run in milliseconds on the clock of its events, or `None` without a trace.
 fn end_ms(path: &Path, events: &[BufferEvent]) -> anyhow::Result<Option<f64>> {
     let trace = path.join(TRACE_FILE);
-    if !trace.is_file() {
+    if !is_present(&trace) {
         return Ok(None);
     }
     let trace = Trace::open(trace)?;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use moe_files::text::counted;
+use moe_trace::bounded::is_present;
 use moe_trace::graph::{self, Graph};
 use moe_trace::{Manifest, Phase};
 
@@ -104,7 +105,7 @@ fn read(args: &Args, ctx: &Context) -> anyhow::Result<Graph> {
     traces::check_run(&args.run)?;
     Manifest::of_run(&args.run)?;
     let recorded = graph::path(&args.run, phase);
-    if !args.from_records && !args.ops.is_given() && recorded.is_file() {
+    if !args.from_records && !args.ops.is_given() && is_present(&recorded) {
         return Ok(Graph::read(&recorded)?);
     }
     let run = args.ops.open(&args.run, ctx)?;

@@ -6,6 +6,7 @@ use anyhow::bail;
 use moe_analysis::overlap::{MemoryTraffic, gate_up_bytes};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
+use moe_trace::bounded::is_present;
 use moe_trace::manifest::{Gpu, Manifest};
 use moe_trace::transfers::{self, Transfer};
 use moe_trace::{ModelInfo, map_table};
@@ -45,7 +46,7 @@ impl Input {
         } else {
             run.to_owned()
         };
-        if is_run && !path.is_file() {
+        if is_run && !is_present(&path) {
             bail!(
                 "{} has no {}; {RECORD}",
                 run.display(),
@@ -63,7 +64,7 @@ impl Input {
         }
         let file_of_run = |name: &str| {
             let path = run.join(name);
-            (is_run && path.is_file()).then_some(path)
+            (is_run && is_present(&path)).then_some(path)
         };
         let map = match (model, file_of_run(map_table::FILE_NAME)) {
             (Some(model), _) => {
