@@ -26,6 +26,7 @@ use std::collections::HashMap;
 use std::io::Write;
 
 use moe_files::text::counted;
+use moe_trace::bounded::is_present;
 use moe_trace::{buffers, transfers};
 
 use crate::{Export, ExportError, Exporter};
@@ -33,7 +34,7 @@ use crate::{Export, ExportError, Exporter};
 pub(crate) use timeline::head;
 
 use operations::Operations;
-use timeline::Timeline;
+use timeline::{MAX_NS, Timeline};
 
 /// Exporter of Perfetto traces.
 pub struct Perfetto;
@@ -54,7 +55,7 @@ impl Exporter for Perfetto {
             hint: "use a run directory or a trace.bin",
         })?;
         // A trace.bin without its directory has no further files.
-        let file = |name: &str| Some(run.path.join(name)).filter(|path| path.exists());
+        let file = |name: &str| Some(run.path.join(name)).filter(|path| is_present(path));
         let mut losses =
             vec!["addresses, sources and the experts of each token of a batch are lost".to_owned()];
         let mut timeline = Timeline::new(out)?;
@@ -79,6 +80,13 @@ impl Exporter for Perfetto {
             losses.push(format!(
                 "{} started before the previous one in the trace; their starts were set to the start of the previous one",
                 counted(n_moved, "operation")
+            ));
+        }
+        let n_clamped = timeline.n_clamped();
+        if n_clamped > 0 {
+            losses.push(format!(
+                "times above {MAX_NS} ns, the maximum of the format, were set to it: {}",
+                counted(n_clamped, "event")
             ));
         }
         Ok(losses)

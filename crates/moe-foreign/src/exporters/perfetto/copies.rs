@@ -18,7 +18,8 @@ pub(super) fn write(path: &Path, timeline: &mut Timeline<'_>) -> Result<(), Expo
     transfers::visit(path, |transfer| -> Result<(), ExportError> {
         let name = format!("layer {}", transfer.layer_id);
         let slice = || event("post-fetch", name.as_str(), annotations(&transfer));
-        windows.slice(timeline, None, times(transfer.window), slice())?;
+        let window = times(timeline, transfer.window);
+        windows.slice(timeline, None, window, slice())?;
         let flow = transfer
             .transfer
             .and(transfer.product)
@@ -26,7 +27,7 @@ pub(super) fn write(path: &Path, timeline: &mut Timeline<'_>) -> Result<(), Expo
         if let Some(span) = transfer.transfer {
             let mut copy = slice();
             copy.flow_ids.extend(flow);
-            let times = times(span);
+            let times = times(timeline, span);
             copies.slice(timeline, None, times, copy)?;
             if let Some(bytes_per_s) = times.per_second(transfer.bytes) {
                 rate.set(timeline, times.start_ns, bytes_per_s)?;
@@ -36,14 +37,15 @@ pub(super) fn write(path: &Path, timeline: &mut Timeline<'_>) -> Result<(), Expo
         if let Some(span) = transfer.product {
             let mut product = slice();
             product.terminating_flow_ids.extend(flow);
-            products.slice(timeline, None, times(span), product)?;
+            let times = times(timeline, span);
+            products.slice(timeline, None, times, product)?;
         }
         Ok(())
     })
 }
 
-fn times(span: Span) -> Times {
-    Times::new(span.start_ns, span.end_ns)
+fn times(timeline: &mut Timeline<'_>, span: Span) -> Times {
+    timeline.times(span.start_ns, span.end_ns)
 }
 
 fn annotations(transfer: &Transfer) -> Vec<DebugAnnotation> {

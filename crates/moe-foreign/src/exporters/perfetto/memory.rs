@@ -35,6 +35,7 @@ pub(super) fn write(events: &[BufferEvent], timeline: &mut Timeline<'_>) -> io::
             n_skipped += simultaneous.len();
             continue;
         };
+        let at_ns = timeline.times(at_ns, at_ns).start_ns;
         let mut changed: BTreeSet<&str> = BTreeSet::new();
         for event in simultaneous {
             let (id, added) = match &event.change {

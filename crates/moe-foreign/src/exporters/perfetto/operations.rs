@@ -102,7 +102,7 @@ impl<'a> Operations<'a> {
         let mut current: Option<(Pass, Visit)> = None;
         for operation in run.trace.operations() {
             let head = operation.head();
-            let times = self.times(head);
+            let times = self.times(timeline, head);
             let is_start = starts.is_start(&operation);
             let layer = head.layer();
             let (mut pass, visit) = match current.take() {
@@ -142,7 +142,7 @@ impl<'a> Operations<'a> {
     }
 
     /// Start and end of an operation. Starts never decrease, so that slices have the order of the trace.
-    fn times(&mut self, head: &TensorAccessLog) -> Times {
+    fn times(&mut self, timeline: &mut Timeline<'_>, head: &TensorAccessLog) -> Times {
         let start_ns = head.timestamp_ns.get();
         let duration_ns = if head.has_extension() {
             head.duration_ns.get()
@@ -154,7 +154,7 @@ impl<'a> Operations<'a> {
             self.n_moved += 1;
         }
         self.now_ns = self.now_ns.max(start_ns);
-        Times::new(self.now_ns, end_ns)
+        timeline.times(self.now_ns, end_ns)
     }
 
     fn start_pass(

@@ -340,6 +340,24 @@ fn plain_records_are_instants_and_never_go_back_in_time() {
     );
 }
 
+/// Perfetto's times are signed.
+#[test]
+fn reports_times_above_the_maximum() {
+    let dir = tempfile::tempdir().unwrap();
+    let records = [
+        record("norm-0", 0, 7, 1000, 100),
+        record("norm-0", 0, 8, u64::MAX, 0),
+        record("norm-0", 0, 9, u64::MAX, 0),
+    ];
+    fs::write(dir.path().join("trace.bin"), records.as_bytes()).unwrap();
+    let (_, packets, losses) = exported(dir.path());
+    let last = packets.iter().filter_map(|packet| packet.timestamp).max();
+    assert_eq!(last, Some(u64::MAX >> 1));
+    let expected =
+        "times above 9223372036854775807 ns, the maximum of the format, were set to it: 2 events";
+    assert!(losses.iter().any(|loss| loss == expected), "{losses:?}");
+}
+
 #[test]
 fn refuses_traces_without_operations() {
     let dir = tempfile::tempdir().unwrap();

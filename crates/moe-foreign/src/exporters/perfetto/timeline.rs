@@ -15,7 +15,7 @@ const ROOT: u64 = 1;
 /// Id of the only sequence of packets.
 const SEQUENCE: u32 = 1;
 /// Highest time: Perfetto's are signed.
-const MAX_NS: u64 = u64::MAX >> 1;
+pub(super) const MAX_NS: u64 = u64::MAX >> 1;
 
 /// A track of the trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub(super) struct Times {
 
 impl Times {
     /// Times within the limits of Perfetto.
-    pub(super) fn new(start_ns: u64, end_ns: u64) -> Self {
+    fn new(start_ns: u64, end_ns: u64) -> Self {
         let start_ns = start_ns.min(MAX_NS);
         Self {
             start_ns,
@@ -74,6 +74,7 @@ pub(super) struct Timeline<'a> {
     groups: BTreeMap<Group, Track>,
     last_track: u64,
     last_flow: u64,
+    n_clamped: u64,
 }
 
 /// The first packet of every trace that [`Timeline`] writes, with its key and length.
@@ -113,7 +114,19 @@ impl<'a> Timeline<'a> {
             groups: BTreeMap::new(),
             last_track: ROOT,
             last_flow: 0,
+            n_clamped: 0,
         })
+    }
+
+    /// Times within the limits of Perfetto. Counts the events whose times are not.
+    pub(super) fn times(&mut self, start_ns: u64, end_ns: u64) -> Times {
+        self.n_clamped += u64::from(start_ns.max(end_ns) > MAX_NS);
+        Times::new(start_ns, end_ns)
+    }
+
+    /// Number of events so far with a time above [`MAX_NS`].
+    pub(super) fn n_clamped(&self) -> u64 {
+        self.n_clamped
     }
 
     /// An id for an arrow from one slice to another.
