@@ -134,7 +134,7 @@ fn plan_accepts_top_k_and_ops() {
 /// --top-k does not override the number of experts per token in a trace, in its header or its rows.
 #[test]
 fn warns_about_top_k_that_contradicts_the_trace() {
-    for trace in ["bigmoeonedge/small.route.csv", "lattice/small.jsonl"] {
+    for trace in ["bigmoeonedge/small.route.csv", "lattice/small.jsonl", "jsonl/small.jsonl"] {
         let trace = repository(&format!("fixtures/foreign/{trace}"));
         let hotness = |more: &[&str]| {
             let args = args!["hotness", trace, more];
@@ -143,11 +143,14 @@ fn warns_about_top_k_that_contradicts_the_trace() {
             [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned())
         };
         let [plain, _] = hotness(&[]);
-        let [text, warnings] = hotness(&["--top-k", "1"]);
-        let warning =
-            "warning: the trace has 2 experts per token; the specified top-k of 1 is ignored";
-        assert!(warnings.contains(warning), "{warnings}");
-        assert_eq!(text, plain);
+        for top_k in ["1", "7"] {
+            let [text, warnings] = hotness(&["--top-k", top_k]);
+            let warning = format!(
+                "warning: the trace has 2 experts per token; the specified top-k of {top_k} is ignored"
+            );
+            assert!(warnings.contains(&warning), "{warnings}");
+            assert_eq!(text, plain);
+        }
         let [_, warnings] = hotness(&["--top-k", "2"]);
         assert!(!warnings.contains("warning"), "{warnings}");
     }

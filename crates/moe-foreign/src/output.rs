@@ -66,6 +66,10 @@ pub struct Output<'a> {
     top_k: Option<u32>,
     /// Highest slot of any row + 1.
     n_slot: u32,
+    /// Number of rows with slot 0: the number of tokens in all layers.
+    n_first: u64,
+    /// Whether a token has an empty slot, so that the top-k can be higher than `n_slot`.
+    has_empty_slots: bool,
     /// First layer in which a token has more experts than the model selects.
     above_model: Option<LayerId>,
     rows: u64,
@@ -113,6 +117,8 @@ impl<'a> Output<'a> {
             model_info: ModelInfo::default(),
             top_k: None,
             n_slot: 0,
+            n_first: 0,
+            has_empty_slots: false,
             above_model: None,
             rows: 0,
             counts: 0,
@@ -194,6 +200,7 @@ impl<'a> Output<'a> {
         self.rows += 1;
         let n_slot = u32::from(row.slot) + 1;
         self.n_slot = self.n_slot.max(n_slot);
+        self.n_first += u64::from(row.slot == 0);
         if self.above_model.is_none()
             && self
                 .options
@@ -222,6 +229,7 @@ impl<'a> Output<'a> {
         self.repeated.n_tokens += 1;
         for (slot, (expert, weight)) in experts.into_iter().enumerate() {
             if expert < 0 {
+                self.has_empty_slots = true;
                 continue;
             }
             let expert = self.expert_id(&at, expert as u64)?;
@@ -429,7 +437,8 @@ impl<'a> Output<'a> {
             return;
         };
         let is_from_user = self.options.top_k.is_some();
-        let recorded = self.top_k.or(Some(self.n_slot).filter(|&n| n > expected));
+        let is_proof = |&n: &u32| n > expected || self.has_uniform_slots();
+        let recorded = self.top_k.or(Some(self.n_slot).filter(is_proof));
         let differs = |&recorded: &u32| recorded > expected || is_from_user && recorded < expected;
         let Some(recorded) = recorded.filter(differs) else {
             if let Some(layer) = self.above_model {
@@ -452,6 +461,13 @@ impl<'a> Output<'a> {
                  its top-k was changed"
             )
         });
+    }
+
+    /// Whether every token has the same number of experts in every layer, and no empty slot.
+    fn has_uniform_slots(&self) -> bool {
+        let n_rows = self.n_first.checked_mul(self.n_slot.into());
+        let is_complete = !self.has_empty_slots && self.repeated.n == 0;
+        is_complete && self.n_slot > 0 && n_rows == Some(self.rows)
     }
 
     fn check_ids(
