@@ -17,7 +17,7 @@ use crate::manifest::{self, Manifest};
 use crate::map_table;
 use crate::phase::Phase;
 use crate::record::{RECORD_SIZE, TensorAccessLog};
-use crate::rest::REST_FILE;
+use crate::rest::{Expansion, REST_FILE};
 use crate::run::TRACE_FILE;
 use crate::run_directory::{self, RunDirectory};
 use crate::transfers::{self, Transfer};
@@ -282,7 +282,15 @@ impl RunWriter {
     /// # Errors
     /// The first failed write to the trace or another file, even if an earlier call returned it. `stopped` of the manifest is
     /// then that error, and `records` the number of complete records.
-    pub fn finish(mut self) -> Result<u64, Error> {
+    pub fn finish(self) -> Result<u64, Error> {
+        self.finish_with_expansion().map(|(records, _)| records)
+    }
+
+    /// Like [`RunWriter::finish`]. Also returns the [`expansion`](Manifest::expansion) in the manifest.
+    ///
+    /// # Errors
+    /// Those of [`RunWriter::finish`].
+    pub fn finish_with_expansion(mut self) -> Result<(u64, Option<Expansion>), Error> {
         self.records = self.records();
         if let (Err(truncated), None) = (moe_files::check_inputs(), &self.manifest.stopped) {
             self.manifest.stopped = Some(truncated.to_string());
@@ -296,7 +304,7 @@ impl RunWriter {
                     self.manifest.stopped = Some(error.to_string());
                 }
                 self.write_manifest()?;
-                failed.map_or(Ok(self.records), Err)
+                failed.map_or(Ok((self.records, self.manifest.expansion)), Err)
             }
             Err(failure) => Err(self.note_failure(failure)),
         }

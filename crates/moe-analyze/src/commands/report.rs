@@ -135,7 +135,8 @@ fn read(
         }
     }
     let (properties, notes) = match &input {
-        Input::Run(_) | Input::Tables(_) => info::properties(path, ctx)?,
+        Input::Run(run) => info::properties_of_run(run, ctx)?,
+        Input::Tables(_) => info::properties(path, ctx)?,
         // The report reads the properties with the options of the command line.
         Input::Foreign(trace) => {
             let property = |name: &str, value: &str| (name.to_owned(), value.to_owned());

@@ -47,6 +47,28 @@ fn replaces_only_a_run_directory_and_only_with_force() {
     assert_eq!(fs::read_dir(&other).unwrap().count(), 1);
 }
 
+/// The program prints it without reading the manifest again.
+#[test]
+fn finish_returns_the_expansion_that_the_manifest_contains() {
+    let (_, map) = gpt_oss();
+    let tmp = tempfile::tempdir().unwrap();
+    let dir = tmp.path().join("run");
+    let options = RunOptions {
+        compress: true,
+        ..Default::default()
+    };
+    let mut writer = RunWriter::create(&dir, manifest(), &map, options).unwrap();
+    for n in 1..=600 {
+        *writer.next_record().unwrap() = record(n, MUL_MAT, "a");
+    }
+    let (records, expansion) = writer.finish_with_expansion().unwrap();
+    let stored = Run::open(&dir).unwrap().manifest.unwrap();
+    assert_eq!((records, stored.records), (600, Some(600)));
+    let bytes = expansion.unwrap().bytes;
+    assert!(bytes > 0 && bytes.is_multiple_of(1024), "{bytes}");
+    assert_eq!(stored.expansion.unwrap().bytes, bytes);
+}
+
 /// A link to itself is inaccessible also for root, who has all permissions.
 #[cfg(unix)]
 #[test]

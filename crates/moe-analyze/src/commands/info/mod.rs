@@ -14,7 +14,7 @@ use anyhow::{Context as _, bail};
 use moe_foreign::Contents;
 use moe_placement::json::JsonError;
 use moe_placement::learn::{self, LayerObservation};
-use moe_trace::bounded;
+use moe_trace::{Run, bounded};
 
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
@@ -65,6 +65,13 @@ pub type Property = (String, String);
 /// Returns the properties of an input, and its notes and faults.
 pub fn properties(path: &Path, ctx: &Context) -> anyhow::Result<(Vec<Property>, Vec<String>)> {
     Ok(find(path, ctx)?.into_text())
+}
+
+/// Like [`properties`], for a run that is open already.
+pub fn properties_of_run(run: &Run, ctx: &Context) -> anyhow::Result<(Vec<Property>, Vec<String>)> {
+    let mut findings = Findings::default();
+    run::describe_run(run, &mut findings, ctx)?;
+    Ok(findings.into_text())
 }
 
 fn find(path: &Path, ctx: &Context) -> anyhow::Result<Findings> {

@@ -19,8 +19,13 @@ use crate::progress::Progress;
 use crate::recording;
 
 pub fn describe(path: &Path, findings: &mut Findings, ctx: &Context) -> anyhow::Result<()> {
-    let run = Run::open(path)?;
-    let _progress = Progress::of_run(ctx, &run);
+    describe_run(&Run::open(path)?, findings, ctx)
+}
+
+/// Describes an open run, without reading compressed records again.
+pub fn describe_run(run: &Run, findings: &mut Findings, ctx: &Context) -> anyhow::Result<()> {
+    let path = run.path.as_path();
+    let _progress = Progress::of_run(ctx, run);
     let is_directory = path.is_dir();
     findings.fact(
         "kind",
@@ -51,7 +56,7 @@ pub fn describe(path: &Path, findings: &mut Findings, ctx: &Context) -> anyhow::
         findings.fault("gguf-map.parquet is missing: byte ranges of experts are unknown; write the file with `moe-analyze gguf-map`");
     }
 
-    let report = report(&run);
+    let report = report(run);
     let n_records = report.n_records;
     findings.fact("records", n_records);
     findings.fact("record format", record_format(&report));
@@ -76,7 +81,7 @@ pub fn describe(path: &Path, findings: &mut Findings, ctx: &Context) -> anyhow::
             counted(promised, "record")
         )),
         Some(None) => {
-            let state = unfinished_state(&run);
+            let state = unfinished_state(run);
             findings.fact("state", state);
             let is_stopped = run.manifest.as_ref().is_some_and(|m| m.stopped.is_some());
             if n_records == 0 && !is_stopped && state != STILL_RECORDED {
@@ -88,19 +93,19 @@ pub fn describe(path: &Path, findings: &mut Findings, ctx: &Context) -> anyhow::
     if let Some(note) = run.trace.rest_note() {
         findings.fault(note);
     }
-    if let Some(error) = mismatched_map(&run)? {
+    if let Some(error) = mismatched_map(run)? {
         findings.fault(advice::with_advice(&error));
     }
     for fault in &report.violations {
         findings.fault(fault.to_string());
     }
-    for fault in truncated_files(&run) {
+    for fault in truncated_files(run) {
         findings.fault(fault);
     }
     for warning in report.misleading_counts {
         findings.note(warning);
     }
-    for error in stale_tables(&run) {
+    for error in stale_tables(run) {
         findings.note(advice::with_advice(&error));
     }
     Ok(())

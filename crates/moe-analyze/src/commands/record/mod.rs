@@ -22,7 +22,7 @@ use moe_files::text::counted;
 use moe_gguf::map::OffsetMap;
 use moe_trace::manifest::Gpu;
 use moe_trace::record::RECORD_SIZE;
-use moe_trace::{Manifest, RunOptions, RunWriter};
+use moe_trace::{Expansion, RunOptions, RunWriter};
 use prompts::Prompt;
 use totals::Totals;
 use usage::{Usage, UsageArgs};
@@ -290,26 +290,32 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
 }
 
-/// Reports how the recording ended. `run` is the run directory with its number of records, or `None` without a trace.
+/// Number of records of a complete run, and the records that were compressed while recording.
+type Recorded = (u64, Option<Expansion>);
+
+/// Reports how the recording ended. `run` is the run directory with what it contains, or `None` without a trace.
 fn outcome(
     ctx: &Context,
     totals: &Totals,
     failed: Option<moe_engine::Error>,
     lost: Option<io::Error>,
-    run: Option<(&Path, Result<u64, moe_trace::Error>)>,
+    run: Option<(&Path, Result<Recorded, moe_trace::Error>)>,
 ) -> anyhow::Result<ExitStatus> {
-    let recorded = match (failed, run) {
+    let (recorded, expansion) = match (failed, run) {
         (Some(error), None) => return Err(error.into()),
-        (Some(error), Some((out, records))) => {
+        (Some(error), Some((out, recorded))) => {
+            let records = recorded.map(|(records, _)| records);
             return Err(recording::failure(error.into(), out, records));
         }
-        (None, None) => None,
-        (None, Some((out, records))) => Some((records?, out)),
+        (None, None) => (None, None),
+        (None, Some((out, recorded))) => {
+            let (records, expansion) = recorded?;
+            (Some((records, out)), expansion)
+        }
     };
     for line in totals.summary(recorded).lines() {
         ctx.note(line);
     }
-    let expansion = recorded.and_then(|(_, out)| Manifest::of_run(out).ok()??.expansion);
     if let Some(expansion) = expansion {
         ctx.note(recording::describe(expansion));
     }
@@ -332,14 +338,14 @@ fn outcome(
     }
 }
 
-/// Completes the run directory and returns the number of records.
+/// Completes the run directory.
 fn finish(
     mut writer: RunWriter,
     totals: &Totals,
     failed: &Option<moe_engine::Error>,
     gpus: Vec<Gpu>,
     token_ids: Option<Vec<Vec<u32>>>,
-) -> Result<u64, moe_trace::Error> {
+) -> Result<Recorded, moe_trace::Error> {
     let manifest = writer.manifest_mut();
     manifest.token_ids = token_ids;
     recording::set_gpus(manifest, gpus);
@@ -349,7 +355,7 @@ fn finish(
         Some(error) => Some(error.to_string()),
         None => totals.stop.and_then(totals::reason).map(str::to_owned),
     };
-    writer.finish()
+    writer.finish_with_expansion()
 }
 
 fn limits(args: &Args, prompt: &Prompt) -> Limits {
