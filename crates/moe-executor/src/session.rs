@@ -336,7 +336,7 @@ impl<'a, 'g> Session<'a, 'g> {
 impl Decode for Session<'_, '_> {
     fn begin_sequence(&mut self, sequence_id: u32) {
         self.sequence_ids[self.slot] = sequence_id;
-        self.cache.truncate(self.slot, 0);
+        self.cache.clear(self.slot);
     }
 
     fn n_past(&self) -> usize {
