@@ -259,7 +259,7 @@ impl<'g> AttentionLayer<'g> {
         cache: &mut KvCache,
     ) {
         let name = |stem| NodeName::of(stem, self.il);
-        let norm = ["norm", "attn_norm"].map(name);
+        let norm = ["norm", self.spec.norm].map(name);
         ops.norm(at.device, norm, x, &self.norm, &mut s.normed);
         if let Projections::Fused(linear) = &self.inputs {
             ops.linear(

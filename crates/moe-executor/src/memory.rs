@@ -8,7 +8,7 @@ use moe_gguf::names::{Projection, Role};
 
 use crate::arch::decoder::{DenseBlock, OutputRows};
 use crate::cpu::quant::Kernel;
-use crate::hparams::Gating;
+use crate::hparams::{Gating, LayerCache};
 use crate::model::Model;
 use crate::moe::SharedWidth;
 
@@ -138,7 +138,11 @@ impl Model<'_> {
             let gate = if shared.gated { routed } else { 0 };
             [width, width, gate, routed * n_embd]
         });
-        vec![
+        // Tokens of the attention.
+        let has_kv = |cache: &LayerCache| *cache == LayerCache::KeysAndValues;
+        let a = if hp.caches.iter().any(has_kv) { t } else { 0 };
+        let recurrent = spec.recurrent.map(|spec| spec.buffers(hp, t));
+        let mut sizes = vec![
             ("residual stream", t * n_embd),
             ("block input", input * n_embd),
             ("block output", t * n_embd),
@@ -146,19 +150,19 @@ impl Model<'_> {
             ("experts next to a dense block", beside),
             ("kept rows", w * n_embd.max(kept_scores)),
             ("logits", w * hp.n_vocab as u64),
-            ("attention input", t * n_embd),
-            ("queries", t * n_q),
-            ("keys", t * n_kv),
-            ("values", t * n_kv),
+            ("attention input", a * n_embd),
+            ("queries", a * n_q),
+            ("keys", a * n_kv),
+            ("values", a * n_kv),
             (
                 "queries or keys before their norm",
                 if spec.attention.qk_norm.is_some() {
-                    t * n_q
+                    a * n_q
                 } else {
                     0
                 },
             ),
-            ("attention heads", t * n_q),
+            ("attention heads", a * n_q),
             (
                 "queries, keys and values",
                 if is_fused { t * (n_q + 2 * n_kv) } else { 0 },
@@ -190,7 +194,9 @@ impl Model<'_> {
             ("shared expert weight", shared[2]),
             ("sum of the selected experts", shared[3]),
             ("shared expert", shared[3]),
-        ]
+        ];
+        sizes.extend(recurrent.into_iter().flatten());
+        sizes
     }
 
     /// The matrix products of a pass.
@@ -308,6 +314,8 @@ impl Rows {
             "attn_q" | "attn_k" | "attn_v" | "attn_qkv" | "attn_gate" | "attn_output" => {
                 Some(self.tokens)
             }
+            // Of a short convolution.
+            "in_proj" | "out_proj" => Some(self.tokens),
             "ffn_gate" | "ffn_up" | "ffn_down" | "ffn_gate_inp" | "ffn_gate_inp_shexp"
             | "ffn_gate_exps" | "ffn_up_exps" | "ffn_gate_shexp" | "ffn_up_shexp"
             | "ffn_down_shexp" => of_block(),

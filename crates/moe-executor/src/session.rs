@@ -238,7 +238,7 @@ impl<'a, 'g> Session<'a, 'g> {
     fn head(&mut self) {
         let (ops, s, model) = (&mut self.ops, &mut self.state, self.model);
         let device = ops.output_device();
-        let names = ["norm", "result_norm"].map(NodeName::global);
+        let names = ["norm", model.decoder.spec().output_norm.node].map(NodeName::global);
         ops.norm(device, names, &mut s.x, &model.output_norm, &mut s.normed);
         let result = NodeName::global("result_output");
         let scale = model.decoder.spec().scales.logits;

@@ -13,6 +13,7 @@ mod gpt_oss;
 mod granitemoe;
 mod grok;
 mod hunyuan_moe;
+mod lfm2moe;
 mod llama;
 mod mellum;
 mod minimax_m2;
@@ -58,6 +59,7 @@ const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("granitemoe", CPU, granitemoe::load),
     ("grok", CPU, grok::load),
     ("hunyuan-moe", GPU, hunyuan_moe::load),
+    ("lfm2moe", CPU, lfm2moe::load),
     ("llama", GPU, llama::load),
     ("mellum", GPU, mellum::load),
     ("minimax-m2", GPU, minimax_m2::load),

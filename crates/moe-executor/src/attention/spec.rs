@@ -72,6 +72,8 @@ pub struct Gate {
 /// The attention of an architecture.
 #[derive(Clone, Copy)]
 pub struct AttentionSpec {
+    /// Name of the norm of the input.
+    pub norm: &'static str,
     /// Biases of queries, keys and values.
     pub qkv_bias: Bias,
     /// Bias of the output.
@@ -104,6 +106,7 @@ pub struct AttentionSpec {
 impl AttentionSpec {
     /// Grouped-query attention with RoPE in all layers, and without norms of queries and keys, limits, sinks and gates.
     pub const PLAIN: AttentionSpec = AttentionSpec {
+        norm: "attn_norm",
         qkv_bias: Bias::Optional,
         output_bias: Bias::None,
         output: "attn_out",

@@ -58,6 +58,7 @@ const PROFILES: &[(&str, Profile)] = &[
     ("granitemoe", Profile::SINGLE_TOKEN),
     ("grok", Profile::SINGLE_TOKEN),
     ("hunyuan-moe", Profile::SINGLE_TOKEN),
+    ("lfm2moe", Profile::SINGLE_TOKEN),
     ("llama", Profile::SINGLE_TOKEN),
     ("mellum", Profile::SINGLE_TOKEN),
     ("minimax-m2", Profile::SINGLE_TOKEN),

@@ -34,6 +34,7 @@ const DENSE_FIRST: Use = ReadFor(&[
     "ernie4_5-moe",
     "exaone-moe",
     "glm4moe",
+    "lfm2moe",
 ]);
 /// Architectures whose header has the number of shared experts, and whether the expert weights are normalized and scaled.
 const WEIGHTS: Use = ReadFor(&["afmoe", "bailingmoe2", "dots1", "exaone-moe", "glm4moe"]);
@@ -69,6 +70,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
             "gpt-oss",
             "grok",
             "hunyuan-moe",
+            "lfm2moe",
             "mellum",
             "minimax-m2",
             "qwen2moe",
@@ -108,6 +110,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
             "dots1",
             "exaone-moe",
             "glm4moe",
+            "lfm2moe",
             "minimax-m2",
             "smallthinker",
         ]),
@@ -254,7 +257,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("conv_group_size", Ignored),
     ("selector_rank", Ignored),
     ("selector_top_k", Ignored),
-    ("shortconv.l_cache", Ignored),
+    ("shortconv.l_cache", ReadFor(&["lfm2moe"])),
     ("dense_2_feat_in", Harmless),
     ("dense_2_feat_out", Harmless),
     ("dense_3_feat_in", Harmless),

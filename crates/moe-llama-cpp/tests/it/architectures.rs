@@ -37,7 +37,7 @@ fn agree_on_headers_of_published_models() {
 }
 
 /// Architectures with a description in `fixtures/architectures`.
-pub const DESCRIBED: [&str; 14] = [
+pub const DESCRIBED: [&str; 15] = [
     "afmoe",
     "arctic",
     "bailingmoe2",
@@ -48,6 +48,7 @@ pub const DESCRIBED: [&str; 14] = [
     "granitemoe",
     "grok",
     "hunyuan-moe",
+    "lfm2moe",
     "mellum",
     "minimax-m2",
     "phimoe",

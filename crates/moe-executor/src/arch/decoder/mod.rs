@@ -2,6 +2,7 @@
 //! residual connection. [`DecoderSpec`] describes the differences.
 
 mod layer;
+mod mixer;
 mod spec;
 mod state;
 
@@ -52,7 +53,7 @@ impl<'g> Decoder<'g> {
 
     /// Whether a layer has queries, keys and values in one matrix.
     pub(crate) fn has_fused_inputs(&self) -> bool {
-        self.layers.iter().any(|layer| layer.attention.is_fused())
+        self.layers.iter().any(|layer| layer.mixer.is_fused())
     }
 
     /// A part of the model that has no GPU kernel.
@@ -73,13 +74,13 @@ impl<'g> Decoder<'g> {
             return Some("routers or activations");
         }
         let mut layers = self.layers.iter();
-        layers.find_map(|layer| layer.attention.without_kernel())
+        layers.find_map(|layer| layer.mixer.without_kernel())
     }
 
     /// Looks up the embeddings of `s.tokens` and stores them in the residual stream `s.x`.
     pub fn embed(&self, ops: &mut Ops, weights: &Matrix, s: &mut State) {
         let scale = self.spec.scales.embedding;
-        let [name, scaled] = scale.map_or(["embd"; 2], |(_, names)| names);
+        let [name, scaled] = scale.map_or([self.spec.embeddings; 2], |(_, names)| names);
         let [name, scaled] = [name, scaled].map(NodeName::global);
         ops.get_embeddings(name, weights, &s.tokens, &mut s.x);
         if let Some((factor, _)) = scale {
