@@ -116,14 +116,15 @@ impl Model<'_> {
         let dense = dense.max().unwrap_or(0).max(dense_of_moe);
         let kept_scores = if moe.routes_ahead { n_expert } else { 0 };
         let is_fused = self.decoder.has_fused_inputs();
-        let gates = spec.attention.gate.map_or(0, |gate| {
-            let width = if gate.per_head {
-                hp.n_head
-            } else {
-                hp.n_head * hp.head_dim
-            };
-            t * width as u64
-        });
+        let has_gated_queries = spec.attention.gated_queries.is_some();
+        let gates = match spec.attention.gate {
+            Some(gate) if gate.per_head => t * hp.n_head as u64,
+            Some(_) => t * n_q,
+            None if has_gated_queries => t * n_q,
+            None => 0,
+        };
+        // Queries and their gates.
+        let n_joint = if has_gated_queries { 2 * n_q } else { 0 };
         let input = match spec.post_attention_norm {
             Some(_) if !spec.norms_output_rows => t,
             _ => f.max(w),
@@ -135,13 +136,17 @@ impl Model<'_> {
                 SharedWidth::Own(width) => width as u64,
                 SharedWidth::Experts(n) => (n as u64).saturating_mul(n_ff(layer)),
             });
-            let gate = if shared.gated { routed } else { 0 };
-            [width, width, gate, routed * n_embd]
+            let score = if shared.gated { routed } else { 0 };
+            let weight = if shared.sigmoid.is_some() { 0 } else { score };
+            [width, score, weight, routed * n_embd]
         });
         // Tokens of the attention.
         let has_kv = |cache: &LayerCache| *cache == LayerCache::KeysAndValues;
         let a = if hp.caches.iter().any(has_kv) { t } else { 0 };
-        let recurrent = spec.recurrent.map(|spec| spec.buffers(hp, t));
+        let recurrent = spec.recurrent.map(|spec| {
+            let has_joint_inputs = self.decoder.has_joint_inputs();
+            spec.buffers(hp, t, has_joint_inputs)
+        });
         let mut sizes = vec![
             ("residual stream", t * n_embd),
             ("block input", input * n_embd),
@@ -165,8 +170,13 @@ impl Model<'_> {
             ("attention heads", a * n_q),
             (
                 "queries, keys and values",
-                if is_fused { t * (n_q + 2 * n_kv) } else { 0 },
+                if is_fused {
+                    t * (n_q.max(n_joint) + 2 * n_kv)
+                } else {
+                    0
+                },
             ),
+            ("queries and their gates", a * n_joint),
             ("attention gates", gates),
             ("dense gate", dense),
             ("dense up", dense),
@@ -186,11 +196,11 @@ impl Model<'_> {
             ("selected experts", rows.selected()),
             ("weights of the selected experts", rows.selected()),
             ("dense gate", shared[0]),
-            ("dense up", shared[1]),
+            ("dense up", shared[0]),
             ("expert gate", hidden),
             ("expert up", hidden),
             ("expert down", rows.selected().saturating_mul(n_embd)),
-            ("shared expert score", shared[2]),
+            ("shared expert score", shared[1]),
             ("shared expert weight", shared[2]),
             ("sum of the selected experts", shared[3]),
             ("shared expert", shared[3]),
@@ -314,8 +324,10 @@ impl Rows {
             "attn_q" | "attn_k" | "attn_v" | "attn_qkv" | "attn_gate" | "attn_output" => {
                 Some(self.tokens)
             }
-            // Of a short convolution.
-            "in_proj" | "out_proj" => Some(self.tokens),
+            // Of recurrent layers.
+            "in_proj" | "out_proj" | "ssm_in" | "ssm_ba" | "ssm_alpha" | "ssm_beta" | "ssm_out" => {
+                Some(self.tokens)
+            }
             "ffn_gate" | "ffn_up" | "ffn_down" | "ffn_gate_inp" | "ffn_gate_inp_shexp"
             | "ffn_gate_exps" | "ffn_up_exps" | "ffn_gate_shexp" | "ffn_up_shexp"
             | "ffn_down_shexp" => of_block(),

@@ -59,14 +59,18 @@ pub fn describe(params: &CacheParams, hp: &HParams) -> manifest::KvCache {
         n_seq: Some(params.n_seq as u64),
         n_positions: Some(params.n_positions as u64),
         size_bytes: Some(params.size_bytes(hp, params.n_positions)),
+        state_bytes: Some(params.state_bytes(hp)).filter(|&bytes| bytes > 0),
     }
 }
 
 /// Returns a line about a cache, before it is allocated.
 pub fn note(cache: &manifest::KvCache) -> String {
     let size = cache.size_bytes.map(human_bytes);
+    let state = cache.state_bytes.map_or(String::new(), |bytes| {
+        format!("; recurrent states: {}", human_bytes(bytes))
+    });
     format!(
-        "KV cache: {}, keys {}, values {}, {}",
+        "KV cache: {}, keys {}, values {}, {}{state}",
         size.as_deref().unwrap_or("unknown size"),
         cache.type_k,
         cache.type_v,

@@ -15,9 +15,6 @@ use crate::moe::MoeSpec;
 use crate::recurrent::RecurrentSpec;
 use crate::weights::Loader;
 
-/// Maximum length of the kernel of a convolution.
-const MAX_KERNEL: usize = 1 << 10;
-
 const ATTENTION: AttentionSpec = AttentionSpec {
     norm: "model.layers.{}.operator_norm",
     output: "model.layers.{}.self_attn.out_proj",
@@ -33,7 +30,6 @@ const ATTENTION: AttentionSpec = AttentionSpec {
 };
 
 pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> {
-    const LENGTH: &str = "shortconv.l_cache";
     let n_dense = keys.n_dense()?;
     let layout = Layout {
         n_dense,
@@ -42,17 +38,9 @@ pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> 
         ..Layout::all_moe(ExpertWidth::Own)
     };
     let mut hp = HParams::read(keys, layout)?;
-    let n = keys.count(LENGTH, MAX_KERNEL)?;
-    if n == 1 {
-        return Err(keys.bad(
-            LENGTH,
-            n,
-            "the kernel of a convolution must have at least 2 elements",
-        ));
-    }
     let shape = StateShape {
         channels: hp.n_embd,
-        n_past: n - 1,
+        n_past: keys.convolution_past("shortconv.l_cache")?,
         state: 0,
     };
     for cache in &mut hp.caches {

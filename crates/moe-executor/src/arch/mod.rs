@@ -21,6 +21,7 @@ mod olmoe;
 mod phimoe;
 mod qwen2moe;
 mod qwen3moe;
+mod qwen3next;
 mod smallthinker;
 
 use crate::error::{Error, Result};
@@ -67,6 +68,7 @@ const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("phimoe", CPU, phimoe::load),
     ("qwen2moe", GPU, qwen2moe::load),
     ("qwen3moe", GPU, qwen3moe::load),
+    ("qwen3next", CPU, qwen3next::load),
     ("smallthinker", CPU, smallthinker::load),
 ];
 

@@ -69,6 +69,20 @@ pub struct Gate {
     pub names: [&'static str; 3],
 }
 
+/// Queries and gates of the heads' output in one matrix (`attn_q`), for each head in turn: the output is multiplied by the sigmoid of the
+/// gates.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GatedQueries {
+    /// Name of their product.
+    pub product: &'static str,
+    /// Name of the gates.
+    pub gates: &'static str,
+    /// Whether llama.cpp names the copy of the gates after the view that it copies.
+    pub names_copy: bool,
+    /// Names of the sigmoid of the gates, and of the result.
+    pub gated: [&'static str; 2],
+}
+
 /// The attention of an architecture.
 #[derive(Clone, Copy)]
 pub struct AttentionSpec {
@@ -101,6 +115,8 @@ pub struct AttentionSpec {
     pub sinks: bool,
     /// Gate of the heads' output.
     pub gate: Option<Gate>,
+    /// Gates of the heads' output next to the queries.
+    pub gated_queries: Option<GatedQueries>,
 }
 
 impl AttentionSpec {
@@ -120,5 +136,11 @@ impl AttentionSpec {
         scales_queries: false,
         sinks: false,
         gate: None,
+        gated_queries: None,
     };
+
+    /// Columns of `attn_q` for each element of a query.
+    pub(super) fn per_query(&self) -> usize {
+        1 + usize::from(self.gated_queries.is_some())
+    }
 }

@@ -41,6 +41,8 @@ const WEIGHTS: Use = ReadFor(&["afmoe", "bailingmoe2", "dots1", "exaone-moe", "g
 const GRANITE: Use = ReadFor(&["granitemoe"]);
 const GROK: Use = ReadFor(&["grok"]);
 const SCALED: Use = ReadFor(&["granitemoe", "grok"]);
+/// Architectures with gated delta nets.
+const DELTA_NET: Use = ReadFor(&["qwen3next"]);
 /// Architectures with a sliding window.
 const WINDOW: Use = ReadFor(&["afmoe", "exaone-moe", "gpt-oss", "mellum", "smallthinker"]);
 
@@ -75,6 +77,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
             "minimax-m2",
             "qwen2moe",
             "qwen3moe",
+            "qwen3next",
             "smallthinker",
         ]),
     ),
@@ -87,6 +90,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
             "granitemoe",
             "hunyuan-moe",
             "qwen2moe",
+            "qwen3next",
         ]),
     ),
     ("expert_chunk_feed_forward_length", Ignored),
@@ -143,7 +147,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("adapters.router_gain", Ignored),
     ("token_shift_count", Ignored),
     ("interleave_moe_layer_step", ReadFor(&["ernie4_5-moe"])),
-    ("full_attention_interval", Ignored),
+    ("full_attention_interval", DELTA_NET),
     ("num_loops", Ignored),
     ("skip_loop_final_norm", Ignored),
     ("hrm.layers_per_stack", Ignored),
@@ -196,7 +200,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("attention.compress_rope_freq_base", Ignored),
     ("attention.compress_ratios", Ignored),
     ("attention.shared_kv_layers", Ignored),
-    ("attention.recurrent_layers", Ignored),
+    ("attention.recurrent_layers", DELTA_NET),
     ("hyper_connection.count", Ignored),
     ("hyper_connection.sinkhorn_iterations", Ignored),
     ("hyper_connection.epsilon", Ignored),
@@ -229,11 +233,11 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("rope.scaling.yarn_attn_factor", GROK),
     ("rope.scaling.yarn_beta_fast", GROK),
     ("rope.scaling.yarn_beta_slow", GROK),
-    ("ssm.conv_kernel", Ignored),
-    ("ssm.inner_size", Ignored),
-    ("ssm.state_size", Ignored),
-    ("ssm.time_step_rank", Ignored),
-    ("ssm.group_count", Ignored),
+    ("ssm.conv_kernel", DELTA_NET),
+    ("ssm.inner_size", DELTA_NET),
+    ("ssm.state_size", DELTA_NET),
+    ("ssm.time_step_rank", DELTA_NET),
+    ("ssm.group_count", DELTA_NET),
     ("ssm.dt_b_c_rms", Ignored),
     ("kda.head_dim", Ignored),
     ("kda.safe_gate", Ignored),

@@ -56,6 +56,18 @@ impl Ops<'_> {
         }
     }
 
+    /// Copies a range of the columns of each group of `group` columns of `src` to `dst`. In ggml this is a view, so nothing is recorded.
+    pub fn view_groups(
+        &mut self,
+        name: NodeName,
+        group: usize,
+        range: Range<usize>,
+        src: &mut Activation,
+        dst: &mut Activation,
+    ) {
+        self.copy_groups(name, group, &[range], src, dst);
+    }
+
     /// Copies ranges of the columns of each group of `group` columns of `src`: `dst` has the groups of the first range, then those of the
     /// next ones.
     pub fn group_columns(
@@ -67,6 +79,18 @@ impl Ops<'_> {
         dst: &mut Activation,
     ) {
         let mut scope = self.start();
+        self.copy_groups(name, group, ranges, src, dst);
+        self.record(&mut scope, number::CONT, name, &[(&*src).into()]);
+    }
+
+    fn copy_groups(
+        &mut self,
+        name: NodeName,
+        group: usize,
+        ranges: &[Range<usize>],
+        src: &mut Activation,
+        dst: &mut Activation,
+    ) {
         self.fetch(&mut src.values);
         let group = group.max(1);
         let width = ranges.iter().map(Range::len).sum::<usize>() * (src.width / group);
@@ -82,7 +106,6 @@ impl Ops<'_> {
                     }
                 }
             });
-        self.record(&mut scope, number::CONT, name, &[(&*src).into()]);
     }
 
     /// `dst = src[a] · src[b]` for two ranges of columns of the same length.

@@ -127,5 +127,6 @@ impl<'g> ShortConv<'g> {
         ops.multiply_by_columns(name("conv_gated"), n..2 * n, gates, convolved);
         let product = name("model.layers.{}.conv.out_proj");
         ops.mul_mat(product, &self.output, convolved, out);
+        out.name = product.reshaped(); // llama.cpp reshapes the output of all sequences
     }
 }

@@ -9,13 +9,14 @@ use crate::error::Result;
 use crate::hparams::{HParams, LayerCache};
 use crate::kv_cache::KvCache;
 use crate::ops::{At, Ops};
-use crate::recurrent::{RecurrentSpec, ShortConv};
+use crate::recurrent::{DeltaNet, RecurrentSpec, ShortConv};
 use crate::weights::Loader;
 
 /// The weights of attention or of a recurrent layer, with the norm of its input.
 pub(super) enum Mixer<'g> {
     Attention(Box<AttentionLayer<'g>>),
     ShortConv(Box<ShortConv<'g>>),
+    DeltaNet(Box<DeltaNet<'g>>),
 }
 
 impl<'g> Mixer<'g> {
@@ -29,6 +30,9 @@ impl<'g> Mixer<'g> {
             (LayerCache::State(shape), Some(RecurrentSpec::ShortConv)) => {
                 Mixer::ShortConv(Box::new(ShortConv::load(loader, hp, il, shape)?))
             }
+            (LayerCache::State(shape), Some(RecurrentSpec::DeltaNet(spec))) => {
+                Mixer::DeltaNet(Box::new(DeltaNet::load(loader, hp, il, shape, spec)?))
+            }
             _ => {
                 let attention = AttentionLayer::load(loader, hp, il, &spec.attention)?;
                 Mixer::Attention(Box::new(attention))
@@ -40,7 +44,15 @@ impl<'g> Mixer<'g> {
     pub(super) fn is_fused(&self) -> bool {
         match self {
             Mixer::Attention(attention) => attention.is_fused(),
-            Mixer::ShortConv(_) => false,
+            Mixer::ShortConv(_) | Mixer::DeltaNet(_) => false,
+        }
+    }
+
+    /// Whether all inputs of a delta net are in one matrix.
+    pub(super) fn has_joint_inputs(&self) -> bool {
+        match self {
+            Mixer::DeltaNet(layer) => layer.has_joint_inputs(),
+            Mixer::Attention(_) | Mixer::ShortConv(_) => false,
         }
     }
 
@@ -48,7 +60,7 @@ impl<'g> Mixer<'g> {
     pub(super) fn without_kernel(&self) -> Option<&'static str> {
         match self {
             Mixer::Attention(attention) => attention.without_kernel(),
-            Mixer::ShortConv(_) => Some("recurrent layers"),
+            Mixer::ShortConv(_) | Mixer::DeltaNet(_) => Some("recurrent layers"),
         }
     }
 
@@ -57,6 +69,7 @@ impl<'g> Mixer<'g> {
         match self {
             Mixer::Attention(attention) => attention.ops(),
             Mixer::ShortConv(layer) => layer.ops(),
+            Mixer::DeltaNet(layer) => layer.ops(),
         }
     }
 
@@ -69,6 +82,7 @@ impl<'g> Mixer<'g> {
             Mixer::ShortConv(layer) => {
                 layer.convolve(ops, at, &mut s.short_conv, &mut s.x, cache);
             }
+            Mixer::DeltaNet(layer) => layer.read(ops, at, &mut s.delta_net, &mut s.x, cache),
         }
     }
 
@@ -77,6 +91,7 @@ impl<'g> Mixer<'g> {
         match self {
             Mixer::Attention(attention) => attention.output(ops, &mut s.attention, &mut s.block),
             Mixer::ShortConv(layer) => layer.output(ops, &mut s.short_conv, &mut s.block),
+            Mixer::DeltaNet(layer) => layer.output(ops, &mut s.delta_net, &mut s.block),
         }
     }
 }

@@ -56,6 +56,13 @@ impl<'g> Decoder<'g> {
         self.layers.iter().any(|layer| layer.mixer.is_fused())
     }
 
+    /// Whether a delta net has all its inputs in one matrix.
+    pub(crate) fn has_joint_inputs(&self) -> bool {
+        self.layers
+            .iter()
+            .any(|layer| layer.mixer.has_joint_inputs())
+    }
+
     /// A part of the model that has no GPU kernel.
     pub(crate) fn without_kernel(&self) -> Option<&'static str> {
         let Scales {
@@ -103,10 +110,24 @@ impl<'g> Decoder<'g> {
         }
     }
 
+    /// Selects the rows of the normed output `s.normed` whose logits are wanted, if the architecture selects them there.
+    pub fn select_normed_rows(&self, ops: &mut Ops, s: &mut State) {
+        if self.spec.output_rows == OutputRows::AfterNorm {
+            keep_tokens(ops, &s.wanted);
+            let (device, name) = (ops.output_device(), NodeName::global("result_norm"));
+            keep_rows(ops, device, name, &mut s.normed, &s.wanted, &mut s.kept);
+        }
+    }
+
     /// The number of operations that write one record per pass, and the number of those that write one per token.
     pub fn ops(&self) -> (usize, usize) {
         // Of `block` and `x`, or of `x` only, and of the scores of a router before the attention.
-        let output_rows = 2 + usize::from(self.spec.moe.routes_ahead);
+        let output_rows = match self.spec.output_rows {
+            OutputRows::InLastLayer | OutputRows::AfterLastLayer => {
+                2 + usize::from(self.spec.moe.routes_ahead)
+            }
+            OutputRows::AfterNorm => 1,
+        };
         let scales = self.spec.scales;
         let scales = usize::from(scales.embedding.is_some()) + usize::from(scales.logits.is_some());
         let bias = usize::from(self.spec.logits_bias != Bias::None);

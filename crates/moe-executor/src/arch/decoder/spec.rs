@@ -83,6 +83,8 @@ pub enum OutputRows {
     InLastLayer,
     /// After the last layer.
     AfterLastLayer,
+    /// After the norm of the output.
+    AfterNorm,
 }
 
 /// Constant factors.
