@@ -20,6 +20,7 @@ mod minimax_m2;
 mod olmoe;
 mod phimoe;
 mod qwen2moe;
+mod qwen35moe;
 mod qwen3moe;
 mod qwen3next;
 mod smallthinker;
@@ -67,6 +68,7 @@ const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("olmoe", GPU, olmoe::load),
     ("phimoe", CPU, phimoe::load),
     ("qwen2moe", GPU, qwen2moe::load),
+    ("qwen35moe", CPU, qwen35moe::load),
     ("qwen3moe", GPU, qwen3moe::load),
     ("qwen3next", CPU, qwen3next::load),
     ("smallthinker", CPU, smallthinker::load),

@@ -50,8 +50,8 @@ impl Profile {
     }
 }
 
-/// The profiles, by architecture. The fork has profiles for glm4moe, gpt-oss, mellum and qwen3next; the others have its settings for the
-/// same kind of router.
+/// The profiles, by architecture. The fork has profiles for glm4moe, gpt-oss, mellum, qwen35moe and qwen3next; the others have its
+/// settings for the same kind of router.
 const PROFILES: &[(&str, Profile)] = &[
     ("afmoe", Profile::SINGLE_TOKEN),
     ("arctic", Profile::SINGLE_TOKEN),
@@ -72,6 +72,7 @@ const PROFILES: &[(&str, Profile)] = &[
     ("olmoe", Profile::SINGLE_TOKEN),
     ("phimoe", Profile::SINGLE_TOKEN),
     ("qwen2moe", Profile::SINGLE_TOKEN),
+    ("qwen35moe", Profile::SINGLE_TOKEN),
     ("qwen3moe", Profile::SINGLE_TOKEN),
     ("qwen3next", Profile::SMALL_BATCH),
     ("smallthinker", Profile::SINGLE_TOKEN),

@@ -42,7 +42,7 @@ const GRANITE: Use = ReadFor(&["granitemoe"]);
 const GROK: Use = ReadFor(&["grok"]);
 const SCALED: Use = ReadFor(&["granitemoe", "grok"]);
 /// Architectures with gated delta nets.
-const DELTA_NET: Use = ReadFor(&["qwen3next"]);
+const DELTA_NET: Use = ReadFor(&["qwen35moe", "qwen3next"]);
 /// Architectures with a sliding window.
 const WINDOW: Use = ReadFor(&["afmoe", "exaone-moe", "gpt-oss", "mellum", "smallthinker"]);
 
@@ -76,6 +76,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
             "mellum",
             "minimax-m2",
             "qwen2moe",
+            "qwen35moe",
             "qwen3moe",
             "qwen3next",
             "smallthinker",
@@ -90,6 +91,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
             "granitemoe",
             "hunyuan-moe",
             "qwen2moe",
+            "qwen35moe",
             "qwen3next",
         ]),
     ),
@@ -218,7 +220,10 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("hash_layer_count", Ignored),
     ("rope.dimension_count", Read),
     ("rope.dimension_count_swa", WINDOW),
-    ("rope.dimension_sections", ReadFor(&["glm4moe"])),
+    (
+        "rope.dimension_sections",
+        ReadFor(&["glm4moe", "qwen35moe"]),
+    ),
     ("rope.freq_base", Read),
     ("rope.freq_base_swa", WINDOW),
     ("rope.scale_linear", Read),

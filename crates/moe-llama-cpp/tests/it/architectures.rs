@@ -37,7 +37,7 @@ fn agree_on_headers_of_published_models() {
 }
 
 /// Architectures with a description in `fixtures/architectures`.
-pub const DESCRIBED: [&str; 16] = [
+pub const DESCRIBED: [&str; 17] = [
     "afmoe",
     "arctic",
     "bailingmoe2",
@@ -52,6 +52,7 @@ pub const DESCRIBED: [&str; 16] = [
     "mellum",
     "minimax-m2",
     "phimoe",
+    "qwen35moe",
     "qwen3next",
     "smallthinker",
 ];
