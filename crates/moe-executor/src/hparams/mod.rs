@@ -137,7 +137,7 @@ impl HParams {
 
     /// Reads the keys that all architectures have.
     ///
-    /// Head counts must be the same in all layers. Numbers of selected experts and feed-forward widths may be lists with
+    /// Head counts must be the same in all layers with attention. Numbers of selected experts and feed-forward widths may be lists with
     /// one value per layer.
     ///
     /// # Errors
