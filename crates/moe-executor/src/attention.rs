@@ -316,6 +316,9 @@ impl<'g> AttentionLayer<'g> {
             if gated.is_some() {
                 ops.view_groups(node, 2 * d, 0..d, &mut s.gated_queries, target);
             }
+            if part == 1 && self.spec.gated_queries.is_some() {
+                target.name = name.reshaped(); // llama.cpp reshapes the keys to heads after their product
+            }
             if part < 2 {
                 let n_ctx = cache.capacity();
                 self.rotate(ops, (at.device, n_ctx), part, &mut s.projected, dst);
@@ -339,10 +342,10 @@ impl<'g> AttentionLayer<'g> {
         }
         if let Some(names) = self.spec.gated_queries {
             let d = self.shape.head_dim;
-            let gates = if names.names_copy {
-                name(names.gates).copied()
+            let gates = if names.names_view {
+                (name(names.gates).copied(), "")
             } else {
-                name(names.gates)
+                (name(names.gates), " (view)")
             };
             let (from, to, columns) = (&mut s.gated_queries, &mut s.gates, d..2 * d);
             ops.group_columns(gates, 2 * d, &[columns], from, to);

@@ -29,7 +29,7 @@ pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> 
         attention: AttentionSpec {
             gated_queries: Some(GatedQueries {
                 gates: "gate_reshaped",
-                names_copy: false,
+                names_view: false,
                 ..qwen3next::GATED_QUERIES
             }),
             ..spec.attention

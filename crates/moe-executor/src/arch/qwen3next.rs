@@ -22,7 +22,7 @@ use crate::weights::Loader;
 pub(super) const GATED_QUERIES: GatedQueries = GatedQueries {
     product: "Qcur_full",
     gates: "gate",
-    names_copy: true,
+    names_view: true,
     gated: ["gate_sigmoid", "attn_gated"],
 };
 

@@ -77,8 +77,8 @@ pub struct GatedQueries {
     pub product: &'static str,
     /// Name of the gates.
     pub gates: &'static str,
-    /// Whether llama.cpp names the copy of the gates after the view that it copies.
-    pub names_copy: bool,
+    /// Whether llama.cpp names the view of the gates instead of its copy.
+    pub names_view: bool,
     /// Names of the sigmoid of the gates, and of the result.
     pub gated: [&'static str; 2],
 }

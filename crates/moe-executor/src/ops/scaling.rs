@@ -69,10 +69,10 @@ impl Ops<'_> {
     }
 
     /// Copies ranges of the columns of each group of `group` columns of `src`: `dst` has the groups of the first range, then those of the
-    /// next ones.
+    /// next ones. `view` is the suffix of the name of the view that llama.cpp copies.
     pub fn group_columns(
         &mut self,
-        name: NodeName,
+        (name, view): (NodeName, &'static str),
         group: usize,
         ranges: &[Range<usize>],
         src: &mut Activation,
@@ -80,7 +80,7 @@ impl Ops<'_> {
     ) {
         let mut scope = self.start();
         self.copy_groups(name, group, ranges, src, dst);
-        self.record(&mut scope, number::CONT, name, &[(&*src).into()]);
+        self.record(&mut scope, number::CONT, name, &[Source::view(&*src, view)]);
     }
 
     fn copy_groups(

@@ -229,9 +229,9 @@ impl<'g> DeltaNet<'g> {
                 ops.mul_mat(product, matrix, &mut s.normed, &mut s.joint);
                 let (values, group) = (per_key * d, 2 * d + 2 * per_key * d);
                 let ranges = [0..d, d..2 * d, 2 * d..2 * d + values];
-                ops.group_columns(qkv, group, &ranges, &mut s.joint, &mut s.qkv);
+                ops.group_columns((qkv, ""), group, &ranges, &mut s.joint, &mut s.qkv);
                 let gates = 2 * d + values..group;
-                ops.group_columns(name("z"), group, &[gates], &mut s.joint, &mut s.gates);
+                ops.group_columns((name("z"), ""), group, &[gates], &mut s.joint, &mut s.gates);
             }
         }
         let (kernel, convolved) = (&self.kernel, name("conv_output_raw"));
@@ -254,14 +254,14 @@ impl<'g> DeltaNet<'g> {
                 ops.mul_mat(product, matrix, &mut s.normed, &mut s.joint_rates);
                 let (rates, group) = (&mut s.joint_rates, 2 * per_key);
                 let (betas, decays) = (0..per_key, per_key..group);
-                ops.group_columns(name("alpha"), group, &[decays], rates, &mut s.decay);
+                ops.group_columns((name("alpha"), ""), group, &[decays], rates, &mut s.decay);
                 ops.decay(
                     name("gate"),
                     &self.decay_bias,
                     &self.decay_factors,
                     &mut s.decay,
                 );
-                ops.group_columns(name("beta"), group, &[betas], rates, &mut s.beta);
+                ops.group_columns((name("beta"), ""), group, &[betas], rates, &mut s.beta);
             }
         }
         ops.sigmoid(name("beta_sigmoid"), &mut s.beta);
