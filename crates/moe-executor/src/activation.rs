@@ -64,6 +64,14 @@ impl NodeName {
         }
     }
 
+    /// The name of a copy of the node without gaps: `gate-3 (cont)`.
+    pub fn copied(self) -> NodeName {
+        NodeName {
+            suffix: " (cont)",
+            ..self
+        }
+    }
+
     /// Another node of the same layer.
     pub fn stem(self, stem: &'static str) -> NodeName {
         NodeName { stem, ..self }

@@ -16,7 +16,7 @@ use crate::norm::Norm;
 use crate::ops::{At, Ops};
 use crate::weights::{Bias, Linear, Loader, Vector};
 
-pub use spec::{AttentionSpec, Gate, QkNames, QkNorm, RopeLayers};
+pub use spec::{AttentionSpec, Gate, GatedQueries, QkNames, QkNorm, RopeLayers};
 
 /// Weights of the attention of one layer.
 pub struct AttentionLayer<'g> {
@@ -78,7 +78,7 @@ impl RopeFactors {
 
 /// The matrices of queries, keys and values.
 enum Projections<'g> {
-    /// Queries `(n_embd, n_head * head_dim)`, keys and values `(n_embd, n_head_kv * head_dim)`.
+    /// Queries, and their gates if they have any, `(n_embd, n_head * head_dim)`, keys and values `(n_embd, n_head_kv * head_dim)`.
     Separate(Box<[Linear<'g>; 3]>),
     /// All in one matrix, in this order.
     Fused(Box<Linear<'g>>),
@@ -102,6 +102,8 @@ pub struct AttentionState {
     fused: Activation,
     /// Gates of the heads `(token, n_head * head_dim)` or `(token, n_head)`.
     gates: Activation,
+    /// Queries and gates of each head `(token, n_head * 2 head_dim)`.
+    gated_queries: Activation,
 }
 
 impl AttentionState {
@@ -117,6 +119,7 @@ impl AttentionState {
             heads: buffer(5),
             fused: buffer(6),
             gates: buffer(7),
+            gated_queries: buffer(8),
         }
     }
 }
@@ -132,6 +135,7 @@ impl AttentionState {
         inventory.activation("attention heads", &self.heads);
         inventory.activation("queries, keys and values", &self.fused);
         inventory.activation("attention gates", &self.gates);
+        inventory.activation("queries and their gates", &self.gated_queries);
     }
 }
 
@@ -207,7 +211,7 @@ impl<'g> AttentionLayer<'g> {
             rope,
             rope_factors,
             norm: Norm::load(loader, hp, &name("attn_norm"), n_embd, hp.norm_bias)?,
-            inputs: Projections::load(loader, il, spec, [n_embd, n_q, n_kv])?,
+            inputs: Projections::load(loader, il, spec, [n_embd, n_q * spec.per_query(), n_kv])?,
             qk_norms: qk_norms.transpose()?,
             sinks: sinks.transpose()?,
             gate: gate.transpose()?,
@@ -231,7 +235,8 @@ impl<'g> AttentionLayer<'g> {
         let fused = self
             .is_fused()
             .then_some("queries, keys and values in one matrix");
-        fused.or(self.gate.as_ref().map(|_| "a gate of the attention"))
+        let has_gate = self.gate.is_some() || self.spec.gated_queries.is_some();
+        fused.or(has_gate.then_some("a gate of the attention"))
     }
 
     /// Operations of the layer. Each writes one record per pass.
@@ -244,6 +249,7 @@ impl<'g> AttentionLayer<'g> {
         let norms = self.norm.ops() + qk_norms.sum::<usize>();
         let rope = if self.rope.is_some() { 2 } else { 0 };
         let gate = self.gate.as_ref().map_or(0, |gate| gate.ops() + 2);
+        let gate = gate + self.spec.gated_queries.map_or(0, |_| 3);
         let (store, heads) = (2, 1);
         let scale = usize::from(self.spec.scales_queries);
         norms + inputs + rope + scale + store + heads + gate + self.output.ops()
@@ -259,7 +265,7 @@ impl<'g> AttentionLayer<'g> {
         cache: &mut KvCache,
     ) {
         let name = |stem| NodeName::of(stem, self.il);
-        let norm = ["norm", "attn_norm"].map(name);
+        let norm = ["norm", self.spec.norm].map(name);
         ops.norm(at.device, norm, x, &self.norm, &mut s.normed);
         if let Projections::Fused(linear) = &self.inputs {
             ops.linear(
@@ -273,7 +279,8 @@ impl<'g> AttentionLayer<'g> {
             }
         }
         let d = self.shape.head_dim;
-        let (n_q, n_kv) = (self.shape.n_head * d, self.shape.n_head_kv * d);
+        let n_q = self.shape.n_head * d * self.spec.per_query();
+        let n_kv = self.shape.n_head_kv * d;
         let columns = [0..n_q, n_q..n_q + n_kv, n_q + n_kv..n_q + 2 * n_kv];
         let parts = if self.keys_first {
             [0, 1, 2]
@@ -293,13 +300,24 @@ impl<'g> AttentionLayer<'g> {
             } else {
                 &mut *dst
             };
+            let gated = self.spec.gated_queries.filter(|_| part == 0);
+            let (product, node) = match gated {
+                Some(names) => (&mut s.gated_queries, NodeName::of(names.product, self.il)),
+                None => (&mut *target, name),
+            };
             match &self.inputs {
                 Projections::Separate(linears) => {
-                    ops.linear([name; 2], &linears[part], &mut s.normed, target);
+                    ops.linear([node; 2], &linears[part], &mut s.normed, product);
                 }
                 Projections::Fused(_) => {
-                    ops.columns(name, columns[part].clone(), &mut s.fused, target);
+                    ops.columns(node, columns[part].clone(), &mut s.fused, product);
                 }
+            }
+            if gated.is_some() {
+                ops.view_groups(node, 2 * d, 0..d, &mut s.gated_queries, target);
+            }
+            if part == 1 && self.spec.gated_queries.is_some() {
+                target.name = name.reshaped(); // llama.cpp reshapes the keys to heads after their product
             }
             if part < 2 {
                 let n_ctx = cache.capacity();
@@ -321,6 +339,17 @@ impl<'g> AttentionLayer<'g> {
             let [product, sigmoid, gated] = gate.names.map(name);
             ops.linear([product; 2], linear, &mut s.normed, &mut s.gates);
             ops.multiply_by_sigmoid([sigmoid, gated], &mut s.gates, &mut s.heads);
+        }
+        if let Some(names) = self.spec.gated_queries {
+            let d = self.shape.head_dim;
+            let gates = if names.names_view {
+                (name(names.gates).copied(), "")
+            } else {
+                (name(names.gates), " (view)")
+            };
+            let (from, to, columns) = (&mut s.gated_queries, &mut s.gates, d..2 * d);
+            ops.group_columns(gates, 2 * d, &[columns], from, to);
+            ops.multiply_by_sigmoid(names.gated.map(name), &mut s.gates, &mut s.heads);
         }
         let names = match self.output.bias {
             Some(_) => ["kqv_wo", self.spec.output],

@@ -208,6 +208,30 @@ pub enum Error {
         /// Number of sequences.
         n_seq: usize,
     },
+    /// The memory of the recurrent states cannot be allocated.
+    #[error(
+        "the memory of the recurrent states cannot be allocated: {} need {bytes} bytes; use fewer sequences",
+        counted(*.n_seq, "sequence")
+    )]
+    StateMemory {
+        /// Bytes of the states of all sequences in all layers.
+        bytes: u64,
+        /// Number of sequences.
+        n_seq: usize,
+    },
+    /// A sequence with recurrent states cannot keep only the first of its positions.
+    #[error(
+        "slot {slot} cannot be truncated from {n_past} to {n} positions, because the recurrent states of the model cannot be \
+         rewound; truncate it to 0 positions, and evaluate its tokens again"
+    )]
+    TruncatedState {
+        /// The slot.
+        slot: usize,
+        /// Number of positions of its sequence.
+        n_past: usize,
+        /// Number of positions to keep.
+        n: usize,
+    },
     /// The KV cache has no such slot.
     #[error("slot {slot} of the KV cache is out of range (0..={})", .n_slots.saturating_sub(1))]
     SlotOutOfRange {

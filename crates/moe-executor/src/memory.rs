@@ -8,7 +8,7 @@ use moe_gguf::names::{Projection, Role};
 
 use crate::arch::decoder::{DenseBlock, OutputRows};
 use crate::cpu::quant::Kernel;
-use crate::hparams::Gating;
+use crate::hparams::{Gating, LayerCache};
 use crate::model::Model;
 use crate::moe::SharedWidth;
 
@@ -116,14 +116,15 @@ impl Model<'_> {
         let dense = dense.max().unwrap_or(0).max(dense_of_moe);
         let kept_scores = if moe.routes_ahead { n_expert } else { 0 };
         let is_fused = self.decoder.has_fused_inputs();
-        let gates = spec.attention.gate.map_or(0, |gate| {
-            let width = if gate.per_head {
-                hp.n_head
-            } else {
-                hp.n_head * hp.head_dim
-            };
-            t * width as u64
-        });
+        let has_gated_queries = spec.attention.gated_queries.is_some();
+        let gates = match spec.attention.gate {
+            Some(gate) if gate.per_head => t * hp.n_head as u64,
+            Some(_) => t * n_q,
+            None if has_gated_queries => t * n_q,
+            None => 0,
+        };
+        // Queries and their gates.
+        let n_joint = if has_gated_queries { 2 * n_q } else { 0 };
         let input = match spec.post_attention_norm {
             Some(_) if !spec.norms_output_rows => t,
             _ => f.max(w),
@@ -135,10 +136,18 @@ impl Model<'_> {
                 SharedWidth::Own(width) => width as u64,
                 SharedWidth::Experts(n) => (n as u64).saturating_mul(n_ff(layer)),
             });
-            let gate = if shared.gated { routed } else { 0 };
-            [width, width, gate, routed * n_embd]
+            let score = if shared.gated { routed } else { 0 };
+            let weight = if shared.sigmoid.is_some() { 0 } else { score };
+            [width, score, weight, routed * n_embd]
         });
-        vec![
+        // Tokens of the attention.
+        let has_kv = |cache: &LayerCache| *cache == LayerCache::KeysAndValues;
+        let a = if hp.caches.iter().any(has_kv) { t } else { 0 };
+        let recurrent = spec.recurrent.map(|spec| {
+            let has_joint_inputs = self.decoder.has_joint_inputs();
+            spec.buffers(hp, t, has_joint_inputs)
+        });
+        let mut sizes = vec![
             ("residual stream", t * n_embd),
             ("block input", input * n_embd),
             ("block output", t * n_embd),
@@ -146,23 +155,28 @@ impl Model<'_> {
             ("experts next to a dense block", beside),
             ("kept rows", w * n_embd.max(kept_scores)),
             ("logits", w * hp.n_vocab as u64),
-            ("attention input", t * n_embd),
-            ("queries", t * n_q),
-            ("keys", t * n_kv),
-            ("values", t * n_kv),
+            ("attention input", a * n_embd),
+            ("queries", a * n_q),
+            ("keys", a * n_kv),
+            ("values", a * n_kv),
             (
                 "queries or keys before their norm",
                 if spec.attention.qk_norm.is_some() {
-                    t * n_q
+                    a * n_q
                 } else {
                     0
                 },
             ),
-            ("attention heads", t * n_q),
+            ("attention heads", a * n_q),
             (
                 "queries, keys and values",
-                if is_fused { t * (n_q + 2 * n_kv) } else { 0 },
+                if is_fused {
+                    t * (n_q.max(n_joint) + 2 * n_kv)
+                } else {
+                    0
+                },
             ),
+            ("queries and their gates", a * n_joint),
             ("attention gates", gates),
             ("dense gate", dense),
             ("dense up", dense),
@@ -182,15 +196,17 @@ impl Model<'_> {
             ("selected experts", rows.selected()),
             ("weights of the selected experts", rows.selected()),
             ("dense gate", shared[0]),
-            ("dense up", shared[1]),
+            ("dense up", shared[0]),
             ("expert gate", hidden),
             ("expert up", hidden),
             ("expert down", rows.selected().saturating_mul(n_embd)),
-            ("shared expert score", shared[2]),
+            ("shared expert score", shared[1]),
             ("shared expert weight", shared[2]),
             ("sum of the selected experts", shared[3]),
             ("shared expert", shared[3]),
-        ]
+        ];
+        sizes.extend(recurrent.into_iter().flatten());
+        sizes
     }
 
     /// The matrix products of a pass.
@@ -306,6 +322,10 @@ impl Rows {
         };
         match part {
             "attn_q" | "attn_k" | "attn_v" | "attn_qkv" | "attn_gate" | "attn_output" => {
+                Some(self.tokens)
+            }
+            // Of recurrent layers.
+            "in_proj" | "out_proj" | "ssm_in" | "ssm_ba" | "ssm_alpha" | "ssm_beta" | "ssm_out" => {
                 Some(self.tokens)
             }
             "ffn_gate" | "ffn_up" | "ffn_down" | "ffn_gate_inp" | "ffn_gate_inp_shexp"

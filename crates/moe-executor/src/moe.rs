@@ -45,6 +45,9 @@ pub struct SharedExpert {
     pub width: SharedWidth,
     /// Whether its output is multiplied by the sigmoid of a score from `ffn_gate_inp_shexp`.
     pub gated: bool,
+    /// Names of the score, of its sigmoid and of the product, if the sigmoid is one node. Otherwise llama.cpp computes it as
+    /// `silu(x) / x`.
+    pub sigmoid: Option<[&'static str; 3]>,
     /// Name of its down product.
     pub node: &'static str,
 }
@@ -72,6 +75,7 @@ impl SharedExpert {
         SharedExpert {
             width,
             gated: false,
+            sigmoid: None,
             node: "ffn_shexp",
         }
     }
@@ -113,6 +117,11 @@ impl MoeSpec {
             + usize::from(self.weights_scale != 1.0);
         let merge = 1 + (n_expert_used.max(2) - 1);
         let shared = match self.shared {
+            Some(SharedExpert {
+                gated: true,
+                sigmoid: Some(_),
+                ..
+            }) => FFN_OPS + 4,
             Some(SharedExpert { gated: true, .. }) => FFN_OPS + 5,
             Some(SharedExpert { gated: false, .. }) => FFN_OPS + 1,
             None => 0,
@@ -144,6 +153,7 @@ pub struct MoeLayer<'g> {
 /// Weights of a shared expert.
 struct Shared<'g> {
     node: &'static str,
+    sigmoid: Option<[&'static str; 3]>,
     ffn: Ffn<'g>,
     /// `(n_embd, 1)`
     gate: Option<Matrix<'g>>,
@@ -241,6 +251,7 @@ impl<'g> MoeLayer<'g> {
             };
             Ok::<_, crate::Error>(Shared {
                 node: shared.node,
+                sigmoid: shared.sigmoid,
                 ffn: Ffn::load(loader, il, "_shexp", n_embd, width)?,
                 gate: gate.transpose()?,
             })
@@ -409,9 +420,14 @@ impl<'g> MoeLayer<'g> {
         shared.ffn.forward(ops, &mut s.ffn, node, x, own);
         if let Some(gate) = &shared.gate {
             let (score, weight) = (&mut s.shared.score, &mut s.shared.weight);
-            ops.mul_mat(name("ffn_shexp_gate_inp"), gate, x, score);
-            let names = ["ffn_shexp_gate_silu", "ffn_shexp_gate", "ffn_shexp_out"];
-            ops.scale_by_sigmoid(device, names.map(name), score, weight, own);
+            if let Some([product, sigmoid, gated]) = shared.sigmoid {
+                ops.mul_mat(name(product), gate, x, score);
+                ops.multiply_by_sigmoid([sigmoid, gated].map(name), score, own);
+            } else {
+                ops.mul_mat(name("ffn_shexp_gate_inp"), gate, x, score);
+                let names = ["ffn_shexp_gate_silu", "ffn_shexp_gate", "ffn_shexp_out"];
+                ops.scale_by_sigmoid(device, names.map(name), score, weight, own);
+            }
         }
         ops.add(device, name("ffn_out"), routed, own, out);
         lanes

@@ -342,6 +342,18 @@ impl<'g> Loader<'g> {
         self.vectors(name, n, 1)
     }
 
+    /// The kernels of a convolution, `ne = [n, channels]`, converted to f32 and transposed: `(n, channels)`.
+    pub(crate) fn kernels(&self, name: &str, n: usize, channels: usize) -> Result<Vector> {
+        let kernels = self.vectors(name, n, channels)?;
+        let element = |at: usize| kernels.data[at % channels * n + at / channels];
+        let data = (0..n * channels).map(element).collect();
+        Ok(Vector {
+            place: kernels.place,
+            data,
+            n: channels,
+        })
+    }
+
     /// One vector per expert, `ne = [n, n_expert]`, converted to f32.
     pub(crate) fn vectors(&self, name: &str, n: usize, n_expert: usize) -> Result<Vector> {
         let tensor = self.tensor(name, &[n, n_expert])?;

@@ -13,13 +13,16 @@ mod gpt_oss;
 mod granitemoe;
 mod grok;
 mod hunyuan_moe;
+mod lfm2moe;
 mod llama;
 mod mellum;
 mod minimax_m2;
 mod olmoe;
 mod phimoe;
 mod qwen2moe;
+mod qwen35moe;
 mod qwen3moe;
+mod qwen3next;
 mod smallthinker;
 
 use crate::error::{Error, Result};
@@ -58,13 +61,16 @@ const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("granitemoe", CPU, granitemoe::load),
     ("grok", CPU, grok::load),
     ("hunyuan-moe", GPU, hunyuan_moe::load),
+    ("lfm2moe", CPU, lfm2moe::load),
     ("llama", GPU, llama::load),
     ("mellum", GPU, mellum::load),
     ("minimax-m2", GPU, minimax_m2::load),
     ("olmoe", GPU, olmoe::load),
     ("phimoe", CPU, phimoe::load),
     ("qwen2moe", GPU, qwen2moe::load),
+    ("qwen35moe", CPU, qwen35moe::load),
     ("qwen3moe", GPU, qwen3moe::load),
+    ("qwen3next", CPU, qwen3next::load),
     ("smallthinker", CPU, smallthinker::load),
 ];
 

@@ -69,9 +69,25 @@ pub struct Gate {
     pub names: [&'static str; 3],
 }
 
+/// Queries and gates of the heads' output in one matrix (`attn_q`), for each head in turn: the output is multiplied by the sigmoid of the
+/// gates.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GatedQueries {
+    /// Name of their product.
+    pub product: &'static str,
+    /// Name of the gates.
+    pub gates: &'static str,
+    /// Whether llama.cpp names the view of the gates instead of its copy.
+    pub names_view: bool,
+    /// Names of the sigmoid of the gates, and of the result.
+    pub gated: [&'static str; 2],
+}
+
 /// The attention of an architecture.
 #[derive(Clone, Copy)]
 pub struct AttentionSpec {
+    /// Name of the norm of the input.
+    pub norm: &'static str,
     /// Biases of queries, keys and values.
     pub qkv_bias: Bias,
     /// Bias of the output.
@@ -99,11 +115,14 @@ pub struct AttentionSpec {
     pub sinks: bool,
     /// Gate of the heads' output.
     pub gate: Option<Gate>,
+    /// Gates of the heads' output next to the queries.
+    pub gated_queries: Option<GatedQueries>,
 }
 
 impl AttentionSpec {
     /// Grouped-query attention with RoPE in all layers, and without norms of queries and keys, limits, sinks and gates.
     pub const PLAIN: AttentionSpec = AttentionSpec {
+        norm: "attn_norm",
         qkv_bias: Bias::Optional,
         output_bias: Bias::None,
         output: "attn_out",
@@ -117,5 +136,11 @@ impl AttentionSpec {
         scales_queries: false,
         sinks: false,
         gate: None,
+        gated_queries: None,
     };
+
+    /// Columns of `attn_q` for each element of a query.
+    pub(super) fn per_query(&self) -> usize {
+        1 + usize::from(self.gated_queries.is_some())
+    }
 }

@@ -208,6 +208,38 @@ impl<'g> Keys<'g> {
         self.bad(suffix, value, &format!("it is out of range (1..={max})"))
     }
 
+    /// By layer, whether it is recurrent: `attention.recurrent_layers`, or all layers except the last of each
+    /// `full_attention_interval` layers (4 if the key is missing).
+    pub(crate) fn recurrent_layers(&self, n_layer: usize) -> Result<Vec<bool>> {
+        const KEY: &str = "attention.recurrent_layers";
+        let metadata = self.gguf.metadata();
+        let flags = match metadata.get(&self.key(KEY)) {
+            Some(Value::Bool(flag)) => Some(PerLayer::Same(u64::from(*flag))),
+            Some(Value::Array(list)) if list.element_type() == ValueType::Bool => {
+                let flags = list.iter().take(self.n_block.saturating_add(1));
+                let flags = flags.map(|flag| u64::from(matches!(flag, Value::Bool(true))));
+                Some(self.checked(KEY, PerLayer::Each(flags.collect()))?)
+            }
+            _ => self.values(KEY)?,
+        };
+        if let Some(flags) = flags {
+            let is_set = |layer| flags.get(layer).is_some_and(|flag| flag != 0);
+            return Ok((0..n_layer).map(is_set).collect());
+        }
+        let interval = self.count_or("full_attention_interval", 4, MAX_WIDTH)?;
+        let is_recurrent = |layer: usize| !(layer + 1).is_multiple_of(interval);
+        Ok((0..n_layer).map(is_recurrent).collect())
+    }
+
+    /// The length of the kernel of a convolution over tokens, minus 1: the number of earlier tokens that it reads.
+    pub(crate) fn convolution_past(&self, suffix: &str) -> Result<usize> {
+        const MAX: usize = 1 << 10;
+        match self.count(suffix, MAX)? {
+            1 => Err(self.bad(suffix, 1, "a kernel must have at least 2 elements")),
+            n => Ok(n - 1),
+        }
+    }
+
     /// By layer, whether its attention is limited to a window (`attention.sliding_window_pattern`).
     ///
     /// The value is a list of flags or a period; without it, the period is `period`. The last layer of each period is not

@@ -34,12 +34,15 @@ const DENSE_FIRST: Use = ReadFor(&[
     "ernie4_5-moe",
     "exaone-moe",
     "glm4moe",
+    "lfm2moe",
 ]);
 /// Architectures whose header has the number of shared experts, and whether the expert weights are normalized and scaled.
 const WEIGHTS: Use = ReadFor(&["afmoe", "bailingmoe2", "dots1", "exaone-moe", "glm4moe"]);
 const GRANITE: Use = ReadFor(&["granitemoe"]);
 const GROK: Use = ReadFor(&["grok"]);
 const SCALED: Use = ReadFor(&["granitemoe", "grok"]);
+/// Architectures with gated delta nets.
+const DELTA_NET: Use = ReadFor(&["qwen35moe", "qwen3next"]);
 /// Architectures with a sliding window.
 const WINDOW: Use = ReadFor(&["afmoe", "exaone-moe", "gpt-oss", "mellum", "smallthinker"]);
 
@@ -69,10 +72,13 @@ pub(super) const KEYS: &[(&str, Use)] = &[
             "gpt-oss",
             "grok",
             "hunyuan-moe",
+            "lfm2moe",
             "mellum",
             "minimax-m2",
             "qwen2moe",
+            "qwen35moe",
             "qwen3moe",
+            "qwen3next",
             "smallthinker",
         ]),
     ),
@@ -85,6 +91,8 @@ pub(super) const KEYS: &[(&str, Use)] = &[
             "granitemoe",
             "hunyuan-moe",
             "qwen2moe",
+            "qwen35moe",
+            "qwen3next",
         ]),
     ),
     ("expert_chunk_feed_forward_length", Ignored),
@@ -108,6 +116,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
             "dots1",
             "exaone-moe",
             "glm4moe",
+            "lfm2moe",
             "minimax-m2",
             "smallthinker",
         ]),
@@ -140,7 +149,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("adapters.router_gain", Ignored),
     ("token_shift_count", Ignored),
     ("interleave_moe_layer_step", ReadFor(&["ernie4_5-moe"])),
-    ("full_attention_interval", Ignored),
+    ("full_attention_interval", DELTA_NET),
     ("num_loops", Ignored),
     ("skip_loop_final_norm", Ignored),
     ("hrm.layers_per_stack", Ignored),
@@ -193,7 +202,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("attention.compress_rope_freq_base", Ignored),
     ("attention.compress_ratios", Ignored),
     ("attention.shared_kv_layers", Ignored),
-    ("attention.recurrent_layers", Ignored),
+    ("attention.recurrent_layers", DELTA_NET),
     ("hyper_connection.count", Ignored),
     ("hyper_connection.sinkhorn_iterations", Ignored),
     ("hyper_connection.epsilon", Ignored),
@@ -211,7 +220,10 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("hash_layer_count", Ignored),
     ("rope.dimension_count", Read),
     ("rope.dimension_count_swa", WINDOW),
-    ("rope.dimension_sections", ReadFor(&["glm4moe"])),
+    (
+        "rope.dimension_sections",
+        ReadFor(&["glm4moe", "qwen35moe"]),
+    ),
     ("rope.freq_base", Read),
     ("rope.freq_base_swa", WINDOW),
     ("rope.scale_linear", Read),
@@ -226,11 +238,11 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("rope.scaling.yarn_attn_factor", GROK),
     ("rope.scaling.yarn_beta_fast", GROK),
     ("rope.scaling.yarn_beta_slow", GROK),
-    ("ssm.conv_kernel", Ignored),
-    ("ssm.inner_size", Ignored),
-    ("ssm.state_size", Ignored),
-    ("ssm.time_step_rank", Ignored),
-    ("ssm.group_count", Ignored),
+    ("ssm.conv_kernel", DELTA_NET),
+    ("ssm.inner_size", DELTA_NET),
+    ("ssm.state_size", DELTA_NET),
+    ("ssm.time_step_rank", DELTA_NET),
+    ("ssm.group_count", DELTA_NET),
     ("ssm.dt_b_c_rms", Ignored),
     ("kda.head_dim", Ignored),
     ("kda.safe_gate", Ignored),
@@ -254,7 +266,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("conv_group_size", Ignored),
     ("selector_rank", Ignored),
     ("selector_top_k", Ignored),
-    ("shortconv.l_cache", Ignored),
+    ("shortconv.l_cache", ReadFor(&["lfm2moe"])),
     ("dense_2_feat_in", Harmless),
     ("dense_2_feat_out", Harmless),
     ("dense_3_feat_in", Harmless),

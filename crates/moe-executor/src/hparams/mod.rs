@@ -1,5 +1,6 @@
 //! Hyper-parameters of all architectures, read from the `<arch>.*` keys of a GGUF file.
 
+mod cache;
 mod keys;
 mod known;
 mod rope;
@@ -10,6 +11,7 @@ use moe_gguf::LayerId;
 
 use crate::error::{Error, Result};
 
+pub use cache::{LayerCache, StateShape};
 pub(crate) use keys::{Keys, MAX_WIDTH};
 pub(crate) use known::ignored;
 pub use rope::{Rope, RopeLayout};
@@ -31,8 +33,10 @@ pub struct HParams {
     pub n_embd: usize,
     /// Number of query heads.
     pub n_head: usize,
-    /// Number of key and value heads.
+    /// Number of key and value heads of a layer with attention.
     pub n_head_kv: usize,
+    /// What each layer keeps of earlier tokens. An architecture with recurrent layers sets their states after [`HParams::read`].
+    pub caches: Vec<LayerCache>,
     /// Width of one head.
     pub head_dim: usize,
     /// Experts per MoE layer.
@@ -105,6 +109,8 @@ pub(crate) struct Layout {
     pub longrope: bool,
     pub norm: NormKind,
     pub norm_bias: bool,
+    /// Whether the number of key and value heads is 0 in layers without attention. Their [`LayerCache`] is then `Nothing`.
+    pub layers_without_heads: bool,
 }
 
 impl Layout {
@@ -118,6 +124,7 @@ impl Layout {
             longrope: false,
             norm: NormKind::Rms,
             norm_bias: false,
+            layers_without_heads: false,
         }
     }
 }
@@ -130,7 +137,7 @@ impl HParams {
 
     /// Reads the keys that all architectures have.
     ///
-    /// Head counts must be the same in all layers. Numbers of selected experts and feed-forward widths may be lists with
+    /// Head counts must be the same in all layers with attention. Numbers of selected experts and feed-forward widths may be lists with
     /// one value per layer.
     ///
     /// # Errors
@@ -147,14 +154,12 @@ impl HParams {
             let reason = format!("it must equal the key length, {head_dim}");
             return Err(keys.bad("attention.value_length", value_length, &reason));
         }
-        let n_head_kv = keys.count_or("attention.head_count_kv", n_head, n_head)?;
-        if n_head % n_head_kv != 0 {
-            return Err(keys.bad(
-                "attention.head_count_kv",
-                n_head_kv,
-                "`attention.head_count` must be a multiple of it",
-            ));
-        }
+        let heads_kv = read_heads_kv(keys, &layout, n_layer, n_head)?;
+        let n_head_kv = heads_kv.iter().copied().max().unwrap_or(0).max(1);
+        let caches = heads_kv.iter().map(|&n| match n {
+            0 => LayerCache::Nothing,
+            _ => LayerCache::KeysAndValues,
+        });
         if !keys.is_set("expert_count")? {
             return Err(keys.no_experts());
         }
@@ -206,6 +211,7 @@ impl HParams {
             n_embd,
             n_head,
             n_head_kv,
+            caches: caches.collect(),
             head_dim,
             n_expert,
             n_expert_used: n_used.iter().copied().max().unwrap_or(0),
@@ -224,6 +230,36 @@ impl HParams {
             window: None,
         })
     }
+}
+
+/// The number of key and value heads by layer: the same in all layers, or 0 in some of them if the layout allows it.
+fn read_heads_kv(
+    keys: &Keys,
+    layout: &Layout,
+    n_layer: usize,
+    n_head: usize,
+) -> Result<Vec<usize>> {
+    const KEY: &str = "attention.head_count_kv";
+    let heads = match keys.values(KEY)? {
+        Some(values) if layout.layers_without_heads => {
+            let heads = (0..n_layer).map(|layer| values.get(layer).unwrap_or(0));
+            let heads = heads.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+            let heads: Vec<usize> = heads.collect();
+            let mut with_heads = heads.iter().filter(|&&n| n > 0);
+            let first = with_heads.next().copied().unwrap_or(1);
+            if with_heads.any(|&n| n != first) {
+                let reason = "layers with attention must have the same number of heads";
+                return Err(keys.bad(KEY, values, reason));
+            }
+            heads
+        }
+        _ => vec![keys.count_or(KEY, n_head, n_head)?; n_layer],
+    };
+    let n = heads.iter().copied().max().unwrap_or(0).max(1);
+    if n > n_head || !n_head.is_multiple_of(n) {
+        return Err(keys.bad(KEY, n, "`attention.head_count` must be a multiple of it"));
+    }
+    Ok(heads)
 }
 
 fn read_n_layer(keys: &Keys) -> Result<usize> {

@@ -8,7 +8,7 @@ use zerocopy::IntoBytes;
 
 use crate::cpu::quant::quantize_q8_0_block;
 use crate::error::{Error, Result};
-use crate::hparams::HParams;
+use crate::hparams::{HParams, LayerCache};
 
 /// Type of the keys or the values in a cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -139,13 +139,24 @@ impl CacheParams {
         CacheParams { n_seq, ..self }
     }
 
-    /// Bytes of the keys and values of `n_positions` positions of each sequence in all layers; `u64::MAX` if the number is too
+    /// Bytes of the keys and values of `n_positions` positions of each sequence in all layers that have them; `u64::MAX` if the number is too
     /// large.
     pub fn size_bytes(&self, hp: &HParams, n_positions: usize) -> u64 {
-        self.bytes(hp.n_layer, hp.n_head_kv * hp.head_dim, n_positions)
+        let n_kv = count_kv(&hp.caches);
+        self.bytes(n_kv, hp.n_head_kv * hp.head_dim, n_positions)
     }
 
-    /// Like [`CacheParams::size_bytes`] for rows of `width` elements.
+    /// Bytes of the recurrent states of all sequences in all layers, which are allocated at the first pass.
+    pub fn state_bytes(&self, hp: &HParams) -> u64 {
+        let sizes = hp.caches.iter().map(|layer| match layer {
+            LayerCache::State(shape) => shape.size_bytes(),
+            LayerCache::KeysAndValues | LayerCache::Nothing => 0,
+        });
+        let bytes = sizes.fold(0, u64::saturating_add);
+        bytes.saturating_mul(self.n_seq.max(1) as u64)
+    }
+
+    /// Like [`CacheParams::size_bytes`] for `n_layer` layers with rows of `width` elements.
     pub(crate) fn bytes(&self, n_layer: usize, width: usize, n_positions: usize) -> u64 {
         let row = self
             .k
@@ -175,4 +186,10 @@ impl CacheParams {
         }
         Ok(())
     }
+}
+
+/// Number of layers with keys and values.
+pub(super) fn count_kv(layers: &[LayerCache]) -> usize {
+    let has_kv = |layer: &&LayerCache| matches!(layer, LayerCache::KeysAndValues);
+    layers.iter().filter(has_kv).count()
 }

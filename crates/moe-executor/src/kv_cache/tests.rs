@@ -2,6 +2,7 @@ use moe_gguf::GgmlType;
 
 use super::*;
 use crate::cpu::quant::dequantize_row;
+use crate::hparams::StateShape;
 
 fn params(ty: CacheType, n_seq: usize) -> CacheParams {
     CacheParams::of_type(ty, 1000).with_sequences(n_seq)
@@ -9,7 +10,20 @@ fn params(ty: CacheType, n_seq: usize) -> CacheParams {
 
 /// A cache of three layers with two heads of 32 elements.
 fn cache(params: CacheParams) -> KvCache {
-    KvCache::with_shape(3, 64, params)
+    KvCache::with_shape(&[LayerCache::KeysAndValues; 3], 64, params)
+}
+
+/// A cache of a layer with attention, two recurrent layers, and a layer with neither.
+fn hybrid(params: CacheParams) -> KvCache {
+    let [short, long] = [(4, 2, 0), (6, 3, 10)].map(|(channels, n_past, state)| {
+        LayerCache::State(StateShape {
+            channels,
+            n_past,
+            state,
+        })
+    });
+    let layers = [LayerCache::KeysAndValues, short, LayerCache::Nothing, long];
+    KvCache::with_shape(&layers, 64, params)
 }
 
 fn pass(cache: &mut KvCache, sequence: usize, n: usize) {
@@ -116,9 +130,9 @@ fn truncation_keeps_the_first_positions() {
     let mut cache = cache(params(CacheType::F32, 3));
     pass(&mut cache, 0, 4);
     pass(&mut cache, 2, 7);
-    cache.truncate(2, 5);
-    cache.truncate(0, 9);
-    cache.truncate(7, 0);
+    cache.truncate(2, 5).unwrap();
+    cache.truncate(0, 9).unwrap();
+    cache.truncate(7, 0).unwrap();
     assert_eq!(
         [0, 1, 2, 7].map(|sequence| cache.len(sequence)),
         [4, 0, 5, 0]
@@ -161,4 +175,61 @@ fn memory_that_cannot_be_allocated_is_an_error_with_its_size() {
         )
     );
     assert_eq!((cache.reserved(), cache.len(0)), (0, 0));
+}
+
+#[test]
+fn recurrent_states_have_constant_sizes_and_names() {
+    let mut cache = hybrid(params(CacheType::F16, 3));
+    let mut sizes = Vec::new();
+    for n in [4, 50] {
+        pass(&mut cache, 1, n);
+        let mut inventory = Inventory::default();
+        cache.buffers(&mut inventory);
+        // Keys, values, then the convolution states of both layers, and the states of one.
+        sizes = inventory.sizes().collect::<Vec<_>>();
+        assert_eq!(sizes[2..], [4 * 2 * 3 * 4, 6 * 3 * 3 * 4, 10 * 3 * 4]);
+    }
+    assert_eq!(sizes[0] + sizes[1], cache.params.bytes(1, 64, 54));
+}
+
+#[test]
+fn states_are_reset_when_a_sequence_starts() {
+    let mut cache = hybrid(params(CacheType::F32, 3));
+    let long = LayerId(3);
+    for sequence in 0..3 {
+        pass(&mut cache, sequence, 2);
+        let (convolution, state) = cache.state_mut(long).1.of(sequence);
+        convolution.fill(sequence as f32 + 1.0);
+        state.fill(-1.0);
+    }
+    cache.clear(1);
+    for sequence in 0..3 {
+        pass(&mut cache, sequence, 1);
+    }
+    let mut first = |sequence| {
+        let (convolution, state) = cache.state_mut(long).1.of(sequence);
+        assert_eq!((convolution.len(), state.len()), (18, 10));
+        [convolution[17], state[9]]
+    };
+    assert_eq!(
+        [0, 1, 2].map(&mut first),
+        [[1.0, -1.0], [0.0, 0.0], [3.0, -1.0]]
+    );
+    assert_eq!(cache.state_mut(long).1.shape().n_past, 3);
+}
+
+#[test]
+fn states_cannot_be_truncated_to_a_prefix() {
+    let mut cache = hybrid(params(CacheType::F32, 2));
+    pass(&mut cache, 1, 7);
+    let error = cache.truncate(1, 5).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "slot 1 cannot be truncated from 7 to 5 positions, because the recurrent states of the model cannot be rewound; \
+         truncate it to 0 positions, and evaluate its tokens again"
+    );
+    cache.truncate(1, 7).unwrap();
+    assert_eq!(cache.len(1), 7);
+    cache.truncate(1, 0).unwrap();
+    assert_eq!(cache.len(1), 0);
 }

@@ -8,10 +8,12 @@
 //! | `attn_out-N` | output product of the attention |
 //! | `ffn_moe_sum-N` | partial sum of the experts |
 //! | `ffn_shexp_gate_silu-N` | first operation of a sigmoid, which llama.cpp's graph computes as `silu(x) / x` |
+//! | `conv_input-N`, `conv_gated-N` | products of the input and the output of a short convolution with its gates |
 //! | `attn_out_rows-N`, `l_out_rows-N`, `ffn_moe_logits_rows-N` | selection of the rows whose logits are wanted |
 //! | `embd_unscaled`, `attn_out_scaled-N`, `ffn_out_scaled-N`, `result_output_unscaled` | before or after a multiplication by a constant |
 //!
-//! The selection of expert groups is seven nodes in llama.cpp and two operations here.
+//! The selection of expert groups is seven nodes in llama.cpp and two operations here. The copies of the states of recurrent layers are
+//! nodes in llama.cpp and part of an operation here.
 //!
 //! An operation runs on the GPU of its weights or of its layer. The CPU computes it if the GPU cannot. Values are copied
 //! between devices when an operation needs them. If one kernel computes several operations, the record of the first
@@ -29,6 +31,7 @@ mod norm;
 pub(crate) mod number;
 mod observed;
 mod post_fetch;
+mod recurrent;
 mod router;
 mod run;
 mod scaling;

@@ -29,8 +29,10 @@ numbers! {
     CLAMP = 50,
     ARGSORT = 68,
     FLASH_ATTN_EXT = 73,
+    SSM_CONV = 75,
     UNARY = 85,
     GLU = 94,
+    GATED_DELTA_NET = 95,
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ impl Ops<'_> {
         gate: &mut Activation,
         x: &mut Activation,
     ) {
-        self.elementwise(number::UNARY, sigmoid, gate, |x| 1.0 / (1.0 + (-x).exp()));
+        self.sigmoid(sigmoid, gate);
         let mut scope = self.start();
         self.fetch(&mut x.values);
         let before = Source::from(&*x);
@@ -54,6 +54,115 @@ impl Ops<'_> {
         for (row, out) in rows.zip(dst.data_mut().chunks_exact_mut(width.max(1))) {
             out.copy_from_slice(&row[columns.clone()]);
         }
+    }
+
+    /// Copies a range of the columns of each group of `group` columns of `src` to `dst`. In ggml this is a view, so nothing is recorded.
+    pub fn view_groups(
+        &mut self,
+        name: NodeName,
+        group: usize,
+        range: Range<usize>,
+        src: &mut Activation,
+        dst: &mut Activation,
+    ) {
+        self.copy_groups(name, group, &[range], src, dst);
+    }
+
+    /// Copies ranges of the columns of each group of `group` columns of `src`: `dst` has the groups of the first range, then those of the
+    /// next ones. `view` is the suffix of the name of the view that llama.cpp copies.
+    pub fn group_columns(
+        &mut self,
+        (name, view): (NodeName, &'static str),
+        group: usize,
+        ranges: &[Range<usize>],
+        src: &mut Activation,
+        dst: &mut Activation,
+    ) {
+        let mut scope = self.start();
+        self.copy_groups(name, group, ranges, src, dst);
+        self.record(&mut scope, number::CONT, name, &[Source::view(&*src, view)]);
+    }
+
+    fn copy_groups(
+        &mut self,
+        name: NodeName,
+        group: usize,
+        ranges: &[Range<usize>],
+        src: &mut Activation,
+        dst: &mut Activation,
+    ) {
+        self.fetch(&mut src.values);
+        let group = group.max(1);
+        let width = ranges.iter().map(Range::len).sum::<usize>() * (src.width / group);
+        dst.shape(name, width, src.rows);
+        let (values, row) = (src.data(), src.width);
+        self.threads
+            .rows(dst.data_mut(), width.max(1), |i, mut out| {
+                for range in ranges {
+                    for group in values[i * row..][..row].chunks_exact(group) {
+                        let (part, rest) = out.split_at_mut(range.len());
+                        part.copy_from_slice(&group[range.clone()]);
+                        out = rest;
+                    }
+                }
+            });
+    }
+
+    /// `dst = src[a] · src[b]` for two ranges of columns of the same length.
+    pub fn multiply_columns(
+        &mut self,
+        name: NodeName,
+        [a, b]: [Range<usize>; 2],
+        src: &mut Activation,
+        dst: &mut Activation,
+    ) {
+        let mut scope = self.start();
+        self.fetch(&mut src.values);
+        dst.shape(name, a.len(), src.rows);
+        let (values, width) = (src.data(), src.width);
+        self.threads.rows(dst.data_mut(), a.len().max(1), |i, out| {
+            let row = &values[i * width..][..width];
+            let factors = row[a.clone()].iter().zip(&row[b.clone()]);
+            out.iter_mut()
+                .zip(factors)
+                .for_each(|(x, (a, b))| *x = a * b);
+        });
+        let view = Source::view(&*src, " (view)");
+        self.record(&mut scope, number::MUL, name, &[view, view]);
+    }
+
+    /// `x *= src[columns]`
+    pub fn multiply_by_columns(
+        &mut self,
+        name: NodeName,
+        columns: Range<usize>,
+        src: &mut Activation,
+        x: &mut Activation,
+    ) {
+        let mut scope = self.start();
+        self.fetch(&mut src.values);
+        self.fetch(&mut x.values);
+        let (before, width) = (Source::from(&*x), x.width.max(1));
+        let (values, row) = (src.data(), src.width);
+        self.threads.rows(x.data_mut(), width, |i, out| {
+            let factors = &values[i * row..][..row][columns.clone()];
+            out.iter_mut()
+                .zip(factors)
+                .for_each(|(x, factor)| *x *= factor);
+        });
+        x.name = name;
+        let view = Source::view(&*src, " (view)");
+        self.record(&mut scope, number::MUL, name, &[view, before]);
+    }
+
+    /// `x = sigmoid(x)`
+    pub fn sigmoid(&mut self, name: NodeName, x: &mut Activation) {
+        self.elementwise(number::UNARY, name, x, |x| 1.0 / (1.0 + (-x).exp()));
+    }
+
+    /// `x = x · sigmoid(x)`
+    pub fn silu(&mut self, name: NodeName, x: &mut Activation) {
+        self.elementwise(number::UNARY, name, x, |x| x / (1.0 + (-x).exp()));
     }
 
     fn elementwise(

@@ -4,7 +4,8 @@ use moe_engine::{BatchEntry, BatchSession, Decode, Logits};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
 use moe_executor::{CacheParams, CacheType, Error, Model, Session};
-use moe_gguf::Gguf;
+use moe_gguf::{GgmlType, Gguf};
+use moe_synth::model::{Description, Synth};
 use moe_testkit::fixture;
 use moe_trace::Phase;
 
@@ -120,6 +121,57 @@ fn batches_of_several_sequences_have_the_tokens_of_each_alone() {
             (100..190).rev().collect(),
         ];
         compare_batch_with_each_alone(&synthetic(arch, seed), arch, &prompts);
+    }
+}
+
+/// Architectures with recurrent states.
+const RECURRENT: [&str; 3] = ["lfm2moe", "qwen35moe", "qwen3next"];
+
+/// An F32 model of a description in `fixtures/architectures`.
+fn described(arch: &str) -> Gguf {
+    let json = std::fs::read(fixture(format!("architectures/{arch}.json"))).unwrap();
+    let description: Description = serde_json::from_slice(&json).unwrap();
+    let synth = Synth::described(&description, GgmlType::F32, 5).unwrap();
+    Gguf::from_bytes(arch, synth.write(Vec::new()).unwrap()).unwrap()
+}
+
+#[test]
+fn batches_of_recurrent_models_have_the_tokens_of_each_sequence_alone() {
+    for arch in RECURRENT {
+        compare_batch_with_each_alone(&described(arch), arch, &prompts());
+    }
+}
+
+#[test]
+fn recurrent_states_belong_to_one_sequence() {
+    let threads = Threads::new(1).unwrap();
+    for arch in RECURRENT {
+        let gguf = described(arch);
+        let model = Model::load(&gguf).unwrap();
+        let [first, second, third] = prompts();
+        let cache = CacheParams::of_type(CacheType::F32, N_CTX).with_sequences(2);
+        let mut session = session(&model, &threads, cache);
+        prompt(&mut session, &first);
+        session.select_slot(1).unwrap();
+        // The prompt in two parts.
+        prompt(&mut session, &second[..1]);
+        let mut next = prompt(&mut session, &second[1..]);
+        session.select_slot(0).unwrap();
+        session.begin_sequence(5);
+        let best_of_third = prompt(&mut session, &third);
+        let expected = alone(&model, &threads, &third, 1, CacheType::F32);
+        assert_eq!(best_of_third, expected[0], "{arch}");
+        session.select_slot(1).unwrap();
+        for want in alone(&model, &threads, &second, 5, CacheType::F32) {
+            assert_eq!(next, want, "{arch}");
+            next = step(&mut session, next);
+        }
+        // States cannot be rewound to a prefix.
+        let error = session.truncate_slot(0, 12).unwrap_err();
+        assert!(error.to_string().contains("cannot be truncated"), "{error}");
+        session.truncate_slot(0, 0).unwrap();
+        session.select_slot(0).unwrap();
+        assert_eq!(prompt(&mut session, &third), expected[0], "{arch}");
     }
 }
 

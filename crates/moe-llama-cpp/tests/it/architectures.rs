@@ -37,7 +37,7 @@ fn agree_on_headers_of_published_models() {
 }
 
 /// Architectures with a description in `fixtures/architectures`.
-pub const DESCRIBED: [&str; 14] = [
+pub const DESCRIBED: [&str; 17] = [
     "afmoe",
     "arctic",
     "bailingmoe2",
@@ -48,9 +48,12 @@ pub const DESCRIBED: [&str; 14] = [
     "granitemoe",
     "grok",
     "hunyuan-moe",
+    "lfm2moe",
     "mellum",
     "minimax-m2",
     "phimoe",
+    "qwen35moe",
+    "qwen3next",
     "smallthinker",
 ];
 

@@ -4,10 +4,10 @@ use std::f32::consts::FRAC_1_SQRT_2;
 
 use moe_gguf::LayerId;
 
+use super::mixer::Mixer;
 use super::spec::{DecoderSpec, DenseBlock, LayerNorm};
 use super::state::{State, keep_rows, keep_tokens};
 use crate::activation::{Activation, NodeName};
-use crate::attention::AttentionLayer;
 use crate::error::Result;
 use crate::ffn::{FFN_OPS, Ffn};
 use crate::hparams::HParams;
@@ -21,7 +21,7 @@ use crate::weights::Loader;
 pub(super) struct DecoderLayer<'g> {
     il: LayerId,
     spec: DecoderSpec,
-    pub(super) attention: AttentionLayer<'g>,
+    pub(super) mixer: Mixer<'g>,
     /// `(n_embd)`
     post_attention_norm: PostNorm,
     /// `(n_embd)`
@@ -88,7 +88,7 @@ impl<'g> DecoderLayer<'g> {
         Ok(DecoderLayer {
             il,
             spec: *spec,
-            attention: AttentionLayer::load(loader, hp, il, &spec.attention)?,
+            mixer: Mixer::load(loader, hp, il, spec)?,
             post_attention_norm: post_norm(spec.post_attention_norm)?,
             ffn_norm: norm(spec.ffn_norm.tensor)?,
             block,
@@ -129,10 +129,7 @@ impl<'g> DecoderLayer<'g> {
             0
         };
         let sums = 2;
-        (
-            self.attention.ops() + norms + scales + sums + block,
-            per_token,
-        )
+        (self.mixer.ops() + norms + scales + sums + block, per_token)
     }
 
     /// Runs the layer on the residual stream `s.x`. With `crop`, rows whose logits are not wanted are removed after the attention.
@@ -144,8 +141,7 @@ impl<'g> DecoderLayer<'g> {
         cache: &mut KvCache,
         crop: bool,
     ) {
-        let attention = &mut s.attention;
-        self.attention.heads(ops, at, attention, &mut s.x, cache);
+        self.mixer.mix(ops, at, s, cache);
         match &self.block {
             Block::Dense(dense) => self.sequential(ops, at, s, crop, |ops, s| {
                 let (x, out) = (&mut s.normed, &mut s.block);
@@ -182,7 +178,15 @@ impl<'g> DecoderLayer<'g> {
         run_block: impl FnOnce(&mut Ops, &mut State),
     ) {
         let device = at.device;
-        self.attention.output(ops, &mut s.attention, &mut s.block);
+        let names = ["attn_out_rows", "l_out_rows"].map(|stem| self.name(stem));
+        let residual_first = self.spec.residual_before_attention;
+        if crop && residual_first {
+            s.save_tokens(ops);
+            keep_tokens(ops, &s.wanted);
+            keep_rows(ops, device, names[1], &mut s.x, &s.wanted, &mut s.kept);
+            s.restore_tokens(ops);
+        }
+        self.mixer.output(ops, s);
         let [before, after] = if self.spec.norms_output_rows {
             [&None, &self.post_attention_norm]
         } else {
@@ -193,9 +197,10 @@ impl<'g> DecoderLayer<'g> {
         if crop {
             let (wanted, kept) = (&s.wanted, &mut s.kept);
             keep_tokens(ops, wanted);
-            let names = ["attn_out_rows", "l_out_rows"].map(|stem| self.name(stem));
             keep_rows(ops, device, names[0], attended, wanted, kept);
-            keep_rows(ops, device, names[1], &mut s.x, wanted, kept);
+            if !residual_first {
+                keep_rows(ops, device, names[1], &mut s.x, wanted, kept);
+            }
             if wanted.is_empty() {
                 return;
             }
@@ -203,7 +208,12 @@ impl<'g> DecoderLayer<'g> {
         let [attended, _] = self.post_norm(ops, at, after, [attended, free]);
         self.scale_residual(ops, "attn_out_scaled", attended);
         let sum = self.name(self.spec.ffn_inp);
-        ops.add(device, sum, attended, &mut s.x, &mut s.ffn_inp);
+        let [a, b] = if residual_first {
+            [&mut s.x, attended]
+        } else {
+            [attended, &mut s.x]
+        };
+        ops.add(device, sum, a, b, &mut s.ffn_inp);
         self.input_norm(ops, at, s);
         run_block(ops, s);
         let norm = &self.post_ffn_norm;
@@ -260,7 +270,7 @@ impl<'g> DecoderLayer<'g> {
         if crop {
             s.restore_tokens(ops);
         }
-        self.attention.output(ops, &mut s.attention, &mut s.block);
+        self.mixer.output(ops, s);
         if crop {
             keep_tokens(ops, &s.wanted);
             let name = self.name("attn_out_rows");

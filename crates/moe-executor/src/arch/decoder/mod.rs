@@ -2,6 +2,7 @@
 //! residual connection. [`DecoderSpec`] describes the differences.
 
 mod layer;
+mod mixer;
 mod spec;
 mod state;
 
@@ -52,7 +53,14 @@ impl<'g> Decoder<'g> {
 
     /// Whether a layer has queries, keys and values in one matrix.
     pub(crate) fn has_fused_inputs(&self) -> bool {
-        self.layers.iter().any(|layer| layer.attention.is_fused())
+        self.layers.iter().any(|layer| layer.mixer.is_fused())
+    }
+
+    /// Whether a delta net has all its inputs in one matrix.
+    pub(crate) fn has_joint_inputs(&self) -> bool {
+        self.layers
+            .iter()
+            .any(|layer| layer.mixer.has_joint_inputs())
     }
 
     /// A part of the model that has no GPU kernel.
@@ -73,13 +81,13 @@ impl<'g> Decoder<'g> {
             return Some("routers or activations");
         }
         let mut layers = self.layers.iter();
-        layers.find_map(|layer| layer.attention.without_kernel())
+        layers.find_map(|layer| layer.mixer.without_kernel())
     }
 
     /// Looks up the embeddings of `s.tokens` and stores them in the residual stream `s.x`.
     pub fn embed(&self, ops: &mut Ops, weights: &Matrix, s: &mut State) {
         let scale = self.spec.scales.embedding;
-        let [name, scaled] = scale.map_or(["embd"; 2], |(_, names)| names);
+        let [name, scaled] = scale.map_or([self.spec.embeddings; 2], |(_, names)| names);
         let [name, scaled] = [name, scaled].map(NodeName::global);
         ops.get_embeddings(name, weights, &s.tokens, &mut s.x);
         if let Some((factor, _)) = scale {
@@ -102,10 +110,24 @@ impl<'g> Decoder<'g> {
         }
     }
 
+    /// Selects the rows of the normed output `s.normed` whose logits are wanted, if the architecture selects them there.
+    pub fn select_normed_rows(&self, ops: &mut Ops, s: &mut State) {
+        if self.spec.output_rows == OutputRows::AfterNorm {
+            keep_tokens(ops, &s.wanted);
+            let (device, name) = (ops.output_device(), NodeName::global("result_norm"));
+            keep_rows(ops, device, name, &mut s.normed, &s.wanted, &mut s.kept);
+        }
+    }
+
     /// The number of operations that write one record per pass, and the number of those that write one per token.
     pub fn ops(&self) -> (usize, usize) {
         // Of `block` and `x`, or of `x` only, and of the scores of a router before the attention.
-        let output_rows = 2 + usize::from(self.spec.moe.routes_ahead);
+        let output_rows = match self.spec.output_rows {
+            OutputRows::InLastLayer | OutputRows::AfterLastLayer => {
+                2 + usize::from(self.spec.moe.routes_ahead)
+            }
+            OutputRows::AfterNorm => 1,
+        };
         let scales = self.spec.scales;
         let scales = usize::from(scales.embedding.is_some()) + usize::from(scales.logits.is_some());
         let bias = usize::from(self.spec.logits_bias != Bias::None);

@@ -2,13 +2,21 @@
 
 use crate::attention::AttentionSpec;
 use crate::moe::MoeSpec;
+use crate::recurrent::RecurrentSpec;
 use crate::weights::Bias;
 
 /// The layers of an architecture.
 #[derive(Clone, Copy)]
 pub struct DecoderSpec {
+    /// Name of the embeddings, unless they are multiplied by a factor.
+    pub embeddings: &'static str,
     /// Attention.
     pub attention: AttentionSpec,
+    /// Layers with a recurrent state instead of attention.
+    pub recurrent: Option<RecurrentSpec>,
+    /// Whether the sum of residual stream and attention has the residual stream as its first source. Its output rows are then
+    /// selected before the output of the attention.
+    pub residual_before_attention: bool,
     /// Norm of the output of the attention.
     pub post_attention_norm: Option<LayerNorm>,
     /// Whether this norm follows the selection of the output rows.
@@ -29,6 +37,8 @@ pub struct DecoderSpec {
     pub residual_first: bool,
     /// Where the output rows are selected.
     pub output_rows: OutputRows,
+    /// Norm of the output.
+    pub output_norm: LayerNorm,
     /// Bias of the logits (`output.bias`).
     pub logits_bias: Bias,
     /// Factors on parts of the residual stream and on the logits.
@@ -73,6 +83,8 @@ pub enum OutputRows {
     InLastLayer,
     /// After the last layer.
     AfterLastLayer,
+    /// After the norm of the output.
+    AfterNorm,
 }
 
 /// Constant factors.
@@ -98,7 +110,10 @@ impl Scales {
 impl DecoderSpec {
     /// [`AttentionSpec::PLAIN`] and [`MoeSpec::PLAIN`] in all layers.
     pub const PLAIN: DecoderSpec = DecoderSpec {
+        embeddings: "embd",
         attention: AttentionSpec::PLAIN,
+        recurrent: None,
+        residual_before_attention: false,
         post_attention_norm: None,
         norms_output_rows: false,
         ffn_inp: "ffn_inp",
@@ -109,6 +124,10 @@ impl DecoderSpec {
         dense_block: DenseBlock::None,
         residual_first: false,
         output_rows: OutputRows::InLastLayer,
+        output_norm: LayerNorm {
+            tensor: "output_norm",
+            node: "result_norm",
+        },
         logits_bias: Bias::None,
         scales: Scales::NONE,
     };

@@ -22,7 +22,10 @@ pub fn models(dir: &Path) -> Vec<PathBuf> {
     paths.collect()
 }
 
-/// In the last layer, one of the 20 tokens of the prompt is routed.
+/// Architectures that route all tokens in the last layer.
+const ALL_ROUTED: [&str; 2] = ["qwen35moe", "qwen3next"];
+
+/// In the last layer, one of the 20 tokens of the prompt is routed in most architectures.
 #[test]
 fn number_of_records_is_close_to_its_bound() {
     let dir = tempfile::tempdir().unwrap();
@@ -31,6 +34,10 @@ fn number_of_records_is_close_to_its_bound() {
         let file = path.to_str().unwrap();
         let recorded = record(file, &prompt, LIMITS, RunOptions::default());
         let n_records = recorded.records.len() as u64;
-        assert_eq!(recorded.max_records - n_records, 19 * 3, "{file}");
+        let is_all = ALL_ROUTED
+            .iter()
+            .any(|arch| path.ends_with(format!("{arch}.gguf")));
+        let n_other = if is_all { 0 } else { 19 * 3 };
+        assert_eq!(recorded.max_records - n_records, n_other, "{file}");
     }
 }
