@@ -199,6 +199,7 @@ impl<'g> AttentionLayer<'g> {
                 n_head: hp.n_head,
                 n_head_kv: hp.n_head_kv,
                 head_dim: d,
+                value_dim: hp.value_dim,
                 window: window.map(|window| window.n_positions),
                 scale: spec.scale.unwrap_or(1.0 / (d as f32).sqrt()),
                 softcap: spec.softcap,
@@ -309,7 +310,7 @@ impl<'g> AttentionLayer<'g> {
                 ops.scale(name, 1.0 / (d as f32).sqrt(), dst);
             }
         }
-        ops.store_kv(at, &mut s.k, &mut s.v, cache);
+        ops.store_kv(at, &mut s.k, Some(&mut s.v), cache);
         let sinks = self.sinks.as_ref();
         ops.attention(at, &self.shape, sinks, &mut s.q, cache, &mut s.heads);
     }
