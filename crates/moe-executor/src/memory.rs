@@ -7,8 +7,9 @@ use moe_gguf::GgmlType;
 use moe_gguf::names::{Projection, Role};
 
 use crate::arch::decoder::{DenseBlock, OutputRows};
+use crate::attention::LatentSpec;
 use crate::cpu::quant::Kernel;
-use crate::hparams::Gating;
+use crate::hparams::{Gating, HParams, LayerCache};
 use crate::model::Model;
 use crate::moe::SharedWidth;
 
@@ -91,6 +92,13 @@ impl Model<'_> {
         let n_embd = hp.n_embd as u64;
         let (n_q, n_kv) = (hp.n_head * hp.head_dim, hp.n_head_kv * hp.head_dim);
         let (n_q, n_kv) = (n_q as u64, n_kv as u64);
+        let has_values = hp.caches.contains(&LayerCache::KeysAndValues);
+        let n_values = if has_values {
+            hp.n_head_kv * hp.value_dim
+        } else {
+            0
+        };
+        let n_heads = (hp.n_head * hp.value_dim) as u64;
         let n_expert = hp.n_expert as u64;
         let widest = |width: &dyn Fn(usize) -> u64| {
             let layers = rows.moe_layers.iter();
@@ -138,7 +146,7 @@ impl Model<'_> {
             let gate = if shared.gated { routed } else { 0 };
             [width, width, gate, routed * n_embd]
         });
-        vec![
+        let mut buffers = vec![
             ("residual stream", t * n_embd),
             ("block input", input * n_embd),
             ("block output", t * n_embd),
@@ -149,7 +157,7 @@ impl Model<'_> {
             ("attention input", t * n_embd),
             ("queries", t * n_q),
             ("keys", t * n_kv),
-            ("values", t * n_kv),
+            ("values", t * n_values as u64),
             (
                 "queries or keys before their norm",
                 if spec.attention.qk_norm.is_some() {
@@ -158,7 +166,7 @@ impl Model<'_> {
                     0
                 },
             ),
-            ("attention heads", t * n_q),
+            ("attention heads", t * n_heads),
             (
                 "queries, keys and values",
                 if is_fused { t * (n_q + 2 * n_kv) } else { 0 },
@@ -190,7 +198,11 @@ impl Model<'_> {
             ("shared expert weight", shared[2]),
             ("sum of the selected experts", shared[3]),
             ("shared expert", shared[3]),
-        ]
+        ];
+        if let Some(latent) = &spec.attention.latent {
+            buffers.extend(latent_buffers(hp, latent, t));
+        }
+        buffers
     }
 
     /// The matrix products of a pass.
@@ -232,6 +244,29 @@ impl Model<'_> {
     }
 }
 
+/// Names of the buffers of latent attention over `t` tokens and their number of 4-byte values.
+fn latent_buffers(hp: &HParams, latent: &LatentSpec, t: u64) -> [(&'static str, u64); 8] {
+    let (n_head, n_rot) = (hp.n_head as u64, hp.rope.n_dims as u64);
+    let [rank, key_dim, value_dim] =
+        [latent.kv_rank, latent.key_dim, latent.value_dim].map(|n| n as u64);
+    let q_rank = latent.q_rank.unwrap_or(0) as u64;
+    let [queries, rotated, decompressed] = if latent.absorbed {
+        [key_dim, 0, value_dim]
+    } else {
+        [0, n_rot, key_dim - n_rot + value_dim]
+    };
+    [
+        ("compressed queries", t * q_rank),
+        ("normed compressed queries", t * q_rank),
+        ("queries of decompressed keys", t * n_head * queries),
+        ("compressed rows with rotated elements", t * (rank + n_rot)),
+        ("compressed keys and values", t * rank),
+        ("normed compressed keys and values", t * rank),
+        ("rotated elements of keys", t * rotated),
+        ("decompressed keys and values", t * n_head * decompressed),
+    ]
+}
+
 /// A product of rows of activations with a matrix.
 struct Product {
     ty: GgmlType,
@@ -262,6 +297,8 @@ struct Rows {
     moe_layers: Vec<(usize, u64)>,
     /// Selected experts per token, by layer.
     n_expert_used: Vec<usize>,
+    /// Number of query heads.
+    n_head: u64,
 }
 
 impl Rows {
@@ -285,6 +322,7 @@ impl Rows {
             dense_layers: layers(0, n_dense),
             moe_layers: layers(n_dense, hp.n_layer),
             n_expert_used: hp.n_expert_used_by_layer.clone(),
+            n_head: hp.n_head as u64,
         }
     }
 
@@ -305,9 +343,9 @@ impl Rows {
                 .map(|&(_, rows)| rows)
         };
         match part {
-            "attn_q" | "attn_k" | "attn_v" | "attn_qkv" | "attn_gate" | "attn_output" => {
-                Some(self.tokens)
-            }
+            "attn_q" | "attn_k" | "attn_v" | "attn_qkv" | "attn_gate" | "attn_output"
+            | "attn_q_a" | "attn_q_b" | "attn_kv_a_mqa" | "attn_kv_b" => Some(self.tokens),
+            "attn_k_b" | "attn_v_b" => Some(self.tokens.saturating_mul(self.n_head)),
             "ffn_gate" | "ffn_up" | "ffn_down" | "ffn_gate_inp" | "ffn_gate_inp_shexp"
             | "ffn_gate_exps" | "ffn_up_exps" | "ffn_gate_shexp" | "ffn_up_shexp"
             | "ffn_down_shexp" => of_block(),

@@ -2,6 +2,7 @@
 
 use moe_gguf::LayerId;
 
+use super::LatentSpec;
 use crate::weights::Bias;
 
 /// Elements over which the norm of queries and keys is computed.
@@ -99,10 +100,13 @@ pub struct AttentionSpec {
     pub sinks: bool,
     /// Gate of the heads' output.
     pub gate: Option<Gate>,
+    /// Latent attention, in which keys and values are products of compressed rows. Norms of queries and keys, factors of frequencies,
+    /// limits and sinks do not occur with it.
+    pub latent: Option<LatentSpec>,
 }
 
 impl AttentionSpec {
-    /// Grouped-query attention with RoPE in all layers, and without norms of queries and keys, limits, sinks and gates.
+    /// Grouped-query attention with RoPE in all layers, and without norms of queries and keys, limits, sinks, gates and compression.
     pub const PLAIN: AttentionSpec = AttentionSpec {
         qkv_bias: Bias::Optional,
         output_bias: Bias::None,
@@ -117,5 +121,6 @@ impl AttentionSpec {
         scales_queries: false,
         sinks: false,
         gate: None,
+        latent: None,
     };
 }
