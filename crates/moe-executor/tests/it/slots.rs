@@ -4,11 +4,12 @@ use moe_engine::{BatchEntry, BatchSession, Decode, Logits};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
 use moe_executor::{CacheParams, CacheType, Error, Model, Session};
-use moe_gguf::Gguf;
+use moe_gguf::{GgmlType, Gguf};
 use moe_testkit::fixture;
 use moe_trace::Phase;
 
 use crate::hot_cache::synthetic::{ARCHITECTURES, synthetic};
+use crate::records::described;
 
 const N_CTX: usize = 256;
 
@@ -120,6 +121,14 @@ fn batches_of_several_sequences_have_the_tokens_of_each_alone() {
             (100..190).rev().collect(),
         ];
         compare_batch_with_each_alone(&synthetic(arch, seed), arch, &prompts);
+    }
+    for description in [
+        described::description("deepseek2"),
+        described::description("mistral4"),
+        described::with_decompressed_keys(),
+    ] {
+        let gguf = described::model(&description, GgmlType::F32);
+        compare_batch_with_each_alone(&gguf, &description.arch, &prompts());
     }
 }
 
@@ -253,6 +262,30 @@ fn rejects_blocks_that_are_longer_than_a_head() {
             Some(Error::CacheType {
                 what: "values",
                 ty: CacheType::Q8_0,
+                ..
+            })
+        ),
+        "{error:?}"
+    );
+}
+
+#[test]
+fn rejects_two_types_of_a_row_with_keys_and_values() {
+    let threads = Threads::new(1).unwrap();
+    let description = described::description("deepseek2");
+    let gguf = described::model(&description, GgmlType::F32);
+    let model = Model::load(&gguf).unwrap();
+    let cache = CacheParams {
+        v: CacheType::F32,
+        ..CacheParams::new(16)
+    };
+    let error = Session::new(&model, &threads, Recorder::new(None), cache).err();
+    assert!(
+        matches!(
+            error,
+            Some(Error::CacheTypes {
+                k: CacheType::F16,
+                v: CacheType::F32,
                 ..
             })
         ),

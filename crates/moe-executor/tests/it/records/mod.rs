@@ -2,7 +2,7 @@
 
 mod batches;
 mod buffer_events;
-mod described;
+pub mod described;
 mod memory;
 mod nodes;
 mod refused;
