@@ -12,9 +12,7 @@
 use crate::arch::decoder::{Decoder, DecoderSpec};
 use crate::attention::{AttentionSpec, LatentSpec, Temperature};
 use crate::error::{Error, Result};
-use crate::hparams::{
-    ExpertWidth, Gating, HParams, Keys, LayerCache, Layout, MAX_WIDTH, RopeLayout, Rotated,
-};
+use crate::hparams::{Gating, HParams, Keys, LayerCache, Layout, MAX_WIDTH, RopeLayout, Rotated};
 use crate::moe::{MoeSpec, SharedExpert};
 use crate::weights::Loader;
 
@@ -24,10 +22,9 @@ const MAX_HEAD: usize = 1 << 14;
 pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> {
     let n_dense = keys.n_dense()?;
     let layout = Layout {
-        n_dense,
         rotated: Rotated::Part,
         own_value_length: true,
-        ..Layout::all_moe(ExpertWidth::Own)
+        ..Layout::dense_first(n_dense)
     };
     let mut hp = HParams::read(keys, layout)?;
     loader.omit_mtp(hp.n_layer, keys.n_block());
@@ -43,6 +40,9 @@ pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> 
     } else {
         Gating::Softmax
     };
+    let gating = keys.gating_or(gating)?;
+    let has_bias = loader.has_selection_bias(n_dense);
+    let shared = SharedExpert::counted(keys, &hp)?;
     let spec = DecoderSpec {
         attention: AttentionSpec {
             scale: Some(scores / (latent.key_dim as f32).sqrt()),
@@ -50,14 +50,7 @@ pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> 
             ..AttentionSpec::PLAIN
         },
         n_dense,
-        moe: MoeSpec {
-            gating: keys.gating_or(gating)?,
-            selection_bias: loader.has_selection_bias(n_dense),
-            norm_weights: keys.bool_or("expert_weights_norm", false)?,
-            weights_scale: keys.weights_scale()?,
-            shared: Some(SharedExpert::counted(keys, &hp)?),
-            ..MoeSpec::PLAIN
-        },
+        moe: MoeSpec::from_keys(keys, gating, has_bias, Some(shared))?,
         ..DecoderSpec::PLAIN
     };
     Decoder::load(loader, hp, spec)

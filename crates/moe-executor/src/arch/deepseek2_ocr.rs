@@ -9,7 +9,7 @@
 use crate::arch::decoder::{Decoder, DecoderSpec};
 use crate::attention::{AttentionSpec, QkNames};
 use crate::error::Result;
-use crate::hparams::{ExpertWidth, Gating, HParams, Keys, Layout, Rope, Rotated};
+use crate::hparams::{Gating, HParams, Keys, Layout, Rope, Rotated};
 use crate::moe::{MoeSpec, SharedExpert};
 use crate::weights::Loader;
 
@@ -21,9 +21,8 @@ const NAMES: QkNames = QkNames {
 pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> {
     let n_dense = keys.n_dense()?;
     let layout = Layout {
-        n_dense,
         rotated: Rotated::Part,
-        ..Layout::all_moe(ExpertWidth::Own)
+        ..Layout::dense_first(n_dense)
     };
     let mut hp = HParams::read(keys, layout)?;
     check_heads(keys, &hp)?;
@@ -36,6 +35,9 @@ pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> 
         attn_factor: 1.0,
         ..hp.rope
     };
+    let gating = keys.gating_or(Gating::Softmax)?;
+    let has_bias = loader.has_selection_bias(n_dense);
+    let shared = SharedExpert::counted(keys, &hp)?;
     let spec = DecoderSpec {
         attention: AttentionSpec {
             names: NAMES,
@@ -43,14 +45,7 @@ pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> 
             ..AttentionSpec::PLAIN
         },
         n_dense,
-        moe: MoeSpec {
-            gating: keys.gating_or(Gating::Softmax)?,
-            selection_bias: loader.has_selection_bias(n_dense),
-            norm_weights: keys.bool_or("expert_weights_norm", false)?,
-            weights_scale: keys.weights_scale()?,
-            shared: Some(SharedExpert::counted(keys, &hp)?),
-            ..MoeSpec::PLAIN
-        },
+        moe: MoeSpec::from_keys(keys, gating, has_bias, Some(shared))?,
         ..DecoderSpec::PLAIN
     };
     Decoder::load(loader, hp, spec)

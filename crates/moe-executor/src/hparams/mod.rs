@@ -132,6 +132,14 @@ impl Layout {
             own_value_length: false,
         }
     }
+
+    /// The first `n_dense` layers are dense. Experts have their own width.
+    pub(crate) const fn dense_first(n_dense: usize) -> Layout {
+        Layout {
+            n_dense,
+            ..Layout::all_moe(ExpertWidth::Own)
+        }
+    }
 }
 
 impl HParams {
