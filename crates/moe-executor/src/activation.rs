@@ -72,6 +72,14 @@ impl NodeName {
         }
     }
 
+    /// The name of a contiguous copy of the node after a permutation: `fattn_mla-3 (permuted) (cont)`.
+    pub fn permuted_copy(self) -> NodeName {
+        NodeName {
+            suffix: " (permuted) (cont)",
+            ..self
+        }
+    }
+
     /// Another node of the same layer.
     pub fn stem(self, stem: &'static str) -> NodeName {
         NodeName { stem, ..self }

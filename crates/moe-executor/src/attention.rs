@@ -1,6 +1,7 @@
 //! The attention of a layer: norm, projections, RoPE, heads, output. [`AttentionSpec`] describes the differences between
 //! architectures.
 
+mod latent;
 mod spec;
 
 use moe_gguf::LayerId;
@@ -16,6 +17,8 @@ use crate::norm::Norm;
 use crate::ops::{At, Ops};
 use crate::weights::{Bias, Linear, Loader, Vector};
 
+use latent::{Latent, LatentState};
+pub use latent::{LatentSpec, Temperature};
 pub use spec::{AttentionSpec, Gate, GatedQueries, QkNames, QkNorm, RopeLayers};
 
 /// Weights of the attention of one layer.
@@ -82,6 +85,8 @@ enum Projections<'g> {
     Separate(Box<[Linear<'g>; 3]>),
     /// All in one matrix, in this order.
     Fused(Box<Linear<'g>>),
+    /// Products of compressed rows.
+    Latent(Box<Latent<'g>>),
 }
 
 /// Buffers of the attention, shared by all layers.
@@ -104,6 +109,8 @@ pub struct AttentionState {
     gates: Activation,
     /// Queries and gates of each head `(token, n_head * 2 head_dim)`.
     gated_queries: Activation,
+    /// Buffers of latent attention.
+    latent: LatentState,
 }
 
 impl AttentionState {
@@ -120,6 +127,7 @@ impl AttentionState {
             fused: buffer(6),
             gates: buffer(7),
             gated_queries: buffer(8),
+            latent: LatentState::new(first_id + 128),
         }
     }
 }
@@ -136,17 +144,26 @@ impl AttentionState {
         inventory.activation("queries, keys and values", &self.fused);
         inventory.activation("attention gates", &self.gates);
         inventory.activation("queries and their gates", &self.gated_queries);
+        self.latent.buffers(inventory);
     }
 }
 
 impl<'g> Projections<'g> {
-    /// Loads `attn_qkv` if the file has it, otherwise `attn_q`, `attn_k` and `attn_v`.
+    /// Loads the matrices of latent attention if `spec` has it, else `attn_qkv` if the file has it, otherwise `attn_q`, `attn_k` and
+    /// `attn_v`.
     fn load(
         loader: &Loader<'g>,
+        hp: &HParams,
         il: LayerId,
         spec: &AttentionSpec,
-        [n_embd, n_q, n_kv]: [usize; 3],
     ) -> Result<Projections<'g>> {
+        if let Some(latent) = &spec.latent {
+            let latent = Latent::load(loader, hp, il, latent)?;
+            return Ok(Projections::Latent(Box::new(latent)));
+        }
+        let (n_embd, d) = (hp.n_embd, hp.head_dim);
+        let n_q = hp.n_head * d * spec.per_query();
+        let n_kv = hp.n_head_kv * d;
         let linear = |part: &str, n| {
             let name = format!("blk.{il}.attn_{part}");
             loader.linear(&name, [n_embd, n, 1], spec.qkv_bias)
@@ -196,6 +213,8 @@ impl<'g> AttentionLayer<'g> {
             let n = if gate.per_head { hp.n_head } else { n_q };
             loader.linear(&name("attn_gate"), [n_embd, n, 1], Bias::None)
         });
+        let value_dim = spec.latent.map_or(hp.value_dim, |latent| latent.value_dim);
+        let n_out = hp.n_head * value_dim;
         Ok(AttentionLayer {
             il,
             spec: *spec,
@@ -203,6 +222,7 @@ impl<'g> AttentionLayer<'g> {
                 n_head: hp.n_head,
                 n_head_kv: hp.n_head_kv,
                 head_dim: d,
+                value_dim: hp.value_dim,
                 window: window.map(|window| window.n_positions),
                 scale: spec.scale.unwrap_or(1.0 / (d as f32).sqrt()),
                 softcap: spec.softcap,
@@ -211,17 +231,22 @@ impl<'g> AttentionLayer<'g> {
             rope,
             rope_factors,
             norm: Norm::load(loader, hp, &name("attn_norm"), n_embd, hp.norm_bias)?,
-            inputs: Projections::load(loader, il, spec, [n_embd, n_q * spec.per_query(), n_kv])?,
+            inputs: Projections::load(loader, hp, il, spec)?,
             qk_norms: qk_norms.transpose()?,
             sinks: sinks.transpose()?,
             gate: gate.transpose()?,
-            output: loader.linear(&name("attn_output"), [n_q, n_embd, 1], spec.output_bias)?,
+            output: loader.linear(&name("attn_output"), [n_out, n_embd, 1], spec.output_bias)?,
         })
     }
 
     /// Whether queries, keys and values are in one matrix.
     pub(crate) fn is_fused(&self) -> bool {
         matches!(self.inputs, Projections::Fused(_))
+    }
+
+    /// Whether all heads attend to compressed rows.
+    fn is_absorbed(&self) -> bool {
+        matches!(&self.inputs, Projections::Latent(latent) if latent.is_absorbed())
     }
 
     /// A part of the layer that has no GPU kernel.
@@ -231,6 +256,9 @@ impl<'g> AttentionLayer<'g> {
         }
         if self.spec.scales_queries {
             return Some("factors on the queries");
+        }
+        if self.spec.latent.is_some() {
+            return Some("latent attention");
         }
         let fused = self
             .is_fused()
@@ -244,13 +272,15 @@ impl<'g> AttentionLayer<'g> {
         let inputs = match &self.inputs {
             Projections::Separate(linears) => linears.iter().map(Linear::ops).sum(),
             Projections::Fused(linear) => linear.ops() + usize::from(self.spec.clamp.is_some()),
+            Projections::Latent(latent) => latent.ops(),
         };
         let qk_norms = self.qk_norms.iter().flatten().map(Norm::ops);
         let norms = self.norm.ops() + qk_norms.sum::<usize>();
         let rope = if self.rope.is_some() { 2 } else { 0 };
         let gate = self.gate.as_ref().map_or(0, |gate| gate.ops() + 2);
         let gate = gate + self.spec.gated_queries.map_or(0, |_| 3);
-        let (store, heads) = (2, 1);
+        let store = if self.is_absorbed() { 1 } else { 2 };
+        let heads = 1;
         let scale = usize::from(self.spec.scales_queries);
         norms + inputs + rope + scale + store + heads + gate + self.output.ops()
     }
@@ -267,6 +297,9 @@ impl<'g> AttentionLayer<'g> {
         let name = |stem| NodeName::of(stem, self.il);
         let norm = ["norm", self.spec.norm].map(name);
         ops.norm(at.device, norm, x, &self.norm, &mut s.normed);
+        if let Projections::Latent(latent) = &self.inputs {
+            return latent.heads(ops, at, &self.shape, s, cache);
+        }
         if let Projections::Fused(linear) = &self.inputs {
             ops.linear(
                 ["wqkv", "wqkv_b"].map(name),
@@ -309,7 +342,7 @@ impl<'g> AttentionLayer<'g> {
                 Projections::Separate(linears) => {
                     ops.linear([node; 2], &linears[part], &mut s.normed, product);
                 }
-                Projections::Fused(_) => {
+                Projections::Fused(_) | Projections::Latent(_) => {
                     ops.columns(node, columns[part].clone(), &mut s.fused, product);
                 }
             }
@@ -327,7 +360,7 @@ impl<'g> AttentionLayer<'g> {
                 ops.scale(name, 1.0 / (d as f32).sqrt(), dst);
             }
         }
-        ops.store_kv(at, &mut s.k, &mut s.v, cache);
+        ops.store_kv(at, &mut s.k, Some(&mut s.v), cache);
         let sinks = self.sinks.as_ref();
         ops.attention(at, &self.shape, sinks, &mut s.q, cache, &mut s.heads);
     }
@@ -355,7 +388,12 @@ impl<'g> AttentionLayer<'g> {
             Some(_) => ["kqv_wo", self.spec.output],
             None => [self.spec.output; 2],
         };
-        ops.linear(names.map(name), &self.output, &mut s.heads, out);
+        let heads = if self.is_absorbed() {
+            s.latent.output()
+        } else {
+            &mut s.heads
+        };
+        ops.linear(names.map(name), &self.output, heads, out);
     }
 
     /// Norm and RoPE of queries (`part` 0) or keys (`part` 1), of `projected` into `dst`; without a norm they are in `dst`.

@@ -194,6 +194,19 @@ pub enum Error {
         /// Elements of a head.
         head_dim: usize,
     },
+    /// Keys and values of the model have one row in the KV cache, and it would have two types.
+    #[error(
+        "{file}: the KV cache of this model stores keys and values in one row, so keys of type {k} and values of type {v} are \
+         not possible; use the same type for both"
+    )]
+    CacheTypes {
+        /// Model file.
+        file: PathBuf,
+        /// Type of the keys.
+        k: crate::kv_cache::CacheType,
+        /// Type of the values.
+        v: crate::kv_cache::CacheType,
+    },
     /// The memory of the KV cache cannot be allocated.
     #[error(
         "the memory of the KV cache cannot be allocated: {n_positions} positions of {} need {bytes} bytes; use a shorter \

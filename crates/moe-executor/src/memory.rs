@@ -7,8 +7,9 @@ use moe_gguf::GgmlType;
 use moe_gguf::names::{Projection, Role};
 
 use crate::arch::decoder::{DenseBlock, OutputRows};
+use crate::attention::LatentSpec;
 use crate::cpu::quant::Kernel;
-use crate::hparams::{Gating, LayerCache};
+use crate::hparams::{Gating, HParams, LayerCache};
 use crate::model::Model;
 use crate::moe::SharedWidth;
 
@@ -91,6 +92,13 @@ impl Model<'_> {
         let n_embd = hp.n_embd as u64;
         let (n_q, n_kv) = (hp.n_head * hp.head_dim, hp.n_head_kv * hp.head_dim);
         let (n_q, n_kv) = (n_q as u64, n_kv as u64);
+        let has_values = hp.caches.contains(&LayerCache::KeysAndValues);
+        let n_values = if has_values {
+            hp.n_head_kv * hp.value_dim
+        } else {
+            0
+        };
+        let n_heads = (hp.n_head * hp.value_dim) as u64;
         let n_expert = hp.n_expert as u64;
         let widest = |width: &dyn Fn(usize) -> u64| {
             let layers = rows.moe_layers.iter();
@@ -141,7 +149,8 @@ impl Model<'_> {
             [width, score, weight, routed * n_embd]
         });
         // Tokens of the attention.
-        let has_kv = |cache: &LayerCache| *cache == LayerCache::KeysAndValues;
+        let has_kv =
+            |cache: &LayerCache| matches!(cache, LayerCache::KeysAndValues | LayerCache::Keys);
         let a = if hp.caches.iter().any(has_kv) { t } else { 0 };
         let recurrent = spec.recurrent.map(|spec| {
             let has_joint_inputs = self.decoder.has_joint_inputs();
@@ -158,7 +167,7 @@ impl Model<'_> {
             ("attention input", a * n_embd),
             ("queries", a * n_q),
             ("keys", a * n_kv),
-            ("values", a * n_kv),
+            ("values", a * n_values as u64),
             (
                 "queries or keys before their norm",
                 if spec.attention.qk_norm.is_some() {
@@ -167,7 +176,7 @@ impl Model<'_> {
                     0
                 },
             ),
-            ("attention heads", a * n_q),
+            ("attention heads", a * n_heads),
             (
                 "queries, keys and values",
                 if is_fused {
@@ -205,6 +214,9 @@ impl Model<'_> {
             ("sum of the selected experts", shared[3]),
             ("shared expert", shared[3]),
         ];
+        if let Some(latent) = &spec.attention.latent {
+            sizes.extend(latent_buffers(hp, latent, t));
+        }
         sizes.extend(recurrent.into_iter().flatten());
         sizes
     }
@@ -248,6 +260,29 @@ impl Model<'_> {
     }
 }
 
+/// Names of the buffers of latent attention over `t` tokens and their number of 4-byte values.
+fn latent_buffers(hp: &HParams, latent: &LatentSpec, t: u64) -> [(&'static str, u64); 8] {
+    let (n_head, n_rot) = (hp.n_head as u64, hp.rope.n_dims as u64);
+    let [rank, key_dim, value_dim] =
+        [latent.kv_rank, latent.key_dim, latent.value_dim].map(|n| n as u64);
+    let q_rank = latent.q_rank.unwrap_or(0) as u64;
+    let [queries, rotated, decompressed] = if latent.absorbed {
+        [key_dim, 0, value_dim]
+    } else {
+        [0, n_rot, key_dim - n_rot + value_dim]
+    };
+    [
+        ("compressed queries", t * q_rank),
+        ("normed compressed queries", t * q_rank),
+        ("queries of decompressed keys", t * n_head * queries),
+        ("compressed rows with rotated elements", t * (rank + n_rot)),
+        ("compressed keys and values", t * rank),
+        ("normed compressed keys and values", t * rank),
+        ("rotated elements of keys", t * rotated),
+        ("decompressed keys and values", t * n_head * decompressed),
+    ]
+}
+
 /// A product of rows of activations with a matrix.
 struct Product {
     ty: GgmlType,
@@ -278,6 +313,8 @@ struct Rows {
     moe_layers: Vec<(usize, u64)>,
     /// Selected experts per token, by layer.
     n_expert_used: Vec<usize>,
+    /// Number of query heads.
+    n_head: u64,
 }
 
 impl Rows {
@@ -301,6 +338,7 @@ impl Rows {
             dense_layers: layers(0, n_dense),
             moe_layers: layers(n_dense, hp.n_layer),
             n_expert_used: hp.n_expert_used_by_layer.clone(),
+            n_head: hp.n_head as u64,
         }
     }
 
@@ -321,9 +359,9 @@ impl Rows {
                 .map(|&(_, rows)| rows)
         };
         match part {
-            "attn_q" | "attn_k" | "attn_v" | "attn_qkv" | "attn_gate" | "attn_output" => {
-                Some(self.tokens)
-            }
+            "attn_q" | "attn_k" | "attn_v" | "attn_qkv" | "attn_gate" | "attn_output"
+            | "attn_q_a" | "attn_q_b" | "attn_kv_a_mqa" | "attn_kv_b" => Some(self.tokens),
+            "attn_k_b" | "attn_v_b" => Some(self.tokens.saturating_mul(self.n_head)),
             // Of recurrent layers.
             "in_proj" | "out_proj" | "ssm_in" | "ssm_ba" | "ssm_alpha" | "ssm_beta" | "ssm_out" => {
                 Some(self.tokens)

@@ -104,6 +104,23 @@ impl MoeSpec {
         shared: None,
     };
 
+    /// Routed experts of an architecture whose header contains `expert_weights_norm` and `expert_weights_scale`.
+    pub(crate) fn from_keys(
+        keys: &Keys,
+        gating: Gating,
+        selection_bias: bool,
+        shared: Option<SharedExpert>,
+    ) -> Result<MoeSpec> {
+        Ok(MoeSpec {
+            gating,
+            selection_bias,
+            norm_weights: keys.bool_or("expert_weights_norm", false)?,
+            weights_scale: keys.weights_scale()?,
+            shared,
+            ..MoeSpec::PLAIN
+        })
+    }
+
     /// For a layer with `n_expert_used` selected experts: the number of operations that write one record per pass, and
     /// the number of operations that write one record per token.
     pub fn ops(&self, hp: &HParams, n_expert_used: usize) -> (usize, usize) {

@@ -5,6 +5,8 @@ mod arctic;
 mod bailingmoe2;
 mod dbrx;
 pub mod decoder;
+mod deepseek2;
+mod deepseek2_ocr;
 mod dots1;
 mod ernie4_5_moe;
 mod exaone_moe;
@@ -53,6 +55,8 @@ const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("arctic", GPU, arctic::load),
     ("bailingmoe2", CPU, bailingmoe2::load),
     ("dbrx", CPU, dbrx::load),
+    ("deepseek2", CPU, deepseek2::load),
+    ("deepseek2-ocr", GPU, deepseek2_ocr::load),
     ("dots1", GPU, dots1::load),
     ("ernie4_5-moe", GPU, ernie4_5_moe::load),
     ("exaone-moe", GPU, exaone_moe::load),
@@ -65,6 +69,7 @@ const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("llama", GPU, llama::load),
     ("mellum", GPU, mellum::load),
     ("minimax-m2", GPU, minimax_m2::load),
+    ("mistral4", CPU, deepseek2::load),
     ("olmoe", GPU, olmoe::load),
     ("phimoe", CPU, phimoe::load),
     ("qwen2moe", GPU, qwen2moe::load),

@@ -2,6 +2,7 @@
 
 use moe_gguf::LayerId;
 
+use super::LatentSpec;
 use crate::weights::Bias;
 
 /// Elements over which the norm of queries and keys is computed.
@@ -117,10 +118,13 @@ pub struct AttentionSpec {
     pub gate: Option<Gate>,
     /// Gates of the heads' output next to the queries.
     pub gated_queries: Option<GatedQueries>,
+    /// Latent attention, in which keys and values are products of compressed rows. Norms of queries and keys, factors of frequencies,
+    /// limits and sinks do not occur with it.
+    pub latent: Option<LatentSpec>,
 }
 
 impl AttentionSpec {
-    /// Grouped-query attention with RoPE in all layers, and without norms of queries and keys, limits, sinks and gates.
+    /// Grouped-query attention with RoPE in all layers, and without norms of queries and keys, limits, sinks, gates and compression.
     pub const PLAIN: AttentionSpec = AttentionSpec {
         norm: "attn_norm",
         qkv_bias: Bias::Optional,
@@ -137,6 +141,7 @@ impl AttentionSpec {
         sinks: false,
         gate: None,
         gated_queries: None,
+        latent: None,
     };
 
     /// Columns of `attn_q` for each element of a query.

@@ -50,13 +50,15 @@ impl Profile {
     }
 }
 
-/// The profiles, by architecture. The fork has profiles for glm4moe, gpt-oss, mellum, qwen35moe and qwen3next; the others have its
-/// settings for the same kind of router.
+/// The profiles, by architecture. The fork has profiles for deepseek2, glm4moe, gpt-oss, mellum, qwen35moe and qwen3next; the others have
+/// its settings for the same kind of router.
 const PROFILES: &[(&str, Profile)] = &[
     ("afmoe", Profile::SINGLE_TOKEN),
     ("arctic", Profile::SINGLE_TOKEN),
     ("bailingmoe2", Profile::SINGLE_TOKEN),
     ("dbrx", Profile::SINGLE_TOKEN),
+    ("deepseek2", Profile::SINGLE_TOKEN),
+    ("deepseek2-ocr", Profile::SINGLE_TOKEN),
     ("dots1", Profile::SINGLE_TOKEN),
     ("ernie4_5-moe", Profile::SINGLE_TOKEN),
     ("exaone-moe", Profile::SINGLE_TOKEN),
@@ -69,6 +71,7 @@ const PROFILES: &[(&str, Profile)] = &[
     ("llama", Profile::SINGLE_TOKEN),
     ("mellum", Profile::SINGLE_TOKEN),
     ("minimax-m2", Profile::SINGLE_TOKEN),
+    ("mistral4", Profile::SINGLE_TOKEN),
     ("olmoe", Profile::SINGLE_TOKEN),
     ("phimoe", Profile::SINGLE_TOKEN),
     ("qwen2moe", Profile::SINGLE_TOKEN),

@@ -1,10 +1,14 @@
 //! What the layers of a model keep of earlier tokens.
 
+use super::HParams;
+
 /// What a layer keeps of the earlier tokens of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayerCache {
     /// Keys and values of each token.
     KeysAndValues,
+    /// Keys of each token, whose first elements are also its values (multi-head latent attention).
+    Keys,
     /// A recurrent state, whose size does not depend on the number of tokens.
     State(StateShape),
     /// Nothing: the layer has neither attention nor recurrence.
@@ -20,6 +24,19 @@ pub struct StateShape {
     pub n_past: usize,
     /// Elements of the state that is updated by each token; 0 in a layer with a convolution only.
     pub state: usize,
+}
+
+impl HParams {
+    /// Elements of the keys and of the values of a position in the KV cache, by layer; 0 for what a layer does not keep.
+    pub fn row_widths(&self) -> Vec<[usize; 2]> {
+        let [keys, values] = [self.head_dim, self.value_dim].map(|width| self.n_head_kv * width);
+        let widths = self.caches.iter().map(|layer| match layer {
+            LayerCache::KeysAndValues => [keys, values],
+            LayerCache::Keys => [keys, 0],
+            LayerCache::State(_) | LayerCache::Nothing => [0, 0],
+        });
+        widths.collect()
+    }
 }
 
 impl StateShape {

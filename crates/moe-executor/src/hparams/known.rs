@@ -30,14 +30,28 @@ use Use::{Harmless, Ignored, Must, Read, ReadFor};
 const DENSE_FIRST: Use = ReadFor(&[
     "afmoe",
     "bailingmoe2",
+    "deepseek2",
+    "deepseek2-ocr",
     "dots1",
     "ernie4_5-moe",
     "exaone-moe",
     "glm4moe",
     "lfm2moe",
+    "mistral4",
 ]);
 /// Architectures whose header has the number of shared experts, and whether the expert weights are normalized and scaled.
-const WEIGHTS: Use = ReadFor(&["afmoe", "bailingmoe2", "dots1", "exaone-moe", "glm4moe"]);
+const WEIGHTS: Use = ReadFor(&[
+    "afmoe",
+    "bailingmoe2",
+    "deepseek2",
+    "deepseek2-ocr",
+    "dots1",
+    "exaone-moe",
+    "glm4moe",
+    "mistral4",
+]);
+/// Architectures with latent attention.
+const LATENT: Use = ReadFor(&["deepseek2", "mistral4"]);
 const GRANITE: Use = ReadFor(&["granitemoe"]);
 const GROK: Use = ReadFor(&["grok"]);
 const SCALED: Use = ReadFor(&["granitemoe", "grok"]);
@@ -65,6 +79,8 @@ pub(super) const KEYS: &[(&str, Use)] = &[
         ReadFor(&[
             "afmoe",
             "bailingmoe2",
+            "deepseek2",
+            "deepseek2-ocr",
             "dots1",
             "ernie4_5-moe",
             "exaone-moe",
@@ -75,6 +91,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
             "lfm2moe",
             "mellum",
             "minimax-m2",
+            "mistral4",
             "qwen2moe",
             "qwen35moe",
             "qwen3moe",
@@ -113,11 +130,14 @@ pub(super) const KEYS: &[(&str, Use)] = &[
         ReadFor(&[
             "afmoe",
             "bailingmoe2",
+            "deepseek2",
+            "deepseek2-ocr",
             "dots1",
             "exaone-moe",
             "glm4moe",
             "lfm2moe",
             "minimax-m2",
+            "mistral4",
             "smallthinker",
         ]),
     ),
@@ -167,8 +187,8 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("attention.group_norm_epsilon", Ignored),
     ("attention.group_norm_groups", Ignored),
     ("attention.causal", Must(true)),
-    ("attention.q_lora_rank", Ignored),
-    ("attention.kv_lora_rank", Ignored),
+    ("attention.q_lora_rank", LATENT),
+    ("attention.kv_lora_rank", LATENT),
     ("attention.decay_lora_rank", Ignored),
     ("attention.iclr_lora_rank", Ignored),
     ("attention.value_residual_mix_lora_rank", Ignored),
@@ -180,10 +200,13 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("attention.scale", GRANITE),
     ("attention.output_scale", GROK),
     ("attention.value_scale", Ignored),
-    ("attention.temperature_length", GROK),
-    ("attention.temperature_scale", Ignored),
-    ("attention.key_length_mla", Ignored),
-    ("attention.value_length_mla", Ignored),
+    (
+        "attention.temperature_length",
+        ReadFor(&["deepseek2", "grok", "mistral4"]),
+    ),
+    ("attention.temperature_scale", LATENT),
+    ("attention.key_length_mla", LATENT),
+    ("attention.value_length_mla", LATENT),
     ("attention.key_length_swa", WINDOW),
     ("attention.value_length_swa", WINDOW),
     ("attention.key_length_mla_swa", Ignored),
@@ -233,7 +256,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("rope.scaling.attn_factor", Read),
     ("rope.scaling.original_context_length", Read),
     ("rope.scaling.finetuned", Harmless),
-    ("rope.scaling.yarn_log_multiplier", Ignored),
+    ("rope.scaling.yarn_log_multiplier", LATENT),
     ("rope.scaling.yarn_ext_factor", GROK),
     ("rope.scaling.yarn_attn_factor", GROK),
     ("rope.scaling.yarn_beta_fast", GROK),

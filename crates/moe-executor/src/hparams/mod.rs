@@ -37,8 +37,10 @@ pub struct HParams {
     pub n_head_kv: usize,
     /// What each layer keeps of earlier tokens. An architecture with recurrent layers sets their states after [`HParams::read`].
     pub caches: Vec<LayerCache>,
-    /// Width of one head.
+    /// Width of a head of queries and keys.
     pub head_dim: usize,
+    /// Width of a head of values.
+    pub value_dim: usize,
     /// Experts per MoE layer.
     pub n_expert: usize,
     /// Selected experts per token (top-k): the maximum over the layers.
@@ -111,6 +113,8 @@ pub(crate) struct Layout {
     pub norm_bias: bool,
     /// Whether the number of key and value heads is 0 in layers without attention. Their [`LayerCache`] is then `Nothing`.
     pub layers_without_heads: bool,
+    /// Whether values may have another width than keys.
+    pub own_value_length: bool,
 }
 
 impl Layout {
@@ -125,6 +129,15 @@ impl Layout {
             norm: NormKind::Rms,
             norm_bias: false,
             layers_without_heads: false,
+            own_value_length: false,
+        }
+    }
+
+    /// The first `n_dense` layers are dense. Experts have their own width.
+    pub(crate) const fn dense_first(n_dense: usize) -> Layout {
+        Layout {
+            n_dense,
+            ..Layout::all_moe(ExpertWidth::Own)
         }
     }
 }
@@ -149,10 +162,15 @@ impl HParams {
         let n_embd = keys.count("embedding_length", MAX_WIDTH)?;
         let n_head = keys.count("attention.head_count", 1 << 14)?;
         let head_dim = keys.count_or("attention.key_length", n_embd / n_head, 1 << 14)?;
-        let value_length = keys.count_or("attention.value_length", head_dim, 1 << 14)?;
-        if value_length != head_dim {
+        let default = if layout.own_value_length {
+            n_embd / n_head
+        } else {
+            head_dim
+        };
+        let value_dim = keys.count_or("attention.value_length", default, 1 << 14)?;
+        if value_dim != head_dim && !layout.own_value_length {
             let reason = format!("it must equal the key length, {head_dim}");
-            return Err(keys.bad("attention.value_length", value_length, &reason));
+            return Err(keys.bad("attention.value_length", value_dim, &reason));
         }
         let heads_kv = read_heads_kv(keys, &layout, n_layer, n_head)?;
         let n_head_kv = heads_kv.iter().copied().max().unwrap_or(0).max(1);
@@ -213,6 +231,7 @@ impl HParams {
             n_head_kv,
             caches: caches.collect(),
             head_dim,
+            value_dim,
             n_expert,
             n_expert_used: n_used.iter().copied().max().unwrap_or(0),
             n_expert_used_by_layer: n_used,

@@ -28,15 +28,13 @@ pub(crate) use tensor::CacheTensor;
 /// Row `position * n_seq + sequence` of a layer's keys or values is that of a position of a sequence. Therefore growth keeps
 /// the rows in place, and a sequence is a view with a constant stride.
 pub(crate) struct KvCache {
-    /// Keys and values of each layer; their rows are empty in a layer without attention.
+    /// Keys and values of each layer; their rows are empty in a layer that does not keep them.
     layers: Vec<KvLayer>,
     /// Recurrent states of the layers that have them.
     states: Vec<Option<LayerState>>,
-    /// Number of layers with keys and values.
-    n_kv: usize,
     params: CacheParams,
-    /// Elements of a row.
-    width: usize,
+    /// Elements of a row of keys and of values, by layer; 0 for what a layer does not keep.
+    widths: Vec<[usize; 2]>,
     /// Positions with reserved memory, the same in all layers.
     reserved: usize,
     /// Number of positions of each sequence.
@@ -49,7 +47,7 @@ pub(crate) struct KvCache {
 pub(crate) struct KvLayer {
     /// Keys.
     pub k: CacheTensor,
-    /// Values.
+    /// Values. Without them, the first elements of the keys are the values.
     pub v: CacheTensor,
 }
 
@@ -76,35 +74,28 @@ pub(crate) struct Batch<'a> {
 impl KvCache {
     /// An empty cache for a model.
     pub fn new(hp: &HParams, params: CacheParams) -> KvCache {
-        KvCache::with_shape(&hp.caches, hp.n_head_kv * hp.head_dim, params)
+        KvCache::with_shape(&hp.caches, hp.row_widths(), params)
     }
 
-    /// An empty cache for `layers`, with rows of `width` elements.
-    fn with_shape(layers: &[LayerCache], width: usize, params: CacheParams) -> KvCache {
+    /// An empty cache for `layers`, with rows of `widths` elements (keys, values).
+    fn with_shape(layers: &[LayerCache], widths: Vec<[usize; 2]>, params: CacheParams) -> KvCache {
         let params = CacheParams {
             n_seq: params.n_seq.max(1),
             ..params
         };
-        let kv_layer = |layer: &LayerCache| {
-            let width = match layer {
-                LayerCache::KeysAndValues => width,
-                LayerCache::State(_) | LayerCache::Nothing => 0,
-            };
-            KvLayer {
-                k: CacheTensor::new(params.k, width),
-                v: CacheTensor::new(params.v, width),
-            }
+        let kv_layer = |&[k, v]: &[usize; 2]| KvLayer {
+            k: CacheTensor::new(params.k, k),
+            v: CacheTensor::new(params.v, v),
         };
         let state = |layer: &LayerCache| match layer {
             LayerCache::State(shape) => Some(LayerState::new(*shape)),
-            LayerCache::KeysAndValues | LayerCache::Nothing => None,
+            LayerCache::KeysAndValues | LayerCache::Keys | LayerCache::Nothing => None,
         };
         KvCache {
-            layers: layers.iter().map(kv_layer).collect(),
+            layers: widths.iter().map(kv_layer).collect(),
             states: layers.iter().map(state).collect(),
-            n_kv: params::count_kv(layers),
             params,
-            width,
+            widths,
             reserved: 0,
             lengths: vec![0; params.n_seq],
             runs: Vec::new(),
@@ -121,9 +112,9 @@ impl KvCache {
         self.params.n_seq
     }
 
-    /// Elements of a row.
-    pub fn width(&self) -> usize {
-        self.width
+    /// Elements of a row of a layer's keys and of its values; 0 for what the layer does not keep.
+    pub fn widths(&self, il: LayerId) -> [usize; 2] {
+        self.widths[il.index()]
     }
 
     /// Number of positions of a sequence; 0 if the sequence does not exist.
@@ -218,7 +209,7 @@ impl KvCache {
         let limit = self.params.n_positions.clamp(n, self.capacity().max(n));
         let positions = n.max(self.reserved * 2).min(limit);
         let rows = positions.saturating_mul(self.n_seq());
-        let bytes = self.params.bytes(self.n_kv, self.width, positions);
+        let bytes = self.params.bytes(&self.widths, positions);
         for layer in &mut self.layers {
             for half in [&mut layer.k, &mut layer.v] {
                 half.try_reserve(rows).map_err(|_| Error::CacheMemory {

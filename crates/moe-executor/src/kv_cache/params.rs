@@ -142,54 +142,57 @@ impl CacheParams {
     /// Bytes of the keys and values of `n_positions` positions of each sequence in all layers that have them; `u64::MAX` if the number is too
     /// large.
     pub fn size_bytes(&self, hp: &HParams, n_positions: usize) -> u64 {
-        let n_kv = count_kv(&hp.caches);
-        self.bytes(n_kv, hp.n_head_kv * hp.head_dim, n_positions)
+        self.bytes(&hp.row_widths(), n_positions)
     }
 
     /// Bytes of the recurrent states of all sequences in all layers, which are allocated at the first pass.
     pub fn state_bytes(&self, hp: &HParams) -> u64 {
         let sizes = hp.caches.iter().map(|layer| match layer {
             LayerCache::State(shape) => shape.size_bytes(),
-            LayerCache::KeysAndValues | LayerCache::Nothing => 0,
+            LayerCache::KeysAndValues | LayerCache::Keys | LayerCache::Nothing => 0,
         });
         let bytes = sizes.fold(0, u64::saturating_add);
         bytes.saturating_mul(self.n_seq.max(1) as u64)
     }
 
-    /// Like [`CacheParams::size_bytes`] for `n_layer` layers with rows of `width` elements.
-    pub(crate) fn bytes(&self, n_layer: usize, width: usize, n_positions: usize) -> u64 {
-        let row = self
-            .k
-            .row_size(width)
-            .saturating_add(self.v.row_size(width));
+    /// Like [`CacheParams::size_bytes`] for layers with rows of `widths` elements (keys, values).
+    pub(crate) fn bytes(&self, widths: &[[usize; 2]], n_positions: usize) -> u64 {
         let rows = (n_positions as u64).saturating_mul(self.n_seq as u64);
-        rows.saturating_mul(row as u64)
-            .saturating_mul(n_layer as u64)
+        let sizes = widths.iter().map(|&[k, v]| {
+            let row = self.k.row_size(k).saturating_add(self.v.row_size(v));
+            rows.saturating_mul(row as u64)
+        });
+        sizes.fold(0, u64::saturating_add)
     }
 
-    /// Checks that heads consist of complete blocks of the types.
+    /// Checks that heads consist of complete blocks of the types, and that the types are equal if keys contain the values.
     ///
     /// # Errors
-    /// [`Error::CacheType`].
+    /// [`Error::CacheType`], [`Error::CacheTypes`].
     pub fn check(&self, gguf: &Gguf, hp: &HParams) -> Result<()> {
-        for (what, ty) in [("keys", self.k), ("values", self.v)] {
+        let file = || gguf.files()[0].path.clone();
+        for (what, ty, head_dim) in [
+            ("keys", self.k, hp.head_dim),
+            ("values", self.v, hp.value_dim),
+        ] {
             let block = ty.ggml().block_size();
-            if !(hp.head_dim as u64).is_multiple_of(block) {
+            if !(head_dim as u64).is_multiple_of(block) {
                 return Err(Error::CacheType {
-                    file: gguf.files()[0].path.clone(),
+                    file: file(),
                     what,
                     ty,
                     block,
-                    head_dim: hp.head_dim,
+                    head_dim,
                 });
             }
         }
+        if self.k != self.v && hp.caches.contains(&LayerCache::Keys) {
+            return Err(Error::CacheTypes {
+                file: file(),
+                k: self.k,
+                v: self.v,
+            });
+        }
         Ok(())
     }
-}
-
-/// Number of layers with keys and values.
-pub(super) fn count_kv(layers: &[LayerCache]) -> usize {
-    let has_kv = |layer: &&LayerCache| matches!(layer, LayerCache::KeysAndValues);
-    layers.iter().filter(has_kv).count()
 }

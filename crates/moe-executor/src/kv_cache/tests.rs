@@ -10,7 +10,7 @@ fn params(ty: CacheType, n_seq: usize) -> CacheParams {
 
 /// A cache of three layers with two heads of 32 elements.
 fn cache(params: CacheParams) -> KvCache {
-    KvCache::with_shape(&[LayerCache::KeysAndValues; 3], 64, params)
+    KvCache::with_shape(&[LayerCache::KeysAndValues; 3], vec![[64; 2]; 3], params)
 }
 
 /// A cache of a layer with attention, two recurrent layers, and a layer with neither.
@@ -23,7 +23,8 @@ fn hybrid(params: CacheParams) -> KvCache {
         })
     });
     let layers = [LayerCache::KeysAndValues, short, LayerCache::Nothing, long];
-    KvCache::with_shape(&layers, 64, params)
+    let widths = vec![[64; 2], [0; 2], [0; 2], [0; 2]];
+    KvCache::with_shape(&layers, widths, params)
 }
 
 fn pass(cache: &mut KvCache, sequence: usize, n: usize) {
@@ -100,8 +101,10 @@ fn size_is_that_of_the_rows_in_all_layers() {
     ] {
         assert_eq!(ty.ggml().row_size(64), Some(bytes), "{ty}");
         let params = params(ty, 5);
-        assert_eq!(params.bytes(3, 64, 10), 3 * 2 * bytes * 5 * 10, "{ty}");
-        assert_eq!(params.bytes(3, 64, usize::MAX), u64::MAX);
+        let layers = [[64; 2]; 3];
+        assert_eq!(params.bytes(&layers, 10), 3 * 2 * bytes * 5 * 10, "{ty}");
+        assert_eq!(params.bytes(&layers, usize::MAX), u64::MAX);
+        assert_eq!(params.bytes(&[[64, 0]], 10), bytes * 5 * 10, "{ty}");
     }
     assert_eq!(CacheType::Q8_0.ggml(), GgmlType::Q8_0);
 }
@@ -118,7 +121,8 @@ fn memory_grows_in_steps_up_to_the_expected_number_of_positions() {
         let mut inventory = Inventory::default();
         cache.buffers(&mut inventory);
         let total: u64 = inventory.sizes().sum();
-        assert_eq!(total, cache.params.bytes(3, 64, cache.reserved()));
+        let expected = cache.params.bytes(&[[64; 2]; 3], cache.reserved());
+        assert_eq!(total, expected);
         sizes.push(cache.reserved());
     }
     assert_eq!(sizes, [10, 20, 20, 46, 92, 106]);
@@ -189,7 +193,7 @@ fn recurrent_states_have_constant_sizes_and_names() {
         sizes = inventory.sizes().collect::<Vec<_>>();
         assert_eq!(sizes[2..], [4 * 2 * 3 * 4, 6 * 3 * 3 * 4, 10 * 3 * 4]);
     }
-    assert_eq!(sizes[0] + sizes[1], cache.params.bytes(1, 64, 54));
+    assert_eq!(sizes[0] + sizes[1], cache.params.bytes(&[[64; 2]], 54));
 }
 
 #[test]

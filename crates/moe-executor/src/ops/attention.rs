@@ -54,21 +54,24 @@ impl Ops<'_> {
         self.record(&mut scope, number::ROPE, name, sources);
     }
 
-    /// Converts `k` and `v (token, n_head_kv * head_dim)` to the types of the cache and stores them at their positions in the cache
-    /// of a layer.
+    /// Converts `k (token, n_head_kv * head_dim)` and `v (token, n_head_kv * value_dim)` to the types of the cache and stores them at
+    /// their positions in the cache of a layer. Without `v`, the values are the first elements of the keys.
     pub fn store_kv(
         &mut self,
         At { il, device }: At,
         k: &mut Activation,
-        v: &mut Activation,
+        v: Option<&mut Activation>,
         cache: &mut KvCache,
     ) {
-        let (n_seq, width) = (cache.n_seq(), cache.width());
+        let (n_seq, widths) = (cache.n_seq(), cache.widths(il));
         let halves = [
-            ("cache_k_l", "attn_inp_k_idxs", k),
+            ("cache_k_l", "attn_inp_k_idxs", Some(k)),
             ("cache_v_l", "attn_inp_v_idxs", v),
         ];
         for (half, (stem, idxs, rows)) in halves.into_iter().enumerate() {
+            let Some(rows) = rows else {
+                continue;
+            };
             let mut scope = self.start();
             let positions = std::mem::take(&mut self.positions);
             let (runs, tensor) = cache.half_mut(il, half);
@@ -95,13 +98,14 @@ impl Ops<'_> {
             let sources = [
                 Source::view(&*rows, " (view)"),
                 input(Input::Positions, idxs, &self.positions),
-                cached(name, "", (il, half), tensor, [width, rows.rows]),
+                cached(name, "", (il, half), tensor, [widths[half], rows.rows]),
             ];
             self.record(&mut scope, number::SET_ROWS, name.view(), &sources);
         }
     }
 
-    /// Attention of `q (token, n_head * head_dim)` over the cache of a layer. `sinks (n_head)` are scores without a value.
+    /// Attention of `q (token, n_head * head_dim)` over the cache of a layer; `dst (token, n_head * value_dim)`. `sinks (n_head)` are
+    /// scores without a value. If the layer has no rows of values, the values are the first elements of the keys.
     pub fn attention(
         &mut self,
         At { il, device }: At,
@@ -113,8 +117,9 @@ impl Ops<'_> {
     ) {
         let mut scope = self.start();
         let name = NodeName::of("kqv_out", il);
-        let (n_seq, width) = (cache.n_seq(), cache.width());
-        dst.shape(name, q.width, q.rows);
+        let (n_seq, [k_width, v_width]) = (cache.n_seq(), cache.widths(il));
+        let values_in_keys = v_width == 0;
+        dst.shape(name, shape.n_head * shape.value_dim, q.rows);
         let (runs, layer) = cache.layer_mut(il);
         let positions = std::mem::take(&mut self.positions);
         let batch = Batch {
@@ -130,17 +135,23 @@ impl Ops<'_> {
             self.fetch(&mut q.values);
             self.fetch(&mut layer.k.words);
             self.fetch(&mut layer.v.words);
+            let (values, v_stride) = if values_in_keys {
+                (&layer.k, k_width)
+            } else {
+                (&layer.v, v_width)
+            };
+            let out_width = dst.width;
             for run in runs {
-                let elements = run.tokens.start * q.width..run.tokens.end * q.width;
+                let elements = |width: usize| run.tokens.start * width..run.tokens.end * width;
                 let inputs = Inputs {
-                    q: &q.data()[elements.clone()],
+                    q: &q.data()[elements(q.width)],
                     k: layer.k.rows_from(run.sequence),
-                    v: layer.v.rows_from(run.sequence),
-                    stride: width * n_seq,
+                    v: values.rows_from(run.sequence),
+                    strides: [k_width, v_stride].map(|width| width * n_seq),
                     positions: &self.positions[run.tokens.clone()],
                     sinks: sinks.map(|s| s.data.as_slice()),
                 };
-                let out = &mut dst.data_mut()[elements];
+                let out = &mut dst.data_mut()[elements(out_width)];
                 attention::attention(self.threads, shape, &inputs, out);
             }
         }
@@ -164,24 +175,16 @@ impl Ops<'_> {
             ne: [0, 0],
             dtype: "f32",
         };
-        let sources = [
-            Source::view(&*q, view),
-            cached(
-                NodeName::cache("cache_k_l", il),
-                view,
-                (il, 0),
-                &layer.k,
-                [width, seen],
-            ),
-            cached(
-                NodeName::cache("cache_v_l", il),
-                view,
-                (il, 1),
-                &layer.v,
-                [width, seen],
-            ),
-            mask,
-        ];
+        let [k_name, v_name] = ["cache_k_l", "cache_v_l"].map(|stem| NodeName::cache(stem, il));
+        let keys = cached(k_name, view, (il, 0), &layer.k, [k_width, seen]);
+        let values = if values_in_keys {
+            let width = shape.n_head_kv * shape.value_dim;
+            let view = " (view) (view) (permuted)";
+            cached(k_name, view, (il, 0), &layer.k, [width, seen])
+        } else {
+            cached(v_name, view, (il, 1), &layer.v, [v_width, seen])
+        };
+        let sources = [Source::view(&*q, view), keys, values, mask];
         let [q, k, v, mask] = sources;
         let sources: &[Source] = match sinks {
             Some(sinks) => &[q, k, v, mask, sinks.into()],

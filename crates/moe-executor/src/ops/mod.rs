@@ -5,6 +5,7 @@
 //! | name | node |
 //! |---|---|
 //! | `kqv_out-N` | fused attention |
+//! | `k_pe_repeated-N` | rotated dimensions of the keys, repeated for each head |
 //! | `attn_out-N` | output product of the attention |
 //! | `ffn_moe_sum-N` | partial sum of the experts |
 //! | `ffn_shexp_gate_silu-N` | first operation of a sigmoid, which llama.cpp's graph computes as `silu(x) / x` |
@@ -27,6 +28,7 @@ mod dynamic;
 mod elementwise;
 mod experts;
 mod hot_cache;
+mod latent;
 mod norm;
 pub(crate) mod number;
 mod observed;
@@ -94,6 +96,8 @@ pub(crate) struct Ops<'a> {
     quantized: Quantized,
     work: Worklist,
     angles: Angles,
+    /// Factors on the queries `(token)`.
+    query_factors: Vec<f32>,
     /// Scratch of a top-k selection: indices of the candidates.
     order: Vec<u32>,
     /// Selected expert groups `(token, n_used)`.
@@ -130,6 +134,7 @@ impl<'a> Ops<'a> {
             quantized: Quantized::default(),
             work: Worklist::default(),
             angles: Angles::default(),
+            query_factors: Vec::new(),
             order: Vec::new(),
             groups: Vec::new(),
             sums: Vec::new(),

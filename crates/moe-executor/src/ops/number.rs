@@ -19,6 +19,8 @@ numbers! {
     MUL = 7,
     DIV = 8,
     SUM_ROWS = 15,
+    REPEAT = 20,
+    CONCAT = 22,
     NORM = 24,
     RMS_NORM = 25,
     SCALE = 32,

@@ -63,6 +63,19 @@ impl Source<'_> {
         }
     }
 
+    /// A part of an activation that is a tensor of its own in ggml: `width` elements of each row.
+    pub fn part(activation: &Activation, width: usize) -> Self {
+        Source::Buffer {
+            name: activation.name,
+            suffix: "",
+            buffer_id: id_at_home(activation.buffer_id, &activation.values),
+            address: activation.address(),
+            size_bytes: (activation.rows * width * size_of::<f32>()) as u64,
+            ne: [width as u64, activation.rows as u64],
+            dtype: "f32",
+        }
+    }
+
     /// A view of one of the `n_expert_used` rows of each token. Like in ggml, its size is the number of bytes from the start
     /// of its first row to the end of its last.
     pub fn slots(experts: &Activation, n_expert_used: usize) -> Self {

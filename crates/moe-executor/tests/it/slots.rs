@@ -5,11 +5,11 @@ use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
 use moe_executor::{CacheParams, CacheType, Error, Model, Session};
 use moe_gguf::{GgmlType, Gguf};
-use moe_synth::model::{Description, Synth};
 use moe_testkit::fixture;
 use moe_trace::Phase;
 
 use crate::hot_cache::synthetic::{ARCHITECTURES, synthetic};
+use crate::records::described;
 
 const N_CTX: usize = 256;
 
@@ -122,23 +122,28 @@ fn batches_of_several_sequences_have_the_tokens_of_each_alone() {
         ];
         compare_batch_with_each_alone(&synthetic(arch, seed), arch, &prompts);
     }
+    for description in [
+        described::description("deepseek2"),
+        described::description("mistral4"),
+        described::with_decompressed_keys(),
+    ] {
+        let gguf = described::model(&description, GgmlType::F32);
+        compare_batch_with_each_alone(&gguf, &description.arch, &prompts());
+    }
 }
 
 /// Architectures with recurrent states.
 const RECURRENT: [&str; 3] = ["lfm2moe", "qwen35moe", "qwen3next"];
 
 /// An F32 model of a description in `fixtures/architectures`.
-fn described(arch: &str) -> Gguf {
-    let json = std::fs::read(fixture(format!("architectures/{arch}.json"))).unwrap();
-    let description: Description = serde_json::from_slice(&json).unwrap();
-    let synth = Synth::described(&description, GgmlType::F32, 5).unwrap();
-    Gguf::from_bytes(arch, synth.write(Vec::new()).unwrap()).unwrap()
+fn small_model(arch: &str) -> Gguf {
+    described::model(&described::description(arch), GgmlType::F32)
 }
 
 #[test]
 fn batches_of_recurrent_models_have_the_tokens_of_each_sequence_alone() {
     for arch in RECURRENT {
-        compare_batch_with_each_alone(&described(arch), arch, &prompts());
+        compare_batch_with_each_alone(&small_model(arch), arch, &prompts());
     }
 }
 
@@ -146,7 +151,7 @@ fn batches_of_recurrent_models_have_the_tokens_of_each_sequence_alone() {
 fn recurrent_states_belong_to_one_sequence() {
     let threads = Threads::new(1).unwrap();
     for arch in RECURRENT {
-        let gguf = described(arch);
+        let gguf = small_model(arch);
         let model = Model::load(&gguf).unwrap();
         let [first, second, third] = prompts();
         let cache = CacheParams::of_type(CacheType::F32, N_CTX).with_sequences(2);
@@ -305,6 +310,30 @@ fn rejects_blocks_that_are_longer_than_a_head() {
             Some(Error::CacheType {
                 what: "values",
                 ty: CacheType::Q8_0,
+                ..
+            })
+        ),
+        "{error:?}"
+    );
+}
+
+#[test]
+fn rejects_two_types_of_a_row_with_keys_and_values() {
+    let threads = Threads::new(1).unwrap();
+    let description = described::description("deepseek2");
+    let gguf = described::model(&description, GgmlType::F32);
+    let model = Model::load(&gguf).unwrap();
+    let cache = CacheParams {
+        v: CacheType::F32,
+        ..CacheParams::new(16)
+    };
+    let error = Session::new(&model, &threads, Recorder::new(None), cache).err();
+    assert!(
+        matches!(
+            error,
+            Some(Error::CacheTypes {
+                k: CacheType::F16,
+                v: CacheType::F32,
                 ..
             })
         ),

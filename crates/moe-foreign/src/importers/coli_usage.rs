@@ -82,7 +82,11 @@ impl Importer for ColiUsage {
                     u32::try_from(number).map_err(|_| {
                         let shown = number.to_string();
                         let problem = "out of the range of this field";
-                        let error = LineError::Number { name, shown, problem };
+                        let error = LineError::Number {
+                            name,
+                            shown,
+                            problem,
+                        };
                         output.invalid(at(), error)
                     })
                 };

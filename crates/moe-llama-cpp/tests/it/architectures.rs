@@ -37,11 +37,13 @@ fn agree_on_headers_of_published_models() {
 }
 
 /// Architectures with a description in `fixtures/architectures`.
-pub const DESCRIBED: [&str; 17] = [
+pub const DESCRIBED: [&str; 20] = [
     "afmoe",
     "arctic",
     "bailingmoe2",
     "dbrx",
+    "deepseek2",
+    "deepseek2-ocr",
     "ernie4_5-moe",
     "exaone-moe",
     "glm4moe",
@@ -51,6 +53,7 @@ pub const DESCRIBED: [&str; 17] = [
     "lfm2moe",
     "mellum",
     "minimax-m2",
+    "mistral4",
     "phimoe",
     "qwen35moe",
     "qwen3next",

@@ -55,14 +55,23 @@ pub fn make(dir: &Path, name: &str, spec: &Spec) -> PathBuf {
     path
 }
 
-/// Writes the model of `fixtures/architectures/ARCH.json` with random matrices of type `ty`.
-pub fn described(dir: &Path, arch: &str, ty: GgmlType) -> PathBuf {
+/// The description `fixtures/architectures/ARCH.json`.
+pub fn description(arch: &str) -> Description {
     let json = std::fs::read(fixture(format!("architectures/{arch}.json"))).unwrap();
-    let description: Description = serde_json::from_slice(&json).unwrap();
-    let synth = Synth::described(&description, ty, 5).unwrap();
-    let path = dir.join(format!("{arch}-{}.gguf", ty.name()));
+    serde_json::from_slice(&json).unwrap()
+}
+
+/// Writes the model of a description with random matrices of type `ty`.
+pub fn write_described(dir: &Path, description: &Description, ty: GgmlType) -> PathBuf {
+    let synth = Synth::described(description, ty, 5).unwrap();
+    let path = dir.join(format!("{}-{}.gguf", description.arch, ty.name()));
     synth.write(File::create(&path).unwrap()).unwrap();
     path
+}
+
+/// Writes the model of `fixtures/architectures/ARCH.json` with random matrices of type `ty`.
+pub fn described(dir: &Path, arch: &str, ty: GgmlType) -> PathBuf {
+    write_described(dir, &description(arch), ty)
 }
 
 /// Writes a fixture with changed values of some keys.

@@ -53,7 +53,7 @@ fn writer(dir: &Path, gguf: &Gguf, ops: ops::OpTable) -> RunWriter {
 }
 
 /// The runs of both engines with an F16 cache, the executor's first.
-fn both(dir: &Path, path: &Path, mode: Mode) -> [Run; 2] {
+pub fn both(dir: &Path, path: &Path, mode: Mode) -> [Run; 2] {
     both_with(dir, path, mode, CacheType::F16)
 }
 
@@ -221,7 +221,7 @@ fn experts(record: &TensorAccessLog) -> BTreeMap<i32, f32> {
 
 /// Compares the runs record by record and returns the number of records. Names are not compared where llama.cpp's node is
 /// unnamed. At least 99 % of the tokens have the same experts with the same weights.
-fn agree([ours, theirs]: &[Run; 2]) -> usize {
+pub fn agree([ours, theirs]: &[Run; 2]) -> usize {
     let (a, b) = (common_records(ours), common_records(theirs));
     let (mut n_same, mut n_tokens) = (0, 0);
     for (&a, &b) in a.iter().zip(&b) {
@@ -349,7 +349,7 @@ fn common_operations(run: &Run, phase: Phase) -> Vec<Operation> {
 }
 
 /// Compares operations, their order and their sources.
-fn graphs_agree([ours, theirs]: &[Run; 2]) {
+pub fn graphs_agree([ours, theirs]: &[Run; 2]) {
     for phase in Phase::ALL {
         let [ours, mut theirs] = [ours, theirs].map(|run| common_operations(run, phase));
         assert_eq!(ours.len(), theirs.len());

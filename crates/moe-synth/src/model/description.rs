@@ -93,6 +93,27 @@ const DECAY: Fill = Fill::Constant(-1.0);
 const BIAS: f64 = 0.1;
 
 impl Description {
+    /// Sets a header key of the architecture.
+    pub fn set(&mut self, key: &str, value: Key) {
+        self.keys.insert(key.to_owned(), value);
+    }
+
+    /// Replaces the tensors `old` by `new`, with their shapes, in each range of layers that contains one of them.
+    pub fn replace_tensors(&mut self, old: &[&str], new: &[(&str, &[u64])]) {
+        for range in &mut self.layers {
+            let n_before = range.tensors.len();
+            range
+                .tensors
+                .retain(|name, _| !old.contains(&name.as_str()));
+            if range.tensors.len() < n_before {
+                let new = new.iter();
+                range
+                    .tensors
+                    .extend(new.map(|(name, ne)| ((*name).to_owned(), ne.to_vec())));
+            }
+        }
+    }
+
     /// Returns the header of the model with matrices of type `ty`, and the contents of its tensors.
     ///
     /// Vectors, biases, routers, kernels of convolutions, and matrices whose rows are not complete blocks of the type are F32.

@@ -103,7 +103,9 @@ impl Args {
     /// Rejects incompatible options, before anything is read.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.split.is_some() && self.table() != TableChoice::Split {
-            bail!("--split applies only to the summary and to --table split; omit --split or --table");
+            bail!(
+                "--split applies only to the summary and to --table split; omit --split or --table"
+            );
         }
         let (uses_labels, used_by) = match (self.split(), self.table()) {
             (SplitChoice::ByLabel, _) => (true, "--split by-label"),

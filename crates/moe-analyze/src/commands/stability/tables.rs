@@ -89,9 +89,11 @@ fn convergence(out: &mut dyn Write, format: Format, counted: &Counted) -> io::Re
     Table::of(&rows)
         .column("layer_id", "layer", |row| row.layer)
         .column("rows", "tokens", |row| row.tokens)
-        .column("converged_after", "hot set unchanged after (tokens)", |row| {
-            row.converged
-        })
+        .column(
+            "converged_after",
+            "hot set unchanged after (tokens)",
+            |row| row.converged,
+        )
         .column(
             "almost_converged_after",
             "hot set almost unchanged after (tokens)",

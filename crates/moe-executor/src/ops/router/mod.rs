@@ -79,6 +79,8 @@ impl Ops<'_> {
     /// Adds the buffers of operations, other than those of their results, to an inventory.
     pub(crate) fn buffers(&self, inventory: &mut Inventory) {
         inventory.vector(Input::Positions.buffer_id(), "positions", &self.positions);
+        let factors = &self.query_factors;
+        inventory.vector(Input::QueryFactors.buffer_id(), "query factors", factors);
         inventory.vector(GROUPS_BUFFER, "expert groups", &self.groups);
         inventory.vector(SUMS_BUFFER, "sums of weights", &self.sums);
         if let Some(cache) = &self.hot {

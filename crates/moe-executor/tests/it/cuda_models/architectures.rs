@@ -36,7 +36,10 @@ fn outside(cpu: &ModelRun, gpu: &ModelRun) -> Option<String> {
     for (a, b) in pairs() {
         let mut order: Vec<usize> = (0..a.len()).collect();
         order.sort_by(|&i, &j| a[j].total_cmp(&a[i]));
-        difference += order[..5].iter().map(|&i| f64::from((a[i] - b[i]).abs())).sum::<f64>();
+        difference += order[..5]
+            .iter()
+            .map(|&i| f64::from((a[i] - b[i]).abs()))
+            .sum::<f64>();
     }
     let difference = difference / (5 * cpu.logits.len()) as f64;
     let sorted = |ids: &[i32]| {
@@ -86,7 +89,12 @@ fn described_models_agree_with_the_cpu() {
             n_cpu_moe: usize::MAX,
             ..case(policy)
         };
-        let cases = [case(Policy::Gpu), cpu_moe(Policy::Cpu), cpu_moe(Policy::Gpu), cpu_moe(Policy::PostFetch)];
+        let cases = [
+            case(Policy::Gpu),
+            cpu_moe(Policy::Cpu),
+            cpu_moe(Policy::Gpu),
+            cpu_moe(Policy::PostFetch),
+        ];
         for case in cases {
             for batch in [1, 7, 64] {
                 let open: Open = &|gguf, model| case.open(gguf, model);
