@@ -36,6 +36,7 @@ mod router;
 mod run;
 mod scaling;
 mod scope;
+mod ungated;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -60,6 +61,7 @@ pub(crate) use hot_cache::{ExpertIo, ExpertNodes, MergeNames};
 use observed::BatchObserver;
 pub(crate) use router::{RouterSpec, RouterState};
 use scope::Scope;
+pub(crate) use ungated::{Unary, UngatedNodes};
 
 /// Smallest size in bytes of values that all threads check together. The threads sleep while a GPU computes; waking them takes longer
 /// than a smaller check.

@@ -1,0 +1,72 @@
+//! Feed-forward blocks without a gate: their activation, and experts with the projections up and down only.
+
+use crate::activation::{Activation, NodeName};
+use crate::ops::experts::{Experts, Projection};
+use crate::ops::{At, ExpertIo, MergeNames, Ops, number};
+use crate::recorder::LaneCounts;
+
+/// The activation of a block without a gate: a function of one value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unary {
+    /// `x · sigmoid(x)`
+    Silu,
+    /// `max(x, 0)²`, in two operations (So et al., "Primer", 2021).
+    SquaredRelu,
+}
+
+impl Unary {
+    /// Its operations. Each writes one record per pass.
+    pub const fn ops(self) -> usize {
+        match self {
+            Unary::Silu => 1,
+            Unary::SquaredRelu => 2,
+        }
+    }
+}
+
+/// The experts of a layer without gates, and the names of their nodes.
+pub(crate) struct UngatedNodes<'a, 'g> {
+    /// The layer.
+    pub at: At,
+    /// The first projection.
+    pub up: Projection<'a, 'g>,
+    /// The second projection.
+    pub down: Projection<'a, 'g>,
+    /// The activation.
+    pub unary: Unary,
+    /// Names of its operations; a single operation has the second name.
+    pub activated: [NodeName; 2],
+    /// Names of the weighted sum.
+    pub merge: MergeNames,
+}
+
+impl Ops<'_> {
+    /// `x = unary(x)`. If it is one operation, its name is the second.
+    pub fn unary(&mut self, [first, name]: [NodeName; 2], unary: Unary, x: &mut Activation) {
+        match unary {
+            Unary::Silu => self.elementwise(number::UNARY, name, x, |x| x / (1.0 + (-x).exp())),
+            Unary::SquaredRelu => {
+                self.elementwise(number::UNARY, first, x, |x| if x < 0.0 { 0.0 } else { x });
+                self.elementwise(number::SQR, name, x, |x| x * x);
+            }
+        }
+    }
+
+    /// The operations of the selected experts. `io.buffers[0]` is not used. Returns the number of down products per lane.
+    pub(crate) fn ungated_experts(&mut self, nodes: &UngatedNodes, io: ExpertIo) -> LaneCounts {
+        let ExpertIo {
+            x,
+            routing,
+            buffers: [_, hidden, products],
+            dst,
+        } = io;
+        let (il, down) = (nodes.at.il, nodes.down);
+        self.project(Experts::of(il), nodes.up, x, routing, hidden);
+        self.unary(nodes.activated, nodes.unary, hidden);
+        let layer = Experts::of(il);
+        let lanes = self.down_and_merge(layer, down, nodes.merge, hidden, routing, products, dst);
+        self.count_without_lanes(il, &down.linear.weights, routing, &lanes);
+        self.end_call(nodes.at);
+        lanes
+    }
+}
