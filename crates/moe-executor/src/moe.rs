@@ -325,25 +325,13 @@ impl<'g> MoeLayer<'g> {
         x: &mut Activation,
         out: &mut Activation,
     ) {
-        self.forward_experts(ops, device, s, x, out);
-        self.finish(ops, device, s, x, out);
-    }
-
-    /// The router and the selected experts of [`MoeLayer::forward`]. [`MoeLayer::finish`] must follow with the same arguments.
-    pub(crate) fn forward_experts(
-        &self,
-        ops: &mut Ops,
-        device: DeviceId,
-        s: &mut MoeState,
-        x: &mut Activation,
-        out: &mut Activation,
-    ) {
         let router = self.router(ops, x.rows);
         ops.begin_call(device);
         ops.scores(self.il, &router, x, &mut s.router);
         let weights = ops.route(self.il, &router, &mut s.router, &mut s.routing);
         ops.end_routing(device);
         self.experts(ops, device, s, weights, x, out);
+        self.finish(ops, device, s, x, out);
     }
 
     /// Computes the scores of a router that reads another input than the experts, `x (token, n_embd)`.
@@ -501,7 +489,7 @@ impl<'g> MoeLayer<'g> {
     }
 
     /// The operations after the selected experts: the projection to the width of the residual stream, and the shared expert.
-    pub(crate) fn finish(
+    fn finish(
         &self,
         ops: &mut Ops,
         device: DeviceId,

@@ -2,6 +2,8 @@
 
 use moe_gguf::LayerId;
 
+use crate::error::Result;
+use crate::hparams::Keys;
 use crate::weights::Bias;
 
 /// Elements over which the norm of queries and keys is computed.
@@ -20,6 +22,8 @@ pub enum QkNorm {
 pub enum RopeLayers {
     /// All layers.
     All,
+    /// No layers.
+    None,
     /// Layers with a sliding window.
     Windowed,
     /// All layers except the last of each period.
@@ -29,10 +33,21 @@ pub enum RopeLayers {
 }
 
 impl RopeLayers {
+    /// All layers or none: Granite has RoPE unless `rope.scaling.finetuned` is false.
+    pub(crate) fn of_granite(keys: &Keys) -> Result<RopeLayers> {
+        let has_rope = keys.bool_or("rope.scaling.finetuned", true)?;
+        Ok(if has_rope {
+            RopeLayers::All
+        } else {
+            RopeLayers::None
+        })
+    }
+
     /// Whether a layer is one of them.
     pub(super) fn contain(self, layer: LayerId, is_windowed: bool) -> bool {
         match self {
             RopeLayers::All => true,
+            RopeLayers::None => false,
             RopeLayers::Windowed => is_windowed,
             RopeLayers::ExceptLastOf(n) => !(u32::from(layer.0) + 1).is_multiple_of(n),
             RopeLayers::ExceptFirstOf(n) => !u32::from(layer.0).is_multiple_of(n),

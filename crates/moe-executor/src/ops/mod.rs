@@ -9,6 +9,9 @@
 //! | `ffn_moe_sum-N` | partial sum of the experts |
 //! | `ffn_shexp_gate_silu-N` | first operation of a sigmoid, which llama.cpp's graph computes as `silu(x) / x` |
 //! | `conv_input-N`, `conv_gated-N` | products of the input and the output of a short convolution with its gates |
+//! | `ssm_…-N` | operations of a Mamba-2 layer |
+//! | `ffn_moe_relu-N` | first operation of a squared ReLU |
+//! | `ffn_latent_down-N`, `ffn_latent_up-N` | products before and after experts of another width |
 //! | `attn_out_rows-N`, `l_out_rows-N`, `ffn_moe_logits_rows-N` | selection of the rows whose logits are wanted |
 //! | `embd_unscaled`, `attn_out_scaled-N`, `ffn_out_scaled-N`, `result_output_unscaled` | before or after a multiplication by a constant |
 //!
@@ -27,6 +30,7 @@ mod dynamic;
 mod elementwise;
 mod experts;
 mod hot_cache;
+mod mamba2;
 mod norm;
 pub(crate) mod number;
 mod observed;

@@ -10,7 +10,8 @@ use crate::recorder::Source;
 impl Ops<'_> {
     /// Normalizes each group of `norm.weight.n` elements: `x / sqrt(mean(x²) + eps) * weight` (Zhang and Sennrich, "Root Mean
     /// Square Layer Normalization", 2019), or `(x - mean(x)) / sqrt(variance(x) + eps) * weight` (Ba, Kiros and Hinton, "Layer
-    /// Normalization", 2016). The multiplication and the addition of a bias are operations of their own.
+    /// Normalization", 2016). The weight may have several rows: one for each group of a row. The multiplication and the addition of a
+    /// bias are operations of their own.
     pub fn norm(
         &mut self,
         device: DeviceId,
@@ -22,7 +23,8 @@ impl Ops<'_> {
         let mut scope = self.start();
         let (width, eps) = (norm.weight.n, norm.eps);
         dst.shape(first, src.width, src.rows);
-        let has_kernel = norm.kind == NormKind::Rms && norm.bias.is_none();
+        let n_weights = norm.weight.data.len() / width;
+        let has_kernel = norm.kind == NormKind::Rms && norm.bias.is_none() && n_weights == 1;
         let on_gpu = has_kernel
             && self.on(&mut scope, device, |gpu| {
                 gpu.rms_norm(src, &norm.weight, eps, dst)
@@ -47,7 +49,8 @@ impl Ops<'_> {
         let normed = Source::from(&*dst);
         if !on_gpu {
             let weight = &norm.weight.data;
-            self.threads.rows(dst.data_mut(), width, |_, row| {
+            self.threads.rows(dst.data_mut(), width, |i, row| {
+                let weight = &weight[i % n_weights * width..][..width];
                 row.iter_mut().zip(weight).for_each(|(x, w)| *x *= w);
             });
         }

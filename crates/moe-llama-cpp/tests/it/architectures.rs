@@ -37,7 +37,7 @@ fn agree_on_headers_of_published_models() {
 }
 
 /// Architectures with a description in `fixtures/architectures`.
-pub const DESCRIBED: [&str; 17] = [
+pub const DESCRIBED: [&str; 19] = [
     "afmoe",
     "arctic",
     "bailingmoe2",
@@ -45,12 +45,14 @@ pub const DESCRIBED: [&str; 17] = [
     "ernie4_5-moe",
     "exaone-moe",
     "glm4moe",
+    "granitehybrid",
     "granitemoe",
     "grok",
     "hunyuan-moe",
     "lfm2moe",
     "mellum",
     "minimax-m2",
+    "nemotron_h_moe",
     "phimoe",
     "qwen35moe",
     "qwen3next",
