@@ -126,7 +126,7 @@ impl MoeSpec {
             + usize::from(self.biases)
             + 1 // softmax or sigmoid
             + usize::from(self.selection_bias)
-            + 2 * usize::from(hp.expert_groups.is_some())
+            + 7 * usize::from(hp.expert_groups.is_some())
             + 2 // argsort, weights
             + 3 * usize::from(self.norm_weights)
             + usize::from(self.weights_scale != 1.0);

@@ -130,6 +130,9 @@ pub struct AttentionSpec {
     pub sinks: bool,
     /// Gate of the heads' output.
     pub gate: Option<Gate>,
+    /// Whether llama.cpp's graph has the steps of the attention as nodes, and the values transposed: it has no flash attention for the
+    /// architecture. There are no sinks then.
+    pub in_steps: bool,
     /// Gates of the heads' output next to the queries.
     pub gated_queries: Option<GatedQueries>,
 }
@@ -151,6 +154,7 @@ impl AttentionSpec {
         scales_queries: false,
         sinks: false,
         gate: None,
+        in_steps: false,
         gated_queries: None,
     };
 

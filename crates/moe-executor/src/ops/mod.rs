@@ -14,9 +14,10 @@
 //! | `ffn_latent_down-N`, `ffn_latent_up-N` | products before and after experts of another width |
 //! | `attn_out_rows-N`, `l_out_rows-N`, `ffn_moe_logits_rows-N` | selection of the rows whose logits are wanted |
 //! | `embd_unscaled`, `attn_out_scaled-N`, `ffn_out_scaled-N`, `result_output_unscaled` | before or after a multiplication by a constant |
+//! | `ffn_moe_group_…-N` | selection of expert groups |
+//! | `kq_capped-N` | attention scores divided by their bound |
 //!
-//! The selection of expert groups is seven nodes in llama.cpp and two operations here. The copies of the states of recurrent layers are
-//! nodes in llama.cpp and part of an operation here.
+//! The copies of the states of recurrent layers are nodes in llama.cpp and part of an operation here.
 //!
 //! An operation runs on the GPU of its weights or of its layer. The CPU computes it if the GPU cannot. Values are copied
 //! between devices when an operation needs them. If one kernel computes several operations, the record of the first

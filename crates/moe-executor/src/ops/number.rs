@@ -29,6 +29,7 @@ numbers! {
     ROPE = 48,
     CLAMP = 50,
     ARGSORT = 68,
+    FILL = 72,
     FLASH_ATTN_EXT = 73,
     SSM_CONV = 75,
     SSM_SCAN = 76,
