@@ -397,7 +397,7 @@ impl<'g> MoeLayer<'g> {
     /// Gate, up and down of the routed experts; `None` if they have no gate.
     pub(crate) fn projections(&self) -> Option<[&Linear<'g>; 3]> {
         match &self.gate {
-            Gate::Glu(gate) => Some([gate, &self.up, &self.down]),
+            Gate::Glu(gate) => Some([gate.as_ref(), &self.up, &self.down]),
             Gate::None(_) => None,
         }
     }
@@ -454,7 +454,7 @@ impl<'g> MoeLayer<'g> {
             dst,
         };
         let gate = match &self.gate {
-            Gate::Glu(gate) => gate,
+            Gate::Glu(gate) => gate.as_ref(),
             Gate::None(unary) => {
                 let activated = match unary {
                     Unary::Silu => ["ffn_moe_silu"; 2],

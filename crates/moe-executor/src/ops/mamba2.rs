@@ -99,3 +99,39 @@ impl Ops<'_> {
         self.record(&mut scope, number::ADD, name, &sources);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::threads::Threads;
+    use crate::devices::Devices;
+    use crate::recorder::Recorder;
+
+    #[test]
+    fn skip_connection_has_a_factor_for_each_head() {
+        let threads = Threads::new(1).unwrap();
+        let mut ops = Ops::new(&threads, Recorder::new(None), Devices::cpu());
+        let heads = SsmHeads {
+            n: 3,
+            dim: 2,
+            n_group: 1,
+            n_state: 4,
+        };
+        let name = NodeName::global("x");
+        let mut buffers = [1, 2, 3].map(Activation::new);
+        let [xbc, skip, y] = &mut buffers;
+        xbc.shape(name, heads.channels(), 2);
+        y.shape(name, heads.width(), 2);
+        for (i, x) in xbc.data_mut().iter_mut().enumerate() {
+            *x = i as f32;
+        }
+        y.data_mut().fill(0.5);
+        let factors = Vector::of_values(vec![1.0, -2.0, 3.0], 1);
+        ops.add_scaled_heads([name; 2], heads, &factors, [xbc, skip, y]);
+        // The second token starts after the 14 channels of the first.
+        let want = [
+            0.5, 1.5, -3.5, -5.5, 12.5, 15.5, 14.5, 15.5, -31.5, -33.5, 54.5, 57.5,
+        ];
+        assert_eq!(buffers[2].data(), want);
+    }
+}

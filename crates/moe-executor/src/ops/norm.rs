@@ -100,7 +100,38 @@ fn sum_of_squares(x: &[f32], mean: f32) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{layer_norm, rms_norm};
+    use super::*;
+    use crate::cpu::threads::Threads;
+    use crate::devices::Devices;
+    use crate::recorder::Recorder;
+    use crate::weights::Vector;
+
+    #[test]
+    fn groups_of_a_row_have_weights_of_their_own() {
+        let threads = Threads::new(1).unwrap();
+        let mut ops = Ops::new(&threads, Recorder::new(None), Devices::cpu());
+        let name = NodeName::global("x");
+        let [mut src, mut dst] = [1, 2].map(Activation::new);
+        src.shape(name, 6, 2);
+        src.data_mut()
+            .copy_from_slice(&[1.0, 2.0, 2.0, -4.0, 0.0, 3.0, 5.0, 1.0, -1.0, 2.0, 2.0, 0.5]);
+        let weight = Vector::of_values(vec![1.0, 2.0, 3.0, -1.0, 0.5, 4.0], 3);
+        let norm = Norm {
+            kind: NormKind::Rms,
+            eps: 1e-5,
+            weight,
+            bias: None,
+        };
+        ops.norm(DeviceId::Cpu, [name; 2], &mut src, &norm, &mut dst);
+        for (i, (x, got)) in src.data().chunks(3).zip(dst.data().chunks(3)).enumerate() {
+            let mean = x.iter().map(|x| f64::from(x * x)).sum::<f64>() / 3.0;
+            let weights = &norm.weight.data[i % 2 * 3..][..3];
+            for ((got, x), weight) in got.iter().zip(x).zip(weights) {
+                let want = f64::from(*x) / (mean + 1e-5).sqrt() * f64::from(*weight);
+                assert!((f64::from(*got) - want).abs() < 1e-5, "{got}, not {want}");
+            }
+        }
+    }
 
     #[test]
     fn norms_agree_with_their_formulas() {

@@ -70,3 +70,34 @@ impl Ops<'_> {
         lanes
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::threads::Threads;
+    use crate::devices::Devices;
+    use crate::recorder::Recorder;
+
+    #[test]
+    fn activations_agree_with_their_formulas() {
+        let threads = Threads::new(1).unwrap();
+        let mut ops = Ops::new(&threads, Recorder::new(None), Devices::cpu());
+        let name = NodeName::global("x");
+        let values: Vec<f32> = (0..111).map(|i| (i as f32 - 50.0) * 0.3).collect();
+        for unary in [Unary::Silu, Unary::SquaredRelu] {
+            let mut x = Activation::new(1);
+            x.shape(name, 37, 3);
+            x.data_mut().copy_from_slice(&values);
+            ops.unary([name; 2], unary, &mut x);
+            for (got, value) in x.data().iter().zip(&values) {
+                let value = f64::from(*value);
+                let want = match unary {
+                    Unary::Silu => value / (1.0 + (-value).exp()),
+                    Unary::SquaredRelu => value.max(0.0).powi(2),
+                };
+                let error = (f64::from(*got) - want).abs();
+                assert!(error <= 1e-5 * want.abs() + 1e-6, "{unary:?} of {value}");
+            }
+        }
+    }
+}

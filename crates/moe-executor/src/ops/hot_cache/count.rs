@@ -60,8 +60,8 @@ impl Ops<'_> {
         }
     }
 
-    /// Counts a call of a layer whose experts, with the down matrices `down`, were computed without lanes. If only a GPU has the ids, they are counted at the end
-    /// of the pass: nothing waits for them.
+    /// Counts a call of a layer whose experts, with the matrices `down`, were computed without lanes. If only a GPU has the ids, they
+    /// are counted at the end of the pass: nothing waits for them.
     pub(super) fn count_without_lanes(
         &mut self,
         il: LayerId,
