@@ -35,7 +35,7 @@ impl Ops<'_> {
     }
 
     /// Notes the end of a call of a MoE layer, if times are measured.
-    pub(super) fn end_call(&mut self, At { il: layer, device }: At) {
+    pub(crate) fn end_call(&mut self, At { il: layer, device }: At) {
         let ended = self.time_point(device);
         if let (Some(cache), Some(ended)) = (&mut self.hot, ended) {
             let complete = cache.layer(layer).and_then(|layer| layer.complete);
@@ -62,7 +62,7 @@ impl Ops<'_> {
 
     /// Counts a call of a layer whose experts, with the matrices `down`, were computed without lanes. If only a GPU has the ids, they
     /// are counted at the end of the pass: nothing waits for them.
-    pub(super) fn count_without_lanes(
+    pub(crate) fn count_without_lanes(
         &mut self,
         il: LayerId,
         down: &Matrix,
