@@ -144,7 +144,6 @@ impl<'g> Ffn<'g> {
             }
             Gate::None(unary) => {
                 let names = match unary {
-                    Unary::Silu => ["ffn_silu"; 2],
                     Unary::SquaredRelu => ["ffn_relu", "ffn_sqr(relu)"],
                 };
                 ops.mul_mat(up, &self.up, x, &mut s.up);

@@ -457,7 +457,6 @@ impl<'g> MoeLayer<'g> {
             Gate::Glu(gate) => gate.as_ref(),
             Gate::None(unary) => {
                 let activated = match unary {
-                    Unary::Silu => ["ffn_moe_silu"; 2],
                     Unary::SquaredRelu => ["ffn_moe_relu", "ffn_moe_relu_sqr"],
                 };
                 let nodes = UngatedNodes {

@@ -8,8 +8,6 @@ use crate::recorder::LaneCounts;
 /// The activation of a block without a gate: a function of one value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unary {
-    /// `x · sigmoid(x)`
-    Silu,
     /// `max(x, 0)²`, in two operations (So et al., "Primer", 2021).
     SquaredRelu,
 }
@@ -18,7 +16,6 @@ impl Unary {
     /// Its operations. Each writes one record per pass.
     pub const fn ops(self) -> usize {
         match self {
-            Unary::Silu => 1,
             Unary::SquaredRelu => 2,
         }
     }
@@ -34,17 +31,16 @@ pub(crate) struct UngatedNodes<'a, 'g> {
     pub down: Projection<'a, 'g>,
     /// The activation.
     pub unary: Unary,
-    /// Names of its operations; a single operation has the second name.
+    /// Names of its operations.
     pub activated: [NodeName; 2],
     /// Names of the weighted sum.
     pub merge: MergeNames,
 }
 
 impl Ops<'_> {
-    /// `x = unary(x)`. If it is one operation, its name is the second.
+    /// `x = unary(x)`
     pub fn unary(&mut self, [first, name]: [NodeName; 2], unary: Unary, x: &mut Activation) {
         match unary {
-            Unary::Silu => self.elementwise(number::UNARY, name, x, |x| x / (1.0 + (-x).exp())),
             Unary::SquaredRelu => {
                 self.elementwise(number::UNARY, first, x, |x| if x < 0.0 { 0.0 } else { x });
                 self.elementwise(number::SQR, name, x, |x| x * x);
@@ -79,25 +75,19 @@ mod tests {
     use crate::recorder::Recorder;
 
     #[test]
-    fn activations_agree_with_their_formulas() {
+    fn squared_relu_agrees_with_its_formula() {
         let threads = Threads::new(1).unwrap();
         let mut ops = Ops::new(&threads, Recorder::new(None), Devices::cpu());
         let name = NodeName::global("x");
         let values: Vec<f32> = (0..111).map(|i| (i as f32 - 50.0) * 0.3).collect();
-        for unary in [Unary::Silu, Unary::SquaredRelu] {
-            let mut x = Activation::new(1);
-            x.shape(name, 37, 3);
-            x.data_mut().copy_from_slice(&values);
-            ops.unary([name; 2], unary, &mut x);
-            for (got, value) in x.data().iter().zip(&values) {
-                let value = f64::from(*value);
-                let want = match unary {
-                    Unary::Silu => value / (1.0 + (-value).exp()),
-                    Unary::SquaredRelu => value.max(0.0).powi(2),
-                };
-                let error = (f64::from(*got) - want).abs();
-                assert!(error <= 1e-5 * want.abs() + 1e-6, "{unary:?} of {value}");
-            }
+        let mut x = Activation::new(1);
+        x.shape(name, 37, 3);
+        x.data_mut().copy_from_slice(&values);
+        ops.unary([name; 2], Unary::SquaredRelu, &mut x);
+        for (got, value) in x.data().iter().zip(&values) {
+            let want = f64::from(*value).max(0.0).powi(2);
+            let error = (f64::from(*got) - want).abs();
+            assert!(error <= 1e-5 * want, "{got}, not {want}");
         }
     }
 }
