@@ -56,6 +56,14 @@ impl NodeName {
         }
     }
 
+    /// The name of a view of the node after a reshape: `cache_v_l3 (reshaped) (view)`.
+    pub fn reshaped_view(self) -> NodeName {
+        NodeName {
+            suffix: " (reshaped) (view)",
+            ..self
+        }
+    }
+
     /// The name of the node after a reshape: `ffn_moe_weights-3 (reshaped)`.
     pub fn reshaped(self) -> NodeName {
         NodeName {

@@ -280,7 +280,7 @@ impl<'g> AttentionLayer<'g> {
         let gate = self.gate.as_ref().map_or(0, |gate| gate.ops() + 2);
         let gate = gate + self.spec.gated_queries.map_or(0, |_| 3);
         let store = if self.is_absorbed() { 1 } else { 2 };
-        let heads = 1;
+        let heads = if self.spec.in_steps { 7 } else { 1 };
         let scale = usize::from(self.spec.scales_queries);
         norms + inputs + rope + scale + store + heads + gate + self.output.ops()
     }
@@ -343,7 +343,9 @@ impl<'g> AttentionLayer<'g> {
                     ops.linear([node; 2], &linears[part], &mut s.normed, product);
                 }
                 Projections::Fused(_) | Projections::Latent(_) => {
-                    ops.columns(node, columns[part].clone(), &mut s.fused, product);
+                    // In ggml this is a view, whose memory belongs to the node of the product.
+                    let fused = s.fused.name;
+                    ops.columns(fused, columns[part].clone(), &mut s.fused, product);
                 }
             }
             if gated.is_some() {
@@ -360,9 +362,14 @@ impl<'g> AttentionLayer<'g> {
                 ops.scale(name, 1.0 / (d as f32).sqrt(), dst);
             }
         }
-        ops.store_kv(at, &mut s.k, Some(&mut s.v), cache);
-        let sinks = self.sinks.as_ref();
-        ops.attention(at, &self.shape, sinks, &mut s.q, cache, &mut s.heads);
+        let in_steps = self.spec.in_steps;
+        ops.store_kv(at, &mut s.k, Some(&mut s.v), in_steps, cache);
+        let (sinks, q, heads) = (self.sinks.as_ref(), &mut s.q, &mut s.heads);
+        if in_steps {
+            ops.attention_in_steps(at, &self.shape, q, cache, heads);
+        } else {
+            ops.attention(at, &self.shape, sinks, q, cache, heads);
+        }
     }
 
     /// `out = output product of the heads`, after [`AttentionLayer::heads`]; `out (token, n_embd)`.

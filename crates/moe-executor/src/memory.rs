@@ -137,6 +137,7 @@ impl Model<'_> {
             Some(_) if !spec.norms_output_rows => t,
             _ => f.max(w),
         };
+        let gates_of = |up: u64| if moe.ungated.is_some() { 0 } else { up };
         let is_selected_twice = moe.selection_bias || hp.expert_groups.is_some();
         let has_probs = moe.gating != Gating::SoftmaxOfSelected;
         let shared = moe.shared.map_or([0; 4], |shared| {
@@ -148,6 +149,8 @@ impl Model<'_> {
             let weight = if shared.sigmoid.is_some() { 0 } else { score };
             [width, score, weight, routed * n_embd]
         });
+        let latent = moe.latent.map_or(0, |n_latent| routed * n_latent as u64);
+        let expert_out = moe.latent.map_or(n_embd, |n_latent| n_latent as u64);
         // Tokens of the attention.
         let has_kv =
             |cache: &LayerCache| matches!(cache, LayerCache::KeysAndValues | LayerCache::Keys);
@@ -204,15 +207,17 @@ impl Model<'_> {
             ),
             ("selected experts", rows.selected()),
             ("weights of the selected experts", rows.selected()),
-            ("dense gate", shared[0]),
+            ("dense gate", gates_of(shared[0])),
             ("dense up", shared[0]),
-            ("expert gate", hidden),
+            ("expert gate", gates_of(hidden)),
             ("expert up", hidden),
-            ("expert down", rows.selected().saturating_mul(n_embd)),
+            ("expert down", rows.selected().saturating_mul(expert_out)),
             ("shared expert score", shared[1]),
             ("shared expert weight", shared[2]),
             ("sum of the selected experts", shared[3]),
             ("shared expert", shared[3]),
+            ("latent expert input", latent),
+            ("latent sum of the selected experts", latent),
         ];
         if let Some(latent) = &spec.attention.latent {
             sizes.extend(latent_buffers(hp, latent, t));
@@ -328,8 +333,10 @@ impl Rows {
                 tokens
             }
         };
-        let layers =
-            |from: usize, to: usize| (from..to).map(|layer| (layer, rows(layer))).collect();
+        let layers = |from: usize, to: usize| {
+            let layers = (from..to).filter(|&layer| hp.has_block[layer]);
+            layers.map(|layer| (layer, rows(layer))).collect()
+        };
         let n_dense = spec.n_dense.min(hp.n_layer);
         Rows {
             tokens,
@@ -368,7 +375,7 @@ impl Rows {
             }
             "ffn_gate" | "ffn_up" | "ffn_down" | "ffn_gate_inp" | "ffn_gate_inp_shexp"
             | "ffn_gate_exps" | "ffn_up_exps" | "ffn_gate_shexp" | "ffn_up_shexp"
-            | "ffn_down_shexp" => of_block(),
+            | "ffn_down_shexp" | "ffn_latent_down" | "ffn_latent_up" => of_block(),
             "ffn_down_exps" => Some(of_block()? * self.n_expert_used[layer] as u64),
             _ => None,
         }

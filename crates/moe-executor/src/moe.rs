@@ -1,19 +1,24 @@
 //! The MoE layer: router, selected experts, their weighted sum, shared expert. [`MoeSpec`] describes the differences
 //! between architectures.
 
+mod latent;
+
 use moe_gguf::LayerId;
 
 use crate::activation::{Activation, NodeName};
 use crate::buffers::Inventory;
 use crate::device_id::DeviceId;
 use crate::error::Result;
-use crate::ffn::{FFN_OPS, Ffn, FfnState};
+use crate::ffn::{FFN_OPS, Ffn, FfnState, ungated_ffn_ops};
 use crate::hparams::{Gating, Groups, HParams, Keys, MAX_WIDTH};
 use crate::ops::{
-    At, ExpertIo, ExpertNodes, Glu, MergeNames, Ops, Projection, RouterSpec, RouterState,
+    At, ExpertIo, ExpertNodes, Glu, MergeNames, Ops, Projection, RouterSpec, RouterState, Unary,
+    UngatedNodes,
 };
 use crate::recorder::{LaneCounts, Routing};
 use crate::weights::{Bias, Linear, Loader, Matrix, Vector};
+
+use latent::{Latent, LatentState};
 
 /// The MoE layers of an architecture.
 #[derive(Clone, Copy)]
@@ -26,8 +31,13 @@ pub struct MoeSpec {
     pub norm_weights: bool,
     /// Factor on the expert weights.
     pub weights_scale: f32,
-    /// Activation of an expert.
+    /// Activation of an expert with a gate.
     pub glu: Glu,
+    /// Activation of routed and shared experts without a gate; `None` if they have a gate.
+    pub ungated: Option<Unary>,
+    /// Width of the input and the output of the routed experts if a matrix projects the width of the residual stream to it, and
+    /// another one back.
+    pub latent: Option<usize>,
     /// Whether router and experts have biases.
     pub biases: bool,
     /// Name of the weighted sum of the experts.
@@ -36,6 +46,8 @@ pub struct MoeSpec {
     pub routes_ahead: bool,
     /// The expert that processes all tokens, if the architecture has one.
     pub shared: Option<SharedExpert>,
+    /// Name of the sum of the routed experts and the shared expert.
+    pub shared_sum: &'static str,
 }
 
 /// An expert that processes all tokens.
@@ -98,10 +110,13 @@ impl MoeSpec {
         norm_weights: false,
         weights_scale: 1.0,
         glu: Glu::Swiglu,
+        ungated: None,
+        latent: None,
         biases: false,
         sum: "ffn_moe_out",
         routes_ahead: false,
         shared: None,
+        shared_sum: "ffn_out",
     };
 
     /// Routed experts of an architecture whose header contains `expert_weights_norm` and `expert_weights_scale`.
@@ -128,23 +143,32 @@ impl MoeSpec {
             + usize::from(self.biases)
             + 1 // softmax or sigmoid
             + usize::from(self.selection_bias)
-            + 2 * usize::from(hp.expert_groups.is_some())
+            + 7 * usize::from(hp.expert_groups.is_some())
             + 2 // argsort, weights
             + 3 * usize::from(self.norm_weights)
             + usize::from(self.weights_scale != 1.0);
         let merge = 1 + (n_expert_used.max(2) - 1);
+        let (activation, projections, ffn) = match self.ungated {
+            None => (1, 3, FFN_OPS),
+            Some(unary) => (unary.ops(), 2, ungated_ffn_ops(unary)),
+        };
+        let latent = 2 * usize::from(self.latent.is_some());
         let shared = match self.shared {
             Some(SharedExpert {
                 gated: true,
                 sigmoid: Some(_),
                 ..
-            }) => FFN_OPS + 4,
-            Some(SharedExpert { gated: true, .. }) => FFN_OPS + 5,
-            Some(SharedExpert { gated: false, .. }) => FFN_OPS + 1,
+            }) => ffn + 4,
+            Some(SharedExpert { gated: true, .. }) => ffn + 5,
+            Some(SharedExpert { gated: false, .. }) => ffn + 1,
             None => 0,
         };
-        let per_token = if self.biases { 6 } else { 3 };
-        (router + 1 + merge + shared, per_token)
+        let per_token = if self.biases {
+            2 * projections
+        } else {
+            projections
+        };
+        (router + latent + activation + merge + shared, per_token)
     }
 }
 
@@ -158,13 +182,21 @@ pub struct MoeLayer<'g> {
     router: Linear<'g>,
     /// `(n_expert)`
     selection_bias: Option<Vector>,
-    /// `(n_embd, n_ff_exp, n_expert)`
-    gate: Linear<'g>,
-    /// `(n_embd, n_ff_exp, n_expert)`
+    latent: Option<Latent<'g>>,
+    gate: Gate<'g>,
+    /// `(n_in, n_ff_exp, n_expert)`: `n_in` is `n_embd` or the latent width.
     up: Linear<'g>,
-    /// `(n_ff_exp, n_embd, n_expert)`
+    /// `(n_ff_exp, n_in, n_expert)`
     down: Linear<'g>,
     shared: Option<Shared<'g>>,
+}
+
+/// The gates of the routed experts.
+enum Gate<'g> {
+    /// `(n_in, n_ff_exp, n_expert)`
+    Glu(Box<Linear<'g>>),
+    /// The activation of experts without a gate.
+    None(Unary),
 }
 
 /// Weights of a shared expert.
@@ -184,6 +216,7 @@ pub struct MoeState {
     down: Activation,
     ffn: FfnState,
     shared: SharedState,
+    latent: LatentState,
     routing: Routing,
 }
 
@@ -215,6 +248,7 @@ impl MoeState {
                 routed: buffer(10),
                 out: buffer(11),
             },
+            latent: LatentState::new(first_id + 12),
             routing: Routing::default(),
         }
     }
@@ -239,6 +273,7 @@ impl MoeState {
         inventory.activation("shared expert weight", &self.shared.weight);
         inventory.activation("sum of the selected experts", &self.shared.routed);
         inventory.activation("shared expert", &self.shared.out);
+        self.latent.buffers(inventory);
     }
 }
 
@@ -250,6 +285,7 @@ impl<'g> MoeLayer<'g> {
         spec: &MoeSpec,
     ) -> Result<MoeLayer<'g>> {
         let (n_embd, n_ff, n_expert) = (hp.n_embd, hp.n_ff_exp_by_layer[il.index()], hp.n_expert);
+        let n_in = spec.latent.unwrap_or(n_embd);
         let bias = if spec.biases {
             Bias::Required
         } else {
@@ -266,13 +302,22 @@ impl<'g> MoeLayer<'g> {
                 SharedWidth::Own(width) => width,
                 SharedWidth::Experts(n) => n * n_ff,
             };
+            let ffn = match spec.ungated {
+                None => Ffn::load(loader, il, "_shexp", n_embd, width)?,
+                Some(unary) => Ffn::load_ungated(loader, il, "_shexp", [n_embd, width], unary)?,
+            };
             Ok::<_, crate::Error>(Shared {
                 node: shared.node,
                 sigmoid: shared.sigmoid,
-                ffn: Ffn::load(loader, il, "_shexp", n_embd, width)?,
+                ffn,
                 gate: gate.transpose()?,
             })
         });
+        let latent = spec.latent.map(|n| Latent::load(loader, il, n_embd, n));
+        let gate = match spec.ungated {
+            None => Gate::Glu(Box::new(linear("ffn_gate_exps", [n_in, n_ff, n_expert])?)),
+            Some(unary) => Gate::None(unary),
+        };
         Ok(MoeLayer {
             il,
             spec: *spec,
@@ -280,9 +325,10 @@ impl<'g> MoeLayer<'g> {
             n_expert_used: hp.n_expert_used_by_layer[il.index()],
             router: linear("ffn_gate_inp", [n_embd, n_expert, 1])?,
             selection_bias: selection_bias.transpose()?,
-            gate: linear("ffn_gate_exps", [n_embd, n_ff, n_expert])?,
-            up: linear("ffn_up_exps", [n_embd, n_ff, n_expert])?,
-            down: linear("ffn_down_exps", [n_ff, n_embd, n_expert])?,
+            latent: latent.transpose()?,
+            gate,
+            up: linear("ffn_up_exps", [n_in, n_ff, n_expert])?,
+            down: linear("ffn_down_exps", [n_ff, n_in, n_expert])?,
             shared: shared.transpose()?,
         })
     }
@@ -302,6 +348,7 @@ impl<'g> MoeLayer<'g> {
         let weights = ops.route(self.il, &router, &mut s.router, &mut s.routing);
         ops.end_routing(device);
         self.experts(ops, device, s, weights, x, out);
+        self.finish(ops, device, s, x, out);
     }
 
     /// Computes the scores of a router that reads another input than the experts, `x (token, n_embd)`.
@@ -328,6 +375,7 @@ impl<'g> MoeLayer<'g> {
         ops.begin_call(device);
         ops.end_routing(device);
         self.experts(ops, device, s, weights, x, out);
+        self.finish(ops, device, s, x, out);
     }
 
     fn router(&self, ops: &Ops, tokens: usize) -> RouterSpec<'_, 'g> {
@@ -358,18 +406,22 @@ impl<'g> MoeLayer<'g> {
         ops.begin_call(device);
         std::mem::swap(&mut s.routing, routing);
         let lanes = self.experts(ops, device, s, weights, x, out);
+        self.finish(ops, device, s, x, out);
         std::mem::swap(&mut s.routing, routing);
         lanes
     }
 
-    /// Gate, up and down of the routed experts.
-    pub(crate) fn projections(&self) -> [&Linear<'g>; 3] {
-        [&self.gate, &self.up, &self.down]
+    /// Gate, up and down of the routed experts; `None` if they have no gate.
+    pub(crate) fn projections(&self) -> Option<[&Linear<'g>; 3]> {
+        match &self.gate {
+            Gate::Glu(gate) => Some([gate.as_ref(), &self.up, &self.down]),
+            Gate::None(_) => None,
+        }
     }
 
     /// Number of experts.
     pub(crate) fn n_expert(&self) -> usize {
-        self.gate.weights.n_expert
+        self.up.weights.n_expert
     }
 
     /// Bytes of the shared expert's weights; 0 without one.
@@ -380,7 +432,7 @@ impl<'g> MoeLayer<'g> {
         })
     }
 
-    /// The operations after the router.
+    /// The operations of the selected experts.
     fn experts(
         &self,
         ops: &mut Ops,
@@ -397,9 +449,45 @@ impl<'g> MoeLayer<'g> {
             names: names.map(name),
             linear,
         };
-        let gate = projection(["ffn_moe_gate", "ffn_moe_gate_biased"], &self.gate);
+        let at = At { il, device };
+        let merge = MergeNames {
+            weights,
+            sum: name(self.spec.sum),
+        };
         let up = projection(["ffn_moe_up", "ffn_moe_up_biased"], &self.up);
         let down = projection(["ffn_moe_down", "ffn_moe_down_biased"], &self.down);
+        let (x, dst) = match (&self.latent, &self.shared) {
+            (Some(latent), _) => {
+                latent.project(ops, x, &mut s.latent);
+                s.latent.io()
+            }
+            (None, Some(_)) => (x, &mut s.shared.routed),
+            (None, None) => (x, out),
+        };
+        let io = ExpertIo {
+            x,
+            routing: &mut s.routing,
+            buffers: [&mut s.gate, &mut s.up, &mut s.down],
+            dst,
+        };
+        let gate = match &self.gate {
+            Gate::Glu(gate) => gate.as_ref(),
+            Gate::None(unary) => {
+                let activated = match unary {
+                    Unary::SquaredRelu => ["ffn_moe_relu", "ffn_moe_relu_sqr"],
+                };
+                let nodes = UngatedNodes {
+                    at,
+                    up,
+                    down,
+                    unary: *unary,
+                    activated: activated.map(name),
+                    merge,
+                };
+                return ops.ungated_experts(&nodes, io);
+            }
+        };
+        let gate = projection(["ffn_moe_gate", "ffn_moe_gate_biased"], gate);
         let activated = match self.spec.glu {
             Glu::Swiglu => "ffn_moe_swiglu",
             Glu::SwigluOai => "ffn_moe_swiglu_oai",
@@ -407,30 +495,34 @@ impl<'g> MoeLayer<'g> {
             Glu::Geglu => "ffn_moe_geglu",
         };
         let nodes = ExpertNodes {
-            at: At { il, device },
+            at,
             projections: [gate, up, down],
             activated: name(activated),
             glu: self.spec.glu,
-            merge: MergeNames {
-                weights,
-                sum: name(self.spec.sum),
-            },
+            merge,
         };
-        let routed = match &self.shared {
-            Some(_) => &mut s.shared.routed,
-            None => &mut *out,
-        };
-        let lanes = ops.experts(
-            &nodes,
-            ExpertIo {
-                x,
-                routing: &mut s.routing,
-                buffers: [&mut s.gate, &mut s.up, &mut s.down],
-                dst: routed,
-            },
-        );
+        ops.experts(&nodes, io)
+    }
+
+    /// The operations after the selected experts: the projection to the width of the residual stream, and the shared expert.
+    fn finish(
+        &self,
+        ops: &mut Ops,
+        device: DeviceId,
+        s: &mut MoeState,
+        x: &mut Activation,
+        out: &mut Activation,
+    ) {
+        let name = |stem| NodeName::of(stem, self.il);
+        if let Some(latent) = &self.latent {
+            let dst = match &self.shared {
+                Some(_) => &mut s.shared.routed,
+                None => &mut *out,
+            };
+            latent.project_back(ops, &mut s.latent, dst);
+        }
         let Some(shared) = &self.shared else {
-            return lanes;
+            return;
         };
         let (routed, own) = (&mut s.shared.routed, &mut s.shared.out);
         let node = name(shared.node);
@@ -446,7 +538,6 @@ impl<'g> MoeLayer<'g> {
                 ops.scale_by_sigmoid(device, names.map(name), score, weight, own);
             }
         }
-        ops.add(device, name("ffn_out"), routed, own, out);
-        lanes
+        ops.add(device, name(self.spec.shared_sum), routed, own, out);
     }
 }

@@ -235,7 +235,8 @@ impl<'a, 'g> Session<'a, 'g> {
         }
     }
 
-    /// Final norm and output product for the rows whose logits are wanted.
+    /// Final norm and output product for the rows whose logits are wanted. If they are selected after the norm, it is computed for all
+    /// rows, like in llama.cpp.
     fn head(&mut self) {
         let (ops, s, model) = (&mut self.ops, &mut self.state, self.model);
         let device = ops.output_device();

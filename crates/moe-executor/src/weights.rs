@@ -151,6 +151,27 @@ impl Vector {
     }
 }
 
+#[cfg(test)]
+impl Vector {
+    /// Vectors of `n` elements that are in no file.
+    pub(crate) fn of_values(data: Vec<f32>, n: usize) -> Vector {
+        Vector {
+            place: Place {
+                name: String::new(),
+                tensor_idx: 0,
+                file: 0,
+                layer: None,
+                offset: 0,
+                size_bytes: 0,
+                ne: [1; 4],
+                ty: GgmlType::F32,
+            },
+            data,
+            n,
+        }
+    }
+}
+
 /// A linear layer, or one per expert: a matrix, and the bias of its output if the architecture has one.
 pub struct Linear<'g> {
     /// `ne = [n_in, n_out, n_expert]`

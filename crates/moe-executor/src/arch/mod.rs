@@ -12,6 +12,7 @@ mod ernie4_5_moe;
 mod exaone_moe;
 mod glm4moe;
 mod gpt_oss;
+mod granitehybrid;
 mod granitemoe;
 mod grok;
 mod hunyuan_moe;
@@ -19,6 +20,7 @@ mod lfm2moe;
 mod llama;
 mod mellum;
 mod minimax_m2;
+mod nemotron_h_moe;
 mod olmoe;
 mod phimoe;
 mod qwen2moe;
@@ -62,6 +64,7 @@ const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("exaone-moe", GPU, exaone_moe::load),
     ("glm4moe", GPU, glm4moe::load),
     ("gpt-oss", GPU, gpt_oss::load),
+    ("granitehybrid", CPU, granitehybrid::load),
     ("granitemoe", CPU, granitemoe::load),
     ("grok", CPU, grok::load),
     ("hunyuan-moe", GPU, hunyuan_moe::load),
@@ -70,6 +73,7 @@ const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("mellum", GPU, mellum::load),
     ("minimax-m2", GPU, minimax_m2::load),
     ("mistral4", CPU, deepseek2::load),
+    ("nemotron_h_moe", CPU, nemotron_h_moe::load),
     ("olmoe", GPU, olmoe::load),
     ("phimoe", CPU, phimoe::load),
     ("qwen2moe", GPU, qwen2moe::load),

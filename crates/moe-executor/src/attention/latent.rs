@@ -213,7 +213,7 @@ impl<'g> Latent<'g> {
                 self.scale_queries(ops, &mut s.q);
                 self.compress(ops, at, s);
                 self.decompressed_rows(ops, matrix, s);
-                ops.store_kv(at, &mut s.k, Some(&mut s.v), cache);
+                ops.store_kv(at, &mut s.k, Some(&mut s.v), false, cache);
                 ops.attention(at, shape, None, &mut s.q, cache, &mut s.heads);
             }
             Decompress::Heads(matrices) => {
@@ -222,7 +222,7 @@ impl<'g> Latent<'g> {
                 self.scale_queries(ops, &mut s.q);
                 self.compress(ops, at, s);
                 self.compressed_keys(ops, s);
-                ops.store_kv(at, &mut s.k, None, cache);
+                ops.store_kv(at, &mut s.k, None, false, cache);
                 ops.attention(at, shape, None, &mut s.q, cache, &mut s.heads);
                 let (heads, out) = (&mut s.heads, &mut s.latent.decompressed);
                 let widths = [self.spec.kv_rank, self.spec.value_dim];

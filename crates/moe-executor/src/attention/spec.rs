@@ -3,6 +3,8 @@
 use moe_gguf::LayerId;
 
 use super::LatentSpec;
+use crate::error::Result;
+use crate::hparams::Keys;
 use crate::weights::Bias;
 
 /// Elements over which the norm of queries and keys is computed.
@@ -21,6 +23,8 @@ pub enum QkNorm {
 pub enum RopeLayers {
     /// All layers.
     All,
+    /// No layers.
+    None,
     /// Layers with a sliding window.
     Windowed,
     /// All layers except the last of each period.
@@ -30,10 +34,21 @@ pub enum RopeLayers {
 }
 
 impl RopeLayers {
+    /// All layers or none: Granite has RoPE unless `rope.scaling.finetuned` is false.
+    pub(crate) fn of_granite(keys: &Keys) -> Result<RopeLayers> {
+        let has_rope = keys.bool_or("rope.scaling.finetuned", true)?;
+        Ok(if has_rope {
+            RopeLayers::All
+        } else {
+            RopeLayers::None
+        })
+    }
+
     /// Whether a layer is one of them.
     pub(super) fn contain(self, layer: LayerId, is_windowed: bool) -> bool {
         match self {
             RopeLayers::All => true,
+            RopeLayers::None => false,
             RopeLayers::Windowed => is_windowed,
             RopeLayers::ExceptLastOf(n) => !(u32::from(layer.0) + 1).is_multiple_of(n),
             RopeLayers::ExceptFirstOf(n) => !u32::from(layer.0).is_multiple_of(n),
@@ -116,6 +131,9 @@ pub struct AttentionSpec {
     pub sinks: bool,
     /// Gate of the heads' output.
     pub gate: Option<Gate>,
+    /// Whether llama.cpp's graph has the steps of the attention as nodes, and the values transposed: it has no flash attention for the
+    /// architecture. There are no sinks then.
+    pub in_steps: bool,
     /// Gates of the heads' output next to the queries.
     pub gated_queries: Option<GatedQueries>,
     /// Latent attention, in which keys and values are products of compressed rows. Norms of queries and keys, factors of frequencies,
@@ -140,6 +158,7 @@ impl AttentionSpec {
         scales_queries: false,
         sinks: false,
         gate: None,
+        in_steps: false,
         gated_queries: None,
         latent: None,
     };

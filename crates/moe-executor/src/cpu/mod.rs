@@ -11,4 +11,5 @@ mod prefetch;
 pub mod quant;
 pub(crate) mod rope;
 mod simd;
+pub(crate) mod state_space;
 pub mod threads;

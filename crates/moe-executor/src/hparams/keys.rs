@@ -1,7 +1,5 @@
 //! Typed access to the `<arch>.*` keys of a GGUF file. Errors name the file, the key and its value.
 
-use std::ops::Range;
-
 use moe_gguf::{Gguf, PerLayer, Value, ValueType};
 
 use crate::error::{Error, Result};
@@ -136,21 +134,22 @@ impl<'g> Keys<'g> {
         self.opt_usize(suffix)?.ok_or_else(|| self.missing(suffix))
     }
 
-    /// The values of the layers `used`, and 0 for the layers before them; `None` if the key is missing.
+    /// The values of the layers `used`, and 0 for the others of `n_layer` layers; `None` if the key is missing.
     ///
     /// # Errors
     /// The value of a layer in `used` is not in `1..=max`.
     pub(crate) fn opt_counts(
         &self,
         suffix: &str,
-        used: Range<usize>,
+        used: &[usize],
+        n_layer: usize,
         max: usize,
     ) -> Result<Option<Vec<usize>>> {
         let Some(values) = self.values(suffix)? else {
             return Ok(None);
         };
-        let mut counts = vec![0; used.end];
-        for layer in used {
+        let mut counts = vec![0; n_layer];
+        for &layer in used {
             let value = values.get(layer).map_or(0, to_usize);
             if value == 0 || value > max {
                 let reason = format!("{value} in layer {layer} is out of range (1..={max})");
@@ -164,17 +163,18 @@ impl<'g> Keys<'g> {
         Ok(Some(counts))
     }
 
-    /// The values of the layers `used`, and 0 for the layers before them.
+    /// The values of the layers `used`, and 0 for the others of `n_layer` layers.
     ///
     /// # Errors
     /// The key is missing, or the value of a layer in `used` is not in `1..=max`.
     pub(crate) fn counts(
         &self,
         suffix: &str,
-        used: Range<usize>,
+        used: &[usize],
+        n_layer: usize,
         max: usize,
     ) -> Result<Vec<usize>> {
-        let counts = self.opt_counts(suffix, used, max)?;
+        let counts = self.opt_counts(suffix, used, n_layer, max)?;
         counts.ok_or_else(|| self.missing(suffix))
     }
 

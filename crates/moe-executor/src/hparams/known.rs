@@ -49,14 +49,17 @@ const WEIGHTS: Use = ReadFor(&[
     "exaone-moe",
     "glm4moe",
     "mistral4",
+    "nemotron_h_moe",
 ]);
 /// Architectures with latent attention.
 const LATENT: Use = ReadFor(&["deepseek2", "mistral4"]);
-const GRANITE: Use = ReadFor(&["granitemoe"]);
+const GRANITE: Use = ReadFor(&["granitehybrid", "granitemoe"]);
 const GROK: Use = ReadFor(&["grok"]);
-const SCALED: Use = ReadFor(&["granitemoe", "grok"]);
 /// Architectures with gated delta nets.
 const DELTA_NET: Use = ReadFor(&["qwen35moe", "qwen3next"]);
+/// Architectures with gated delta nets or Mamba-2 layers.
+const RECURRENT: Use = ReadFor(&["granitehybrid", "nemotron_h_moe", "qwen35moe", "qwen3next"]);
+const SCALED: Use = ReadFor(&["granitehybrid", "granitemoe", "grok"]);
 /// Architectures with a sliding window.
 const WINDOW: Use = ReadFor(&["afmoe", "exaone-moe", "gpt-oss", "mellum", "smallthinker"]);
 
@@ -92,6 +95,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
             "mellum",
             "minimax-m2",
             "mistral4",
+            "nemotron_h_moe",
             "qwen2moe",
             "qwen35moe",
             "qwen3moe",
@@ -105,8 +109,10 @@ pub(super) const KEYS: &[(&str, Use)] = &[
             "bailingmoe2",
             "ernie4_5-moe",
             "exaone-moe",
+            "granitehybrid",
             "granitemoe",
             "hunyuan-moe",
+            "nemotron_h_moe",
             "qwen2moe",
             "qwen35moe",
             "qwen3next",
@@ -144,7 +150,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("expert_group_scale", Ignored),
     ("experts_per_group", Ignored),
     ("moe_every_n_layers", Ignored),
-    ("moe_latent_size", Ignored),
+    ("moe_latent_size", ReadFor(&["nemotron_h_moe"])),
     ("nextn_predict_layers", Read),
     ("n_deepstack_layers", Ignored),
     ("deepstack_mapping", Ignored),
@@ -182,7 +188,10 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("attention.clamp_kqv", ReadFor(&["dbrx"])),
     ("attention.key_length", Read),
     ("attention.value_length", Read),
-    ("attention.layer_norm_epsilon", ReadFor(&["dbrx"])),
+    (
+        "attention.layer_norm_epsilon",
+        ReadFor(&["dbrx", "nemotron_h_moe"]),
+    ),
     ("attention.layer_norm_rms_epsilon", Read),
     ("attention.group_norm_epsilon", Ignored),
     ("attention.group_norm_groups", Ignored),
@@ -255,17 +264,17 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("rope.scaling.alpha", Ignored),
     ("rope.scaling.attn_factor", Read),
     ("rope.scaling.original_context_length", Read),
-    ("rope.scaling.finetuned", Harmless),
+    ("rope.scaling.finetuned", Read),
     ("rope.scaling.yarn_log_multiplier", LATENT),
     ("rope.scaling.yarn_ext_factor", GROK),
     ("rope.scaling.yarn_attn_factor", GROK),
     ("rope.scaling.yarn_beta_fast", GROK),
     ("rope.scaling.yarn_beta_slow", GROK),
-    ("ssm.conv_kernel", DELTA_NET),
-    ("ssm.inner_size", DELTA_NET),
-    ("ssm.state_size", DELTA_NET),
-    ("ssm.time_step_rank", DELTA_NET),
-    ("ssm.group_count", DELTA_NET),
+    ("ssm.conv_kernel", RECURRENT),
+    ("ssm.inner_size", RECURRENT),
+    ("ssm.state_size", RECURRENT),
+    ("ssm.time_step_rank", RECURRENT),
+    ("ssm.group_count", RECURRENT),
     ("ssm.dt_b_c_rms", Ignored),
     ("kda.head_dim", Ignored),
     ("kda.safe_gate", Ignored),

@@ -7,6 +7,8 @@ mod rope;
 mod router;
 mod window;
 
+use std::ops::Range;
+
 use moe_gguf::LayerId;
 
 use crate::error::{Error, Result};
@@ -51,6 +53,8 @@ pub struct HParams {
     pub n_ff_exp_by_layer: Vec<usize>,
     /// Hidden width of the dense block, by layer; 0 in a MoE layer without one.
     pub n_ff_by_layer: Vec<usize>,
+    /// By layer, whether it has a MoE or dense block.
+    pub has_block: Vec<bool>,
     /// Expert groups, if experts are selected from the best groups only.
     pub expert_groups: Option<Groups>,
     /// Tokens in the vocabulary.
@@ -115,6 +119,10 @@ pub(crate) struct Layout {
     pub layers_without_heads: bool,
     /// Whether values may have another width than keys.
     pub own_value_length: bool,
+    /// Whether `feed_forward_length` is 0 in layers without a MoE or dense block.
+    pub layers_without_block: bool,
+    /// Whether the epsilon of RMS norms is in `attention.layer_norm_epsilon` if its own key is missing.
+    pub shares_epsilon: bool,
 }
 
 impl Layout {
@@ -130,6 +138,8 @@ impl Layout {
             norm_bias: false,
             layers_without_heads: false,
             own_value_length: false,
+            layers_without_block: false,
+            shares_epsilon: false,
         }
     }
 
@@ -183,36 +193,41 @@ impl HParams {
         }
         let n_expert = keys.count("expert_count", 1 << 14)?;
         let n_dense = layout.n_dense.min(n_layer);
-        let with_experts = n_dense..n_layer;
-        let n_used = keys.counts("expert_used_count", with_experts.clone(), n_expert)?;
         const OWN: &str = "expert_feed_forward_length";
         const DENSE: &str = "feed_forward_length";
+        let has_block = read_blocks(keys, &layout, n_layer)?;
+        let with_block = |layers: Range<usize>| -> Vec<usize> {
+            layers.filter(|&layer| has_block[layer]).collect()
+        };
+        let with_experts = with_block(n_dense..n_layer);
+        let counts = |key, max| keys.counts(key, &with_experts, n_layer, max);
+        let n_used = counts("expert_used_count", n_expert)?;
         let n_ff_exp = match layout.expert_width {
-            ExpertWidth::Own => keys.counts(OWN, with_experts, MAX_WIDTH)?,
-            ExpertWidth::Dense => keys.counts(DENSE, with_experts, MAX_WIDTH)?,
+            ExpertWidth::Own => counts(OWN, MAX_WIDTH)?,
+            ExpertWidth::Dense => counts(DENSE, MAX_WIDTH)?,
             ExpertWidth::OwnOrShare | ExpertWidth::OwnOrDense if keys.is_set(OWN)? => {
-                keys.counts(OWN, with_experts, MAX_WIDTH)?
+                counts(OWN, MAX_WIDTH)?
             }
-            ExpertWidth::OwnOrDense => keys.counts(DENSE, with_experts, MAX_WIDTH)?,
+            ExpertWidth::OwnOrDense => counts(DENSE, MAX_WIDTH)?,
             ExpertWidth::OwnOrShare => {
-                let n_ff = keys.counts(DENSE, with_experts, MAX_WIDTH)?;
+                let n_ff = counts(DENSE, MAX_WIDTH)?;
                 let shares = n_ff.iter().zip(&n_used).map(|(n_ff, k)| n_ff / k.max(&1));
                 shares.collect()
             }
         };
-        if let Some(layer) = (n_dense..n_layer).find(|&layer| n_ff_exp[layer] == 0) {
+        if let Some(&layer) = with_experts.iter().find(|&&layer| n_ff_exp[layer] == 0) {
             let reason = format!(
                 "`feed_forward_length` divided by it is 0, which is the width of the experts of layer {layer}"
             );
             return Err(keys.bad("expert_used_count", n_used[layer], &reason));
         }
-        let mut n_ff = match n_dense {
-            _ if layout.dense_everywhere => keys.counts(DENSE, 0..n_layer, MAX_WIDTH)?,
+        let dense = |layers| keys.counts(DENSE, &with_block(layers), n_layer, MAX_WIDTH);
+        let n_ff = match n_dense {
+            _ if layout.dense_everywhere => dense(0..n_layer)?,
             // Like llama.cpp, checks the length of a list that is not used.
-            0 => keys.values(DENSE).map(|_| Vec::new())?,
-            _ => keys.counts(DENSE, 0..n_dense, MAX_WIDTH)?,
+            0 => keys.values(DENSE).map(|_| vec![0; n_layer])?,
+            _ => dense(0..n_dense)?,
         };
-        n_ff.resize(n_layer, 0);
         let n_ctx_train = keys.count("context_length", 1 << 30)?;
         let file = || gguf.files()[0].path.clone();
         let embd = gguf
@@ -237,14 +252,12 @@ impl HParams {
             n_expert_used_by_layer: n_used,
             n_ff_exp_by_layer: n_ff_exp,
             n_ff_by_layer: n_ff,
+            has_block,
             expert_groups: read_groups(keys, n_expert)?,
             n_vocab: embd.ne[1] as usize,
             norm: layout.norm,
             norm_bias: layout.norm_bias,
-            norm_eps: keys.f32(match layout.norm {
-                NormKind::Rms => "attention.layer_norm_rms_epsilon",
-                NormKind::Layer => "attention.layer_norm_epsilon",
-            })?,
+            norm_eps: read_epsilon(keys, &layout)?,
             rope: Rope::read(keys, head_dim, n_ctx_train, &layout)?,
             window: None,
         })
@@ -279,6 +292,36 @@ fn read_heads_kv(
         return Err(keys.bad(KEY, n, "`attention.head_count` must be a multiple of it"));
     }
     Ok(heads)
+}
+
+/// By layer, whether it has a MoE or dense block. At least one layer has a block.
+fn read_blocks(keys: &Keys, layout: &Layout, n_layer: usize) -> Result<Vec<bool>> {
+    const KEY: &str = "feed_forward_length";
+    if !layout.layers_without_block {
+        return Ok(vec![true; n_layer]);
+    }
+    let values = keys.values(KEY)?;
+    let width = |layer| values.as_ref().and_then(|values| values.get(layer));
+    let has_block: Vec<bool> = (0..n_layer)
+        .map(|layer| width(layer).unwrap_or(0) > 0)
+        .collect();
+    if !has_block.contains(&true) {
+        return Err(keys.bad(KEY, 0, "no layer has experts"));
+    }
+    Ok(has_block)
+}
+
+fn read_epsilon(keys: &Keys, layout: &Layout) -> Result<f32> {
+    const RMS: &str = "attention.layer_norm_rms_epsilon";
+    const LAYER: &str = "attention.layer_norm_epsilon";
+    match layout.norm {
+        NormKind::Layer => keys.f32(LAYER),
+        NormKind::Rms if layout.shares_epsilon => match keys.opt_f32(RMS)? {
+            Some(epsilon) => Ok(epsilon),
+            None => keys.f32(LAYER),
+        },
+        NormKind::Rms => keys.f32(RMS),
+    }
 }
 
 fn read_n_layer(keys: &Keys) -> Result<usize> {

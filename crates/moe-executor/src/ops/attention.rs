@@ -10,7 +10,7 @@ use crate::device_id::DeviceId;
 use crate::hparams::Rope;
 use crate::kv_cache::{Batch, CacheTensor, KvCache, Run};
 use crate::ops::elementwise::input;
-use crate::ops::{At, Ops, number};
+use crate::ops::{At, Ops, Scope, number};
 use crate::recorder::Source;
 use crate::weights::Vector;
 
@@ -55,12 +55,14 @@ impl Ops<'_> {
     }
 
     /// Converts `k (token, n_head_kv * head_dim)` and `v (token, n_head_kv * value_dim)` to the types of the cache and stores them at
-    /// their positions in the cache of a layer. Without `v`, the values are the first elements of the keys.
+    /// their positions in the cache of a layer. Without `v`, the values are the first elements of the keys. With `transposed`, the names
+    /// are those of llama.cpp's nodes for transposed values.
     pub fn store_kv(
         &mut self,
         At { il, device }: At,
         k: &mut Activation,
         v: Option<&mut Activation>,
+        transposed: bool,
         cache: &mut KvCache,
     ) {
         let (n_seq, widths) = (cache.n_seq(), cache.widths(il));
@@ -95,12 +97,24 @@ impl Ops<'_> {
                 }
             }
             let name = NodeName::cache(stem, il);
+            let (stored, suffixes) = if transposed && half == 1 {
+                let suffixes = [" (reshaped) (reshaped)", " (reshaped)"];
+                (name.reshaped_view(), suffixes)
+            } else {
+                (name.view(), [" (view)", ""])
+            };
             let sources = [
-                Source::view(&*rows, " (view)"),
+                Source::view(&*rows, suffixes[0]),
                 input(Input::Positions, idxs, &self.positions),
-                cached(name, "", (il, half), tensor, [widths[half], rows.rows]),
+                cached(
+                    name,
+                    suffixes[1],
+                    (il, half),
+                    tensor,
+                    [widths[half], rows.rows],
+                ),
             ];
-            self.record(&mut scope, number::SET_ROWS, name.view(), &sources);
+            self.record(&mut scope, number::SET_ROWS, stored, &sources);
         }
     }
 
@@ -108,13 +122,61 @@ impl Ops<'_> {
     /// scores without a value. If the layer has no rows of values, the values are the first elements of the keys.
     pub fn attention(
         &mut self,
-        At { il, device }: At,
+        at: At,
         shape: &Shape,
         sinks: Option<&Vector>,
         q: &mut Activation,
         cache: &mut KvCache,
         dst: &mut Activation,
     ) {
+        let (mut scope, [q, k, v, mask]) = self.attend(at, shape, sinks, q, cache, dst);
+        let sources: &[Source] = match sinks {
+            Some(sinks) => &[q, k, v, mask, sinks.into()],
+            None => &[q, k, v, mask],
+        };
+        self.record(&mut scope, number::FLASH_ATTN_EXT, dst.name, sources);
+    }
+
+    /// Like [`Ops::attention`] without sinks, recorded as llama.cpp's nodes without flash attention. The first of them has the time.
+    pub fn attention_in_steps(
+        &mut self,
+        at: At,
+        shape: &Shape,
+        q: &mut Activation,
+        cache: &mut KvCache,
+        dst: &mut Activation,
+    ) {
+        let (mut scope, [q, k, v, mask]) = self.attend(at, shape, None, q, cache, dst);
+        let steps = ["kq", "kq_capped", "kq_tanh", "kq_scaled", "kq_soft_max"];
+        let [scores, divided, bounded, scaled, weights] =
+            steps.map(|stem| NodeName::of(stem, at.il));
+        let values = NodeName::of("kqv", at.il);
+        self.record(&mut scope, number::MUL_MAT, scores, &[k, q]);
+        self.record(&mut scope, number::SCALE, divided, &[unstored(scores, "")]);
+        self.record(&mut scope, number::UNARY, bounded, &[unstored(divided, "")]);
+        self.record(&mut scope, number::SCALE, scaled, &[unstored(bounded, "")]);
+        let sources = [unstored(scaled, ""), mask];
+        self.record(&mut scope, number::SOFT_MAX, weights, &sources);
+        self.record(
+            &mut scope,
+            number::MUL_MAT,
+            values,
+            &[v, unstored(weights, "")],
+        );
+        let sources = [unstored(values, " (permuted)")];
+        self.record(&mut scope, number::CONT, dst.name, &sources);
+    }
+
+    /// Computes the attention. Returns queries, keys, values and mask as sources.
+    fn attend(
+        &mut self,
+        At { il, device }: At,
+        shape: &Shape,
+        sinks: Option<&Vector>,
+        q: &mut Activation,
+        cache: &mut KvCache,
+        dst: &mut Activation,
+    ) -> (Scope, [Source<'static>; 4]) {
         let mut scope = self.start();
         let name = NodeName::of("kqv_out", il);
         let (n_seq, [k_width, v_width]) = (cache.n_seq(), cache.widths(il));
@@ -166,15 +228,7 @@ impl Ops<'_> {
         let seen = runs.iter().map(seen).sum();
         let view = " (view) (permuted)";
         // The fourth source in ggml is the mask. The executor computes the mask from the positions and reads no memory.
-        let mask = Source::Buffer {
-            name: NodeName::global("attn_inp_kq_mask"),
-            suffix: "",
-            buffer_id: MASK_BUFFER,
-            address: 0,
-            size_bytes: 0,
-            ne: [0, 0],
-            dtype: "f32",
-        };
+        let mask = unstored(NodeName::global("attn_inp_kq_mask"), "");
         let [k_name, v_name] = ["cache_k_l", "cache_v_l"].map(|stem| NodeName::cache(stem, il));
         let keys = cached(k_name, view, (il, 0), &layer.k, [k_width, seen]);
         let values = if values_in_keys {
@@ -184,18 +238,25 @@ impl Ops<'_> {
         } else {
             cached(v_name, view, (il, 1), &layer.v, [v_width, seen])
         };
-        let sources = [Source::view(&*q, view), keys, values, mask];
-        let [q, k, v, mask] = sources;
-        let sources: &[Source] = match sinks {
-            Some(sinks) => &[q, k, v, mask, sinks.into()],
-            None => &[q, k, v, mask],
-        };
-        self.record(&mut scope, number::FLASH_ATTN_EXT, name, sources);
+        (scope, [Source::view(&*q, view), keys, values, mask])
     }
 }
 
-/// Buffer id of the mask, which has no memory.
-const MASK_BUFFER: u64 = (1 << 16) - 4;
+/// Buffer id of the mask and of results of steps, which have no memory.
+const UNSTORED_BUFFER: u64 = (1 << 16) - 4;
+
+/// A source of llama.cpp's node that the executor does not store.
+pub(super) fn unstored<'a>(name: NodeName, suffix: &'static str) -> Source<'a> {
+    Source::Buffer {
+        name,
+        suffix,
+        buffer_id: UNSTORED_BUFFER,
+        address: 0,
+        size_bytes: 0,
+        ne: [0, 0],
+        dtype: "f32",
+    }
+}
 
 /// `rows` rows of a layer's keys (`half` 0) or values (`half` 1) as a source.
 fn cached<'a>(

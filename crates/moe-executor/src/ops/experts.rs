@@ -172,9 +172,9 @@ impl Ops<'_> {
         (done && has_kernel).then_some(scope)
     }
 
-    /// The products of `src (token, slot, n_in)` with the matrices of the selected experts, into `dst (token, slot, n_out)`.
-    /// Returns the number of products per lane.
-    fn project(
+    /// The products of `src (token, slot, n_in)` or `(token, n_in)` with the matrices of the selected experts, into
+    /// `dst (token, slot, n_out)`. Returns the number of products per lane.
+    pub(super) fn project(
         &mut self,
         layer: Experts,
         projection: Projection,
@@ -183,7 +183,7 @@ impl Ops<'_> {
         dst: &mut Activation,
     ) -> LaneCounts {
         let weights = &projection.linear.weights;
-        dst.shape(projection.names[0], weights.n_out, src.rows);
+        dst.shape(projection.names[0], weights.n_out, routing.ids.len());
         if let Some(gpu) = layer.fetches {
             return self.project_fetched(gpu, &projection, src, routing, dst);
         }

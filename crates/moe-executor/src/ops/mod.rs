@@ -10,11 +10,15 @@
 //! | `ffn_moe_sum-N` | partial sum of the experts |
 //! | `ffn_shexp_gate_silu-N` | first operation of a sigmoid, which llama.cpp's graph computes as `silu(x) / x` |
 //! | `conv_input-N`, `conv_gated-N` | products of the input and the output of a short convolution with its gates |
+//! | `ssm_…-N` | operations of a Mamba-2 layer |
+//! | `ffn_moe_relu-N` | first operation of a squared ReLU |
+//! | `ffn_latent_down-N`, `ffn_latent_up-N` | products before and after experts of another width |
 //! | `attn_out_rows-N`, `l_out_rows-N`, `ffn_moe_logits_rows-N` | selection of the rows whose logits are wanted |
 //! | `embd_unscaled`, `attn_out_scaled-N`, `ffn_out_scaled-N`, `result_output_unscaled` | before or after a multiplication by a constant |
+//! | `ffn_moe_group_…-N` | selection of expert groups |
+//! | `kq_capped-N` | attention scores divided by their bound |
 //!
-//! The selection of expert groups is seven nodes in llama.cpp and two operations here. The copies of the states of recurrent layers are
-//! nodes in llama.cpp and part of an operation here.
+//! The copies of the states of recurrent layers are nodes in llama.cpp and part of an operation here.
 //!
 //! An operation runs on the GPU of its weights or of its layer. The CPU computes it if the GPU cannot. Values are copied
 //! between devices when an operation needs them. If one kernel computes several operations, the record of the first
@@ -29,6 +33,7 @@ mod elementwise;
 mod experts;
 mod hot_cache;
 mod latent;
+mod mamba2;
 mod norm;
 pub(crate) mod number;
 mod observed;
@@ -38,6 +43,7 @@ mod router;
 mod run;
 mod scaling;
 mod scope;
+mod ungated;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -62,6 +68,7 @@ pub(crate) use hot_cache::{ExpertIo, ExpertNodes, MergeNames};
 use observed::BatchObserver;
 pub(crate) use router::{RouterSpec, RouterState};
 use scope::Scope;
+pub(crate) use ungated::{Unary, UngatedNodes};
 
 /// Smallest size in bytes of values that all threads check together. The threads sleep while a GPU computes; waking them takes longer
 /// than a smaller check.

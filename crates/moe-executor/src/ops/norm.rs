@@ -10,7 +10,8 @@ use crate::recorder::Source;
 impl Ops<'_> {
     /// Normalizes each group of `norm.weight.n` elements: `x / sqrt(mean(x²) + eps) * weight` (Zhang and Sennrich, "Root Mean
     /// Square Layer Normalization", 2019), or `(x - mean(x)) / sqrt(variance(x) + eps) * weight` (Ba, Kiros and Hinton, "Layer
-    /// Normalization", 2016). The multiplication and the addition of a bias are operations of their own.
+    /// Normalization", 2016). The weight may have several rows: one for each group of a row. The multiplication and the addition of a
+    /// bias are operations of their own.
     pub fn norm(
         &mut self,
         device: DeviceId,
@@ -22,7 +23,8 @@ impl Ops<'_> {
         let mut scope = self.start();
         let (width, eps) = (norm.weight.n, norm.eps);
         dst.shape(first, src.width, src.rows);
-        let has_kernel = norm.kind == NormKind::Rms && norm.bias.is_none();
+        let n_weights = norm.weight.data.len() / width;
+        let has_kernel = norm.kind == NormKind::Rms && norm.bias.is_none() && n_weights == 1;
         let on_gpu = has_kernel
             && self.on(&mut scope, device, |gpu| {
                 gpu.rms_norm(src, &norm.weight, eps, dst)
@@ -47,7 +49,8 @@ impl Ops<'_> {
         let normed = Source::from(&*dst);
         if !on_gpu {
             let weight = &norm.weight.data;
-            self.threads.rows(dst.data_mut(), width, |_, row| {
+            self.threads.rows(dst.data_mut(), width, |i, row| {
+                let weight = &weight[i % n_weights * width..][..width];
                 row.iter_mut().zip(weight).for_each(|(x, w)| *x *= w);
             });
         }
@@ -97,7 +100,38 @@ fn sum_of_squares(x: &[f32], mean: f32) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{layer_norm, rms_norm};
+    use super::*;
+    use crate::cpu::threads::Threads;
+    use crate::devices::Devices;
+    use crate::recorder::Recorder;
+    use crate::weights::Vector;
+
+    #[test]
+    fn groups_of_a_row_have_weights_of_their_own() {
+        let threads = Threads::new(1).unwrap();
+        let mut ops = Ops::new(&threads, Recorder::new(None), Devices::cpu());
+        let name = NodeName::global("x");
+        let [mut src, mut dst] = [1, 2].map(Activation::new);
+        src.shape(name, 6, 2);
+        src.data_mut()
+            .copy_from_slice(&[1.0, 2.0, 2.0, -4.0, 0.0, 3.0, 5.0, 1.0, -1.0, 2.0, 2.0, 0.5]);
+        let weight = Vector::of_values(vec![1.0, 2.0, 3.0, -1.0, 0.5, 4.0], 3);
+        let norm = Norm {
+            kind: NormKind::Rms,
+            eps: 1e-5,
+            weight,
+            bias: None,
+        };
+        ops.norm(DeviceId::Cpu, [name; 2], &mut src, &norm, &mut dst);
+        for (i, (x, got)) in src.data().chunks(3).zip(dst.data().chunks(3)).enumerate() {
+            let mean = x.iter().map(|x| f64::from(x * x)).sum::<f64>() / 3.0;
+            let weights = &norm.weight.data[i % 2 * 3..][..3];
+            for ((got, x), weight) in got.iter().zip(x).zip(weights) {
+                let want = f64::from(*x) / (mean + 1e-5).sqrt() * f64::from(*weight);
+                assert!((f64::from(*got) - want).abs() < 1e-5, "{got}, not {want}");
+            }
+        }
+    }
 
     #[test]
     fn norms_agree_with_their_formulas() {

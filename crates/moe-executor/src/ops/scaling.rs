@@ -165,7 +165,8 @@ impl Ops<'_> {
         self.elementwise(number::UNARY, name, x, |x| x / (1.0 + (-x).exp()));
     }
 
-    fn elementwise(
+    /// `x = function(x)` for each element.
+    pub(super) fn elementwise(
         &mut self,
         op: u8,
         name: NodeName,

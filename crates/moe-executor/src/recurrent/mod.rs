@@ -1,9 +1,11 @@
 //! Layers with recurrent states instead of attention. [`RecurrentSpec`] contains those of an architecture.
 
 mod delta_net;
+mod mamba2;
 mod short_conv;
 
 pub use delta_net::{DeltaNet, DeltaNetSpec, DeltaNetState};
+pub use mamba2::{Mamba2, Mamba2Spec, Mamba2State};
 pub use short_conv::{ShortConv, ShortConvState};
 
 use crate::hparams::{HParams, LayerCache};
@@ -15,6 +17,8 @@ pub enum RecurrentSpec {
     ShortConv,
     /// Gated delta nets (Qwen3-Next, Qwen3.5).
     DeltaNet(DeltaNetSpec),
+    /// Mamba-2.
+    Mamba2(Mamba2Spec),
 }
 
 impl RecurrentSpec {
@@ -35,6 +39,7 @@ impl RecurrentSpec {
             RecurrentSpec::DeltaNet(spec) => {
                 delta_net::buffers(spec, hp.n_embd, tokens, has_joint_inputs)
             }
+            RecurrentSpec::Mamba2(spec) => spec.buffers(hp.n_embd, tokens),
         }
     }
 }

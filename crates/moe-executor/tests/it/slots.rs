@@ -133,7 +133,13 @@ fn batches_of_several_sequences_have_the_tokens_of_each_alone() {
 }
 
 /// Architectures with recurrent states.
-const RECURRENT: [&str; 3] = ["lfm2moe", "qwen35moe", "qwen3next"];
+const RECURRENT: [&str; 5] = [
+    "granitehybrid",
+    "lfm2moe",
+    "nemotron_h_moe",
+    "qwen35moe",
+    "qwen3next",
+];
 
 /// An F32 model of a description in `fixtures/architectures`.
 fn small_model(arch: &str) -> Gguf {

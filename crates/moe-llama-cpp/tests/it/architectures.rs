@@ -37,7 +37,7 @@ fn agree_on_headers_of_published_models() {
 }
 
 /// Architectures with a description in `fixtures/architectures`.
-pub const DESCRIBED: [&str; 20] = [
+pub const DESCRIBED: [&str; 22] = [
     "afmoe",
     "arctic",
     "bailingmoe2",
@@ -47,6 +47,7 @@ pub const DESCRIBED: [&str; 20] = [
     "ernie4_5-moe",
     "exaone-moe",
     "glm4moe",
+    "granitehybrid",
     "granitemoe",
     "grok",
     "hunyuan-moe",
@@ -54,6 +55,7 @@ pub const DESCRIBED: [&str; 20] = [
     "mellum",
     "minimax-m2",
     "mistral4",
+    "nemotron_h_moe",
     "phimoe",
     "qwen35moe",
     "qwen3next",

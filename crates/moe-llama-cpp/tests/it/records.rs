@@ -226,7 +226,8 @@ pub fn agree([ours, theirs]: &[Run; 2]) -> usize {
     let (mut n_same, mut n_tokens) = (0, 0);
     for (&a, &b) in a.iter().zip(&b) {
         let (facts_a, mut facts_b) = (facts_of(ours, a), facts_of(theirs, b));
-        if facts_b.name.starts_with("node_") {
+        // Also the suffix of a view of a node without a name.
+        if facts_b.name.starts_with("node_") || facts_b.name.starts_with(' ') {
             facts_b.name.clone_from(&facts_a.name);
         }
         assert_eq!(facts_a, facts_b);
@@ -265,28 +266,21 @@ fn records_of_fixtures_agree() {
     }
 }
 
-/// Described architectures whose graph differs from llama.cpp's, although the results are equal: llama.cpp does not use flash
-/// attention for Grok, masks the groups of BailingMoE 2 in more steps, orders the last layer of Granite otherwise, and rotates views
-/// of the fused product of DBRX.
-const OTHER_GRAPH: [&str; 4] = ["bailingmoe2", "dbrx", "granitemoe", "grok"];
-
 /// Described architectures whose output rows llama.cpp selects before the output of the attention in the last layer: the llama.cpp engine
 /// then records this output with the selected tokens.
 const ROWS_FIRST: [&str; 3] = ["arctic", "lfm2moe", "smallthinker"];
 
-fn described_without(others: &[&str]) -> Vec<&'static str> {
-    let described = DESCRIBED.into_iter();
-    described.filter(|arch| !others.contains(arch)).collect()
-}
-
 #[test]
 fn records_of_described_models_agree() {
-    let others = [&OTHER_GRAPH[..], &ROWS_FIRST].concat();
-    check_each(described_without(&others), |arch| {
-        let dir = tempfile::tempdir().unwrap();
-        let path = described(dir.path(), arch, GgmlType::F32);
-        assert!(agree(&both(dir.path(), &path, Mode::All)) > 500, "{arch}");
-    });
+    let described = DESCRIBED.into_iter();
+    check_each(
+        described.filter(|arch| !ROWS_FIRST.contains(arch)),
+        |arch| {
+            let dir = tempfile::tempdir().unwrap();
+            let path = described(dir.path(), arch, GgmlType::F32);
+            assert!(agree(&both(dir.path(), &path, Mode::All)) > 500, "{arch}");
+        },
+    );
 }
 
 /// An operation of a graph.
@@ -359,7 +353,11 @@ pub fn graphs_agree([ours, theirs]: &[Run; 2]) {
         let names: BTreeMap<String, String> = named
             .map(|(theirs, ours)| (theirs.name.clone(), ours.name.clone()))
             .collect();
-        for operation in &mut theirs {
+        for (operation, ours) in theirs.iter_mut().zip(&ours) {
+            // A view of a node without a name.
+            if operation.name.is_empty() {
+                operation.name.clone_from(&ours.name);
+            }
             let read = operation.reads.iter_mut().map(|(name, _)| name);
             for name in read.chain([&mut operation.name]) {
                 if let Some(ours) = names.get(name) {
@@ -375,7 +373,7 @@ pub fn graphs_agree([ours, theirs]: &[Run; 2]) {
 
 #[test]
 fn graphs_of_described_models_agree() {
-    check_each(described_without(&OTHER_GRAPH), |arch| {
+    check_each(DESCRIBED, |arch| {
         let dir = tempfile::tempdir().unwrap();
         let path = described(dir.path(), arch, GgmlType::F32);
         graphs_agree(&both(dir.path(), &path, Mode::All));

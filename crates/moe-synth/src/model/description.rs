@@ -83,14 +83,20 @@ fn array(ty: ValueType, elements: impl IntoIterator<Item = Value>) -> Value {
     ))
 }
 
-/// Starts of the names of matrices that are F32 in models of all types: routers and kernels of convolutions.
-const F32_PARTS: [&str; 3] = ["ffn_gate_inp", "shortconv.conv", "ssm_conv1d"];
-
-/// Rates of a recurrent state, which are negative so that it decays.
-const DECAY: Fill = Fill::Constant(-1.0);
-
 /// Standard deviation of biases.
 const BIAS: f64 = 0.1;
+
+/// Whether llama.cpp requires F32 for a tensor that may be a matrix, given its name without the layer.
+fn is_f32(part: &str) -> bool {
+    const SMALL: [&str; 5] = [
+        "shortconv.conv.weight",
+        "ssm_a",
+        "ssm_conv1d.weight",
+        "ssm_d",
+        "ssm_norm.weight",
+    ];
+    part.starts_with("ffn_gate_inp") || SMALL.contains(&part)
+}
 
 impl Description {
     /// Sets a header key of the architecture.
@@ -116,7 +122,8 @@ impl Description {
 
     /// Returns the header of the model with matrices of type `ty`, and the contents of its tensors.
     ///
-    /// Vectors, biases, routers, kernels of convolutions, and matrices whose rows are not complete blocks of the type are F32.
+    /// Vectors, biases, routers, the small tensors of recurrent layers, and matrices whose rows are not complete blocks of the type
+    /// are F32.
     ///
     /// # Errors
     /// The vocabulary, a tensor or the type is invalid.
@@ -138,8 +145,7 @@ impl Description {
             let n_in = ne.first().copied().unwrap_or(1);
             let is_vector = ne.len() == 1 || part.ends_with(".bias");
             let has_blocks = n_in.is_multiple_of(ty.block_size());
-            let is_small = F32_PARTS.iter().any(|f32_part| part.starts_with(f32_part));
-            let ty = if is_vector || !has_blocks || is_small {
+            let ty = if is_vector || !has_blocks || is_f32(part) {
                 GgmlType::F32
             } else {
                 ty
@@ -148,8 +154,8 @@ impl Description {
             let scale = self.scales.get(part).copied();
             fills.push(match scale {
                 None if part.ends_with(".bias") => Fill::Noise(BIAS),
-                None if part == "ssm_a" => DECAY,
                 None if part.contains("norm") || part.starts_with("rope_") => Fill::Norm,
+                None if part == "ssm_a" => Fill::Decay,
                 scale if is_vector => Fill::Noise(scale.unwrap_or(1.0)),
                 scale => Fill::Noise(scale.unwrap_or(1.0) / (n_in as f64).sqrt()),
             });

@@ -24,8 +24,8 @@ pub(super) struct DecoderLayer<'g> {
     pub(super) mixer: Mixer<'g>,
     /// `(n_embd)`
     post_attention_norm: PostNorm,
-    /// `(n_embd)`
-    ffn_norm: Norm,
+    /// Norm of the input of the block `(n_embd)`, if the layer has one.
+    ffn_norm: Option<Norm>,
     block: Block<'g>,
     /// `(n_embd)`
     post_ffn_norm: PostNorm,
@@ -41,6 +41,8 @@ enum Block<'g> {
     Parallel(Box<Parallel<'g>>),
     /// A dense block and experts with the same input.
     Both(Box<(Ffn<'g>, MoeLayer<'g>)>),
+    /// The layer has a mixer only.
+    None,
 }
 
 struct Parallel<'g> {
@@ -65,7 +67,10 @@ impl<'g> DecoderLayer<'g> {
             let norm = name.map(|name| Ok((norm(name.tensor)?, name.node)));
             norm.transpose()
         };
-        let block = if il.index() < spec.n_dense {
+        let has_block = hp.has_block[il.index()];
+        let block = if !has_block {
+            Block::None
+        } else if il.index() < spec.n_dense {
             let n_ff = hp.n_ff_by_layer[il.index()];
             Block::Dense(Box::new(Ffn::load(loader, il, "", hp.n_embd, n_ff)?))
         } else {
@@ -90,7 +95,7 @@ impl<'g> DecoderLayer<'g> {
             spec: *spec,
             mixer: Mixer::load(loader, hp, il, spec)?,
             post_attention_norm: post_norm(spec.post_attention_norm)?,
-            ffn_norm: norm(spec.ffn_norm.tensor)?,
+            ffn_norm: has_block.then(|| norm(spec.ffn_norm.tensor)).transpose()?,
             block,
             post_ffn_norm: post_norm(spec.post_ffn_norm)?,
         })
@@ -101,7 +106,7 @@ impl<'g> DecoderLayer<'g> {
             Block::Moe(moe) => Some(moe),
             Block::Parallel(parallel) => Some(&parallel.moe),
             Block::Both(both) => Some(&both.1),
-            Block::Dense(_) => None,
+            Block::Dense(_) | Block::None => None,
         }
     }
 
@@ -119,16 +124,15 @@ impl<'g> DecoderLayer<'g> {
                 let (block, per_token) = moe();
                 (block + FFN_OPS + 2, per_token)
             }
+            Block::None => (0, 0),
         };
         let post_norms = [&self.post_attention_norm, &self.post_ffn_norm];
         let post_norms = post_norms.into_iter().flatten();
-        let norms = self.ffn_norm.ops() + post_norms.map(|(norm, _)| norm.ops()).sum::<usize>();
-        let scales = if self.spec.scales.residual.is_some() {
-            2
-        } else {
-            0
-        };
-        let sums = 2;
+        let ffn_norm = self.ffn_norm.as_ref().map_or(0, Norm::ops);
+        let norms = ffn_norm + post_norms.map(|(norm, _)| norm.ops()).sum::<usize>();
+        // Mixer and block.
+        let sums = usize::from(!self.mixer.is_none()) + usize::from(self.ffn_norm.is_some());
+        let scales = sums * usize::from(self.spec.scales.residual.is_some());
         (self.mixer.ops() + norms + scales + sums + block, per_token)
     }
 
@@ -141,27 +145,59 @@ impl<'g> DecoderLayer<'g> {
         cache: &mut KvCache,
         crop: bool,
     ) {
+        if self.mixer.is_none() {
+            return self.block_only(ops, at, s);
+        }
         self.mixer.mix(ops, at, s, cache);
         match &self.block {
-            Block::Dense(dense) => self.sequential(ops, at, s, crop, |ops, s| {
-                let (x, out) = (&mut s.normed, &mut s.block);
-                dense.forward(ops, &mut s.dense, self.name("ffn_out"), x, out);
-            }),
+            Block::None => self.mixer_only(ops, at, s),
             Block::Moe(moe) if self.spec.moe.routes_ahead => {
                 self.routed_ahead(ops, at, s, moe, crop);
             }
-            Block::Moe(moe) => self.sequential(ops, at, s, crop, |ops, s| {
-                let (x, out) = (&mut s.normed, &mut s.block);
-                moe.forward(ops, at.device, &mut s.moe, x, out);
-            }),
             Block::Parallel(parallel) => self.parallel(ops, at, s, parallel, crop),
+            _ => self.sequential(ops, at, s, crop, |ops, s| self.run_block(ops, at, s)),
+        }
+    }
+
+    /// The operations of the block, from `s.normed` to `s.block`.
+    fn run_block(&self, ops: &mut Ops, at: At, s: &mut State) {
+        let (x, out) = (&mut s.normed, &mut s.block);
+        match &self.block {
+            Block::Dense(dense) => {
+                dense.forward(ops, &mut s.dense, self.name("ffn_out"), x, out);
+            }
+            Block::Moe(moe) => moe.forward(ops, at.device, &mut s.moe, x, out),
             Block::Both(both) => {
                 let (dense, moe) = both.as_ref();
-                self.sequential(ops, at, s, crop, |ops, s| {
-                    self.both(ops, at, s, dense, moe);
-                });
+                self.both(ops, at, s, dense, moe);
             }
+            Block::Parallel(_) | Block::None => {}
         }
+    }
+
+    /// A layer without attention and recurrence.
+    fn block_only(&self, ops: &mut Ops, at: At, s: &mut State) {
+        let names = ["norm", self.spec.ffn_norm.node].map(|stem| self.name(stem));
+        if let Some(norm) = &self.ffn_norm {
+            ops.norm(at.device, names, &mut s.x, norm, &mut s.normed);
+        }
+        self.run_block(ops, at, s);
+        self.scale_residual(ops, "ffn_out_scaled", &mut s.block);
+        self.add_to_residual(ops, at, s);
+    }
+
+    /// The operations after the heads of a layer without a block.
+    fn mixer_only(&self, ops: &mut Ops, at: At, s: &mut State) {
+        self.mixer.output(ops, s);
+        self.scale_residual(ops, "attn_out_scaled", &mut s.block);
+        self.add_to_residual(ops, at, s);
+    }
+
+    /// Adds `s.block` to the residual stream `s.x`.
+    fn add_to_residual(&self, ops: &mut Ops, at: At, s: &mut State) {
+        let name = self.name(self.spec.output);
+        ops.add(at.device, name, &mut s.block, &mut s.x, &mut s.ffn_inp);
+        s.x.take(&mut s.ffn_inp);
     }
 
     fn name(&self, stem: &'static str) -> NodeName {
@@ -195,18 +231,17 @@ impl<'g> DecoderLayer<'g> {
         let buffers = [&mut s.block, &mut s.normed];
         let [attended, free] = self.post_norm(ops, at, before, buffers);
         if crop {
-            let (wanted, kept) = (&s.wanted, &mut s.kept);
-            keep_tokens(ops, wanted);
-            keep_rows(ops, device, names[0], attended, wanted, kept);
-            if !residual_first {
-                keep_rows(ops, device, names[1], &mut s.x, wanted, kept);
-            }
-            if wanted.is_empty() {
+            keep_tokens(ops, &s.wanted);
+            keep_rows(ops, device, names[0], attended, &s.wanted, &mut s.kept);
+            if s.wanted.is_empty() {
                 return;
             }
         }
         let [attended, _] = self.post_norm(ops, at, after, [attended, free]);
         self.scale_residual(ops, "attn_out_scaled", attended);
+        if crop && !residual_first {
+            keep_rows(ops, device, names[1], &mut s.x, &s.wanted, &mut s.kept);
+        }
         let sum = self.name(self.spec.ffn_inp);
         let [a, b] = if residual_first {
             [&mut s.x, attended]
@@ -226,7 +261,7 @@ impl<'g> DecoderLayer<'g> {
             [out, &mut s.ffn_inp]
         };
         let [a, b] = terms;
-        ops.add(device, self.name("l_out"), a, b, &mut s.x);
+        ops.add(device, self.name(self.spec.output), a, b, &mut s.x);
     }
 
     /// The operations after the heads if the router reads the input of the layer: the router, then the others.
@@ -286,7 +321,7 @@ impl<'g> DecoderLayer<'g> {
         let (x, out) = (&mut s.normed, &mut s.block);
         parallel.dense.forward(ops, &mut s.dense, name, x, out);
         ops.add(device, name, &mut s.block, &mut s.ffn_inp, &mut s.normed);
-        let name = self.name("l_out");
+        let name = self.name(self.spec.output);
         ops.add(device, name, &mut s.experts, &mut s.normed, &mut s.x);
     }
 
@@ -307,7 +342,9 @@ impl<'g> DecoderLayer<'g> {
     fn input_norm(&self, ops: &mut Ops, at: At, s: &mut State) {
         let names = ["norm", self.spec.ffn_norm.node].map(|stem| self.name(stem));
         let (src, dst) = (&mut s.ffn_inp, &mut s.normed);
-        ops.norm(at.device, names, src, &self.ffn_norm, dst);
+        if let Some(norm) = &self.ffn_norm {
+            ops.norm(at.device, names, src, norm, dst);
+        }
     }
 
     /// The norm of the first buffer in the second, if the layer has one. Returns the buffer of the result, then the other.

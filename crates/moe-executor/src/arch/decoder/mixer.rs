@@ -1,4 +1,4 @@
-//! The part of a layer that combines the tokens of a sequence: attention, or a recurrent layer.
+//! The part of a layer that combines the tokens of a sequence: attention, a recurrent layer, or nothing.
 
 use moe_gguf::LayerId;
 
@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::hparams::{HParams, LayerCache};
 use crate::kv_cache::KvCache;
 use crate::ops::{At, Ops};
-use crate::recurrent::{DeltaNet, RecurrentSpec, ShortConv};
+use crate::recurrent::{DeltaNet, Mamba2, RecurrentSpec, ShortConv};
 use crate::weights::Loader;
 
 /// The weights of attention or of a recurrent layer, with the norm of its input.
@@ -17,6 +17,9 @@ pub(super) enum Mixer<'g> {
     Attention(Box<AttentionLayer<'g>>),
     ShortConv(Box<ShortConv<'g>>),
     DeltaNet(Box<DeltaNet<'g>>),
+    Mamba2(Box<Mamba2<'g>>),
+    /// The layer has a block only.
+    None,
 }
 
 impl<'g> Mixer<'g> {
@@ -33,6 +36,10 @@ impl<'g> Mixer<'g> {
             (LayerCache::State(shape), Some(RecurrentSpec::DeltaNet(spec))) => {
                 Mixer::DeltaNet(Box::new(DeltaNet::load(loader, hp, il, shape, spec)?))
             }
+            (LayerCache::State(_), Some(RecurrentSpec::Mamba2(mamba2))) => {
+                Mixer::Mamba2(Box::new(Mamba2::load(loader, hp, il, &mamba2)?))
+            }
+            (LayerCache::Nothing, _) => Mixer::None,
             _ => {
                 let attention = AttentionLayer::load(loader, hp, il, &spec.attention)?;
                 Mixer::Attention(Box::new(attention))
@@ -40,11 +47,16 @@ impl<'g> Mixer<'g> {
         })
     }
 
+    /// Whether the layer has a block only.
+    pub(super) fn is_none(&self) -> bool {
+        matches!(self, Mixer::None)
+    }
+
     /// Whether queries, keys and values are in one matrix.
     pub(super) fn is_fused(&self) -> bool {
         match self {
             Mixer::Attention(attention) => attention.is_fused(),
-            Mixer::ShortConv(_) | Mixer::DeltaNet(_) => false,
+            Mixer::ShortConv(_) | Mixer::DeltaNet(_) | Mixer::Mamba2(_) | Mixer::None => false,
         }
     }
 
@@ -52,7 +64,7 @@ impl<'g> Mixer<'g> {
     pub(super) fn has_joint_inputs(&self) -> bool {
         match self {
             Mixer::DeltaNet(layer) => layer.has_joint_inputs(),
-            Mixer::Attention(_) | Mixer::ShortConv(_) => false,
+            Mixer::Attention(_) | Mixer::ShortConv(_) | Mixer::Mamba2(_) | Mixer::None => false,
         }
     }
 
@@ -60,7 +72,8 @@ impl<'g> Mixer<'g> {
     pub(super) fn without_kernel(&self) -> Option<&'static str> {
         match self {
             Mixer::Attention(attention) => attention.without_kernel(),
-            Mixer::ShortConv(_) | Mixer::DeltaNet(_) => Some("recurrent layers"),
+            Mixer::ShortConv(_) | Mixer::DeltaNet(_) | Mixer::Mamba2(_) => Some("recurrent layers"),
+            Mixer::None => None,
         }
     }
 
@@ -70,6 +83,8 @@ impl<'g> Mixer<'g> {
             Mixer::Attention(attention) => attention.ops(),
             Mixer::ShortConv(layer) => layer.ops(),
             Mixer::DeltaNet(layer) => layer.ops(),
+            Mixer::Mamba2(layer) => layer.ops(),
+            Mixer::None => 0,
         }
     }
 
@@ -83,6 +98,8 @@ impl<'g> Mixer<'g> {
                 layer.convolve(ops, at, &mut s.short_conv, &mut s.x, cache);
             }
             Mixer::DeltaNet(layer) => layer.read(ops, at, &mut s.delta_net, &mut s.x, cache),
+            Mixer::Mamba2(layer) => layer.scan(ops, at, &mut s.mamba2, &mut s.x, cache),
+            Mixer::None => {}
         }
     }
 
@@ -92,6 +109,8 @@ impl<'g> Mixer<'g> {
             Mixer::Attention(attention) => attention.output(ops, &mut s.attention, &mut s.block),
             Mixer::ShortConv(layer) => layer.output(ops, &mut s.short_conv, &mut s.block),
             Mixer::DeltaNet(layer) => layer.output(ops, &mut s.delta_net, &mut s.block),
+            Mixer::Mamba2(layer) => layer.output(ops, &mut s.mamba2, &mut s.block),
+            Mixer::None => {}
         }
     }
 }

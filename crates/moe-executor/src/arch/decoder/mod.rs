@@ -80,6 +80,9 @@ impl<'g> Decoder<'g> {
         if self.spec.moe.routes_ahead || !self.spec.moe.glu.has_kernel() {
             return Some("routers or activations");
         }
+        if self.spec.moe.ungated.is_some() {
+            return Some("experts without a gate");
+        }
         let mut layers = self.layers.iter();
         layers.find_map(|layer| layer.mixer.without_kernel())
     }
@@ -95,7 +98,8 @@ impl<'g> Decoder<'g> {
         }
     }
 
-    /// Runs all layers on the residual stream `s.x`. Afterwards `s.x` contains only the rows whose logits are wanted.
+    /// Runs all layers on the residual stream `s.x`. Afterwards `s.x` contains only the rows whose logits are wanted, unless they are
+    /// selected after the norm of the output.
     pub fn forward(&self, ops: &mut Ops, s: &mut State, cache: &mut KvCache) {
         for (il, layer) in self.hp.layers().zip(&self.layers) {
             let is_last = il.index() + 1 == self.layers.len();

@@ -33,6 +33,8 @@ pub struct DecoderSpec {
     pub moe: MoeSpec,
     /// The dense block of a MoE layer.
     pub dense_block: DenseBlock,
+    /// Name of the residual stream after the layer.
+    pub output: &'static str,
     /// Whether the sum of residual stream and block has the residual stream as its first source.
     pub residual_first: bool,
     /// Where the output rows are selected.
@@ -79,7 +81,7 @@ impl LayerNorm {
 /// these rows only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OutputRows {
-    /// In the last layer, between attention and experts.
+    /// In the last layer, between attention and experts; the layer has both.
     InLastLayer,
     /// After the last layer.
     AfterLastLayer,
@@ -122,6 +124,7 @@ impl DecoderSpec {
         n_dense: 0,
         moe: MoeSpec::PLAIN,
         dense_block: DenseBlock::None,
+        output: "l_out",
         residual_first: false,
         output_rows: OutputRows::InLastLayer,
         output_norm: LayerNorm {

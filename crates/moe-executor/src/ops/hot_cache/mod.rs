@@ -126,11 +126,18 @@ impl Ops<'_> {
     }
 
     /// Whether the CPU selects the experts of a layer from the router's scores: it needs them for the worklist, and the profile of
-    /// the architecture allows it for this number of tokens. With a dynamic cache, the GPU finds the slots of the experts.
-    pub(crate) fn routes_on_cpu(&self, il: LayerId, linears: [&Linear; 3], tokens: usize) -> bool {
+    /// the architecture allows it for this number of tokens. With a dynamic cache, the GPU finds the slots of the experts. Experts
+    /// without a gate are not cached; then `linears` is `None`.
+    pub(crate) fn routes_on_cpu(
+        &self,
+        il: LayerId,
+        linears: Option<[&Linear; 3]>,
+        tokens: usize,
+    ) -> bool {
         let cache = self.hot.as_deref();
         let max_tokens = cache.map_or(0, |cache| cache.profile().cpu_routing_max_tokens);
-        self.dynamic.is_none() && tokens <= max_tokens && self.uses_lanes(il, linears, tokens)
+        let uses_lanes = |linears| self.uses_lanes(il, linears, tokens);
+        self.dynamic.is_none() && tokens <= max_tokens && linears.is_some_and(uses_lanes)
     }
 
     /// The operations of the selected experts. Returns the number of down products per lane.
@@ -166,7 +173,7 @@ impl Ops<'_> {
         let mut layer = self.begin_experts(nodes.at.il, down.linear, routing);
         self.gate_up(&mut layer, [gate, up], glu, x, routing, [gate_out, up_out]);
         let lanes = self.down_and_merge(layer, down, nodes.merge, gate_out, routing, down_out, dst);
-        self.count_without_lanes(nodes, routing, &lanes);
+        self.count_without_lanes(nodes.at.il, &down.linear.weights, routing, &lanes);
         lanes
     }
 

@@ -72,7 +72,7 @@ pub fn models(dir: &Path) -> Vec<PathBuf> {
 }
 
 /// Architectures that route all tokens in the last layer.
-const ALL_ROUTED: [&str; 2] = ["qwen35moe", "qwen3next"];
+const ALL_ROUTED: [&str; 3] = ["nemotron_h_moe", "qwen35moe", "qwen3next"];
 
 /// In the last layer, one of the 20 tokens of the prompt is routed in most architectures.
 #[test]
