@@ -8,7 +8,7 @@ use moe_gguf::names::{Projection, Role};
 
 use crate::arch::decoder::{DenseBlock, OutputRows};
 use crate::cpu::quant::Kernel;
-use crate::hparams::Gating;
+use crate::hparams::{Gating, Heads};
 use crate::model::Model;
 use crate::moe::SharedWidth;
 
@@ -89,8 +89,16 @@ impl Model<'_> {
         let moe = &spec.moe;
         let (t, f, w) = (rows.tokens, rows.block, rows.wanted);
         let n_embd = hp.n_embd as u64;
-        let (n_q, n_kv) = (hp.n_head * hp.head_dim, hp.n_head_kv * hp.head_dim);
-        let (n_q, n_kv) = (n_q as u64, n_kv as u64);
+        let most = |width: &dyn Fn(&Heads) -> usize| {
+            let widths = hp.heads.iter().map(|heads| width(heads) as u64);
+            t * widths.max().unwrap_or(0)
+        };
+        let normed = most(&|heads| {
+            let qk = [heads.n_q(), heads.n_k()].into_iter();
+            let qk = qk.filter(|_| spec.attention.qk_norm.is_some());
+            let v = spec.attention.value_norm.map(|_| heads.n_v());
+            qk.chain(v).max().unwrap_or(0)
+        });
         let n_expert = hp.n_expert as u64;
         let widest = |width: &dyn Fn(usize) -> u64| {
             let layers = rows.moe_layers.iter();
@@ -111,18 +119,21 @@ impl Model<'_> {
         let dense_of_moe = match spec.dense_block {
             DenseBlock::None => 0,
             DenseBlock::BeforeExperts => routed * n_embd,
-            DenseBlock::WithExperts => widest(&|layer| hp.n_ff_by_layer[layer] as u64),
+            DenseBlock::WithExperts | DenseBlock::Normed => {
+                widest(&|layer| hp.n_ff_by_layer[layer] as u64)
+            }
         };
         let dense = dense.max().unwrap_or(0).max(dense_of_moe);
         let kept_scores = if moe.routes_ahead { n_expert } else { 0 };
         let is_fused = self.decoder.has_fused_inputs();
         let gates = spec.attention.gate.map_or(0, |gate| {
-            let width = if gate.per_head {
-                hp.n_head
-            } else {
-                hp.n_head * hp.head_dim
-            };
-            t * width as u64
+            most(&|heads| {
+                if gate.per_head {
+                    heads.n
+                } else {
+                    heads.n_out()
+                }
+            })
         });
         let input = match spec.post_attention_norm {
             Some(_) if !spec.norms_output_rows => t,
@@ -147,21 +158,18 @@ impl Model<'_> {
             ("kept rows", w * n_embd.max(kept_scores)),
             ("logits", w * hp.n_vocab as u64),
             ("attention input", t * n_embd),
-            ("queries", t * n_q),
-            ("keys", t * n_kv),
-            ("values", t * n_kv),
+            ("queries", most(&Heads::n_q)),
+            ("keys", most(&Heads::n_k)),
+            ("values", most(&Heads::n_v)),
+            ("queries, keys or values before their norm", normed),
+            ("attention heads", most(&Heads::n_out)),
             (
-                "queries or keys before their norm",
-                if spec.attention.qk_norm.is_some() {
-                    t * n_q
+                "queries, keys and values",
+                if is_fused {
+                    most(&|heads| heads.n_q() + heads.n_k() + heads.n_v())
                 } else {
                     0
                 },
-            ),
-            ("attention heads", t * n_q),
-            (
-                "queries, keys and values",
-                if is_fused { t * (n_q + 2 * n_kv) } else { 0 },
             ),
             ("attention gates", gates),
             ("dense gate", dense),
@@ -309,8 +317,8 @@ impl Rows {
                 Some(self.tokens)
             }
             "ffn_gate" | "ffn_up" | "ffn_down" | "ffn_gate_inp" | "ffn_gate_inp_shexp"
-            | "ffn_gate_exps" | "ffn_up_exps" | "ffn_gate_shexp" | "ffn_up_shexp"
-            | "ffn_down_shexp" => of_block(),
+            | "ffn_gate_exps" | "ffn_up_exps" | "ffn_gate_up_exps" | "ffn_gate_shexp"
+            | "ffn_up_shexp" | "ffn_down_shexp" => of_block(),
             "ffn_down_exps" => Some(of_block()? * self.n_expert_used[layer] as u64),
             _ => None,
         }

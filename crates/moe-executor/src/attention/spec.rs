@@ -87,6 +87,18 @@ pub struct AttentionSpec {
     /// Whether a file may contain divisors of the RoPE frequencies: `rope_freqs.weight`, or `rope_factors_short.weight` and
     /// `rope_factors_long.weight` for contexts up to and beyond the original context length.
     pub rope_factors: bool,
+    /// Twice the number of divisors in the file; `None` for the rotated dimensions of layers without a window.
+    pub rope_factor_dims: Option<usize>,
+    /// Whether the divisors also apply to layers with a sliding window.
+    pub rope_factors_in_windows: bool,
+    /// Whether the values of a layer without `attn_v` are its keys before norm and RoPE. Then `value_norm` must be set.
+    pub values_from_keys: bool,
+    /// Name of the values after an RMS norm without weights per head; `None` without this norm.
+    pub value_norm: Option<&'static str>,
+    /// Whether the nodes that read the products of queries, keys and values read them under the name of a reshape.
+    pub reshaped: [bool; 3],
+    /// Whether llama.cpp's graph copies the columns of a product with queries, keys and values (`attn_qkv`), instead of viewing them.
+    pub copies_columns: bool,
     /// Limit of the absolute values of queries, keys and values, which must be in one matrix (`attn_qkv`).
     pub clamp: Option<f32>,
     /// Factor on the scores; `None` for the inverse root of the width of a head.
@@ -97,6 +109,10 @@ pub struct AttentionSpec {
     pub scales_queries: bool,
     /// Whether each head has an attention sink: a score in the softmax without a value.
     pub sinks: bool,
+    /// Whether layers of a file may lack the sinks.
+    pub optional_sinks: bool,
+    /// Factor on the output, in an operation of its own.
+    pub output_scale: Option<f32>,
     /// Gate of the heads' output.
     pub gate: Option<Gate>,
 }
@@ -111,11 +127,19 @@ impl AttentionSpec {
         names: QkNames::USUAL,
         rope_layers: RopeLayers::All,
         rope_factors: false,
+        rope_factor_dims: None,
+        rope_factors_in_windows: true,
+        values_from_keys: false,
+        value_norm: None,
+        reshaped: [false; 3],
+        copies_columns: false,
         clamp: None,
         scale: None,
         softcap: None,
         scales_queries: false,
         sinks: false,
+        optional_sinks: false,
+        output_scale: None,
         gate: None,
     };
 }

@@ -58,7 +58,7 @@ impl<'g> Keys<'g> {
         format!("{}.{suffix}", self.arch)
     }
 
-    fn missing(&self, suffix: &str) -> Error {
+    pub(super) fn missing(&self, suffix: &str) -> Error {
         Error::MissingKey {
             file: self.gguf.files()[0].path.clone(),
             key: self.key(suffix),
@@ -238,6 +238,23 @@ impl<'g> Keys<'g> {
             PerLayer::Each(flags) => flags.get(layer).is_some_and(|&flag| flag != 0),
         };
         Ok((0..n_layer).map(is_windowed).collect())
+    }
+
+    /// Checks that the header lists the layers whose attention is limited to a window.
+    ///
+    /// # Errors
+    /// `attention.sliding_window_pattern` is missing, or not a list.
+    pub(super) fn require_window_list(&self) -> Result<()> {
+        const KEY: &str = "attention.sliding_window_pattern";
+        match self.gguf.metadata().get(&self.key(KEY)) {
+            Some(Value::Array(_)) => Ok(()),
+            Some(_) => Err(self.bad(
+                KEY,
+                "one value",
+                "it must be a list with a flag for each layer",
+            )),
+            None => Err(self.missing(KEY)),
+        }
     }
 
     /// The gating function of the router (`expert_gating_func`); `default` if the key is missing or 0.

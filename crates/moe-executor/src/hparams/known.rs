@@ -37,11 +37,19 @@ const DENSE_FIRST: Use = ReadFor(&[
 ]);
 /// Architectures whose header has the number of shared experts, and whether the expert weights are normalized and scaled.
 const WEIGHTS: Use = ReadFor(&["afmoe", "bailingmoe2", "dots1", "exaone-moe", "glm4moe"]);
+const GEMMA: Use = ReadFor(&["gemma4"]);
 const GRANITE: Use = ReadFor(&["granitemoe"]);
 const GROK: Use = ReadFor(&["grok"]);
 const SCALED: Use = ReadFor(&["granitemoe", "grok"]);
 /// Architectures with a sliding window.
-const WINDOW: Use = ReadFor(&["afmoe", "exaone-moe", "gpt-oss", "mellum", "smallthinker"]);
+const WINDOW: Use = ReadFor(&[
+    "afmoe",
+    "exaone-moe",
+    "gemma4",
+    "gpt-oss",
+    "mellum",
+    "smallthinker",
+]);
 
 /// All keys, without the prefix of the architecture.
 pub(super) const KEYS: &[(&str, Use)] = &[
@@ -49,7 +57,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("context_length", Read),
     ("embedding_length", Read),
     ("embedding_length_out", Harmless),
-    ("embedding_length_per_layer_input", Ignored),
+    ("embedding_length_per_layer_input", GEMMA),
     ("features_length", Ignored),
     ("block_count", Read),
     ("leading_dense_block_count", DENSE_FIRST),
@@ -65,6 +73,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
             "dots1",
             "ernie4_5-moe",
             "exaone-moe",
+            "gemma4",
             "glm4moe",
             "gpt-oss",
             "grok",
@@ -126,7 +135,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("decoder_block_count", Ignored),
     ("attn_logit_softcapping", GROK),
     ("router_logit_softcapping", GROK),
-    ("final_logit_softcapping", GROK),
+    ("final_logit_softcapping", ReadFor(&["gemma4", "grok"])),
     ("swin_norm", Ignored),
     ("rescale_every_n_layers", Ignored),
     ("time_mix_extra_dim", Ignored),
@@ -192,7 +201,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("attention.output_lora_rank", Ignored),
     ("attention.compress_rope_freq_base", Ignored),
     ("attention.compress_ratios", Ignored),
-    ("attention.shared_kv_layers", Ignored),
+    ("attention.shared_kv_layers", GEMMA),
     ("attention.recurrent_layers", Ignored),
     ("hyper_connection.count", Ignored),
     ("hyper_connection.sinkhorn_iterations", Ignored),

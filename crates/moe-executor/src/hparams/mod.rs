@@ -1,5 +1,6 @@
 //! Hyper-parameters of all architectures, read from the `<arch>.*` keys of a GGUF file.
 
+mod heads;
 mod keys;
 mod known;
 mod rope;
@@ -10,6 +11,7 @@ use moe_gguf::LayerId;
 
 use crate::error::{Error, Result};
 
+pub use heads::Heads;
 pub(crate) use keys::{Keys, MAX_WIDTH};
 pub(crate) use known::ignored;
 pub use rope::{Rope, RopeLayout};
@@ -29,11 +31,13 @@ pub struct HParams {
     pub n_ctx_train: usize,
     /// Width of the residual stream.
     pub n_embd: usize,
-    /// Number of query heads.
+    /// Attention heads, by layer.
+    pub heads: Vec<Heads>,
+    /// Number of query heads of the first layer.
     pub n_head: usize,
-    /// Number of key and value heads.
+    /// Number of key and value heads of the first layer.
     pub n_head_kv: usize,
-    /// Width of one head.
+    /// Width of a query or a key in layers without a sliding window.
     pub head_dim: usize,
     /// Experts per MoE layer.
     pub n_expert: usize,
@@ -101,6 +105,8 @@ pub(crate) struct Layout {
     /// Whether MoE layers also have a dense block of the width `feed_forward_length`.
     pub dense_everywhere: bool,
     pub rotated: Rotated,
+    /// Whether the numbers of heads may differ between layers, and the width of values from that of keys.
+    pub heads_by_layer: bool,
     /// Whether RoPE with factors for short and long contexts is supported.
     pub longrope: bool,
     pub norm: NormKind,
@@ -115,6 +121,7 @@ impl Layout {
             n_dense: 0,
             dense_everywhere: false,
             rotated: Rotated::Head,
+            heads_by_layer: false,
             longrope: false,
             norm: NormKind::Rms,
             norm_bias: false,
@@ -128,10 +135,22 @@ impl HParams {
         (0..).map(LayerId).take(self.n_layer)
     }
 
+    /// By layer, whether its attention is limited to a window.
+    pub(crate) fn windowed_layers(&self) -> impl Iterator<Item = bool> {
+        let window = self.window.as_ref();
+        (0..self.n_layer).map(move |layer| window.is_some_and(|window| window.layers[layer]))
+    }
+
+    /// Elements of a row of keys and of values in the cache, by layer; 0 in a layer that reads the cache of another layer.
+    pub(crate) fn cache_widths(&self) -> impl Iterator<Item = [usize; 2]> {
+        let layers = self.layers().zip(&self.heads);
+        layers.map(|(il, heads)| heads.cache_widths(il))
+    }
+
     /// Reads the keys that all architectures have.
     ///
-    /// Head counts must be the same in all layers. Numbers of selected experts and feed-forward widths may be lists with
-    /// one value per layer.
+    /// Numbers of selected experts and feed-forward widths may be lists with one value per layer; head counts only if `layout` allows
+    /// it.
     ///
     /// # Errors
     /// A key is missing, or its value is not supported.
@@ -140,21 +159,10 @@ impl HParams {
         let gguf = keys.gguf;
         let n_layer = read_n_layer(keys)?;
         let n_embd = keys.count("embedding_length", MAX_WIDTH)?;
-        let n_head = keys.count("attention.head_count", 1 << 14)?;
-        let head_dim = keys.count_or("attention.key_length", n_embd / n_head, 1 << 14)?;
-        let value_length = keys.count_or("attention.value_length", head_dim, 1 << 14)?;
-        if value_length != head_dim {
-            let reason = format!("it must equal the key length, {head_dim}");
-            return Err(keys.bad("attention.value_length", value_length, &reason));
-        }
-        let n_head_kv = keys.count_or("attention.head_count_kv", n_head, n_head)?;
-        if n_head % n_head_kv != 0 {
-            return Err(keys.bad(
-                "attention.head_count_kv",
-                n_head_kv,
-                "`attention.head_count` must be a multiple of it",
-            ));
-        }
+        let heads = Heads::read(keys, &layout, n_layer, n_embd)?;
+        // `n_layer` is at least 1.
+        let first = heads[0];
+        let head_dim = first.k_dim;
         if !keys.is_set("expert_count")? {
             return Err(keys.no_experts());
         }
@@ -204,8 +212,9 @@ impl HParams {
             n_layer,
             n_ctx_train,
             n_embd,
-            n_head,
-            n_head_kv,
+            heads,
+            n_head: first.n,
+            n_head_kv: first.n_kv,
             head_dim,
             n_expert,
             n_expert_used: n_used.iter().copied().max().unwrap_or(0),

@@ -26,8 +26,8 @@ pub(crate) use tensor::CacheTensor;
 pub(crate) struct KvCache {
     layers: Vec<KvLayer>,
     params: CacheParams,
-    /// Elements of a row.
-    width: usize,
+    /// Elements of a row of keys and of values, by layer.
+    widths: Vec<[usize; 2]>,
     /// Positions with reserved memory, the same in all layers.
     reserved: usize,
     /// Number of positions of each sequence.
@@ -67,23 +67,23 @@ pub(crate) struct Batch<'a> {
 impl KvCache {
     /// An empty cache for a model.
     pub fn new(hp: &HParams, params: CacheParams) -> KvCache {
-        KvCache::with_shape(hp.n_layer, hp.n_head_kv * hp.head_dim, params)
+        KvCache::with_widths(hp.cache_widths().collect(), params)
     }
 
-    /// An empty cache with rows of `width` elements.
-    fn with_shape(n_layer: usize, width: usize, params: CacheParams) -> KvCache {
+    /// An empty cache with rows of `widths` elements: keys and values, by layer.
+    fn with_widths(widths: Vec<[usize; 2]>, params: CacheParams) -> KvCache {
         let params = CacheParams {
             n_seq: params.n_seq.max(1),
             ..params
         };
-        let layer = |_| KvLayer {
-            k: CacheTensor::new(params.k, width),
-            v: CacheTensor::new(params.v, width),
+        let layer = |&[k, v]: &[usize; 2]| KvLayer {
+            k: CacheTensor::new(params.k, k),
+            v: CacheTensor::new(params.v, v),
         };
         KvCache {
-            layers: (0..n_layer).map(layer).collect(),
+            layers: widths.iter().map(layer).collect(),
             params,
-            width,
+            widths,
             reserved: 0,
             lengths: vec![0; params.n_seq],
             runs: Vec::new(),
@@ -98,11 +98,6 @@ impl KvCache {
     /// Number of sequences.
     pub fn n_seq(&self) -> usize {
         self.params.n_seq
-    }
-
-    /// Elements of a row.
-    pub fn width(&self) -> usize {
-        self.width
     }
 
     /// Number of positions of a sequence; 0 if the sequence does not exist.
@@ -151,7 +146,8 @@ impl KvCache {
         let limit = self.params.n_positions.clamp(n, self.capacity().max(n));
         let positions = n.max(self.reserved * 2).min(limit);
         let rows = positions.saturating_mul(self.n_seq());
-        let bytes = self.params.bytes(self.layers.len(), self.width, positions);
+        let widths = self.widths.iter().copied();
+        let bytes = self.params.bytes(widths, positions);
         for layer in &mut self.layers {
             for half in [&mut layer.k, &mut layer.v] {
                 half.try_reserve(rows).map_err(|_| Error::CacheMemory {

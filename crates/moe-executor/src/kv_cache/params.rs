@@ -142,18 +142,21 @@ impl CacheParams {
     /// Bytes of the keys and values of `n_positions` positions of each sequence in all layers; `u64::MAX` if the number is too
     /// large.
     pub fn size_bytes(&self, hp: &HParams, n_positions: usize) -> u64 {
-        self.bytes(hp.n_layer, hp.n_head_kv * hp.head_dim, n_positions)
+        self.bytes(hp.cache_widths(), n_positions)
     }
 
-    /// Like [`CacheParams::size_bytes`] for rows of `width` elements.
-    pub(crate) fn bytes(&self, n_layer: usize, width: usize, n_positions: usize) -> u64 {
-        let row = self
-            .k
-            .row_size(width)
-            .saturating_add(self.v.row_size(width));
+    /// Like [`CacheParams::size_bytes`] for rows of `widths` elements: keys and values, by layer.
+    pub(crate) fn bytes(
+        &self,
+        widths: impl Iterator<Item = [usize; 2]>,
+        n_positions: usize,
+    ) -> u64 {
         let rows = (n_positions as u64).saturating_mul(self.n_seq as u64);
-        rows.saturating_mul(row as u64)
-            .saturating_mul(n_layer as u64)
+        let layers = widths.map(|[k, v]| {
+            let row = self.k.row_size(k).saturating_add(self.v.row_size(v));
+            rows.saturating_mul(row as u64)
+        });
+        layers.fold(0, u64::saturating_add)
     }
 
     /// Checks that heads consist of complete blocks of the types.
@@ -161,16 +164,21 @@ impl CacheParams {
     /// # Errors
     /// [`Error::CacheType`].
     pub fn check(&self, gguf: &Gguf, hp: &HParams) -> Result<()> {
-        for (what, ty) in [("keys", self.k), ("values", self.v)] {
-            let block = ty.ggml().block_size();
-            if !(hp.head_dim as u64).is_multiple_of(block) {
-                return Err(Error::CacheType {
-                    file: gguf.files()[0].path.clone(),
-                    what,
-                    ty,
-                    block,
-                    head_dim: hp.head_dim,
-                });
+        for heads in &hp.heads {
+            for (what, ty, head_dim) in [
+                ("keys", self.k, heads.k_dim),
+                ("values", self.v, heads.v_dim),
+            ] {
+                let block = ty.ggml().block_size();
+                if !(head_dim as u64).is_multiple_of(block) {
+                    return Err(Error::CacheType {
+                        file: gguf.files()[0].path.clone(),
+                        what,
+                        ty,
+                        block,
+                        head_dim,
+                    });
+                }
             }
         }
         Ok(())

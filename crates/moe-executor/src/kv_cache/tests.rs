@@ -9,7 +9,7 @@ fn params(ty: CacheType, n_seq: usize) -> CacheParams {
 
 /// A cache of three layers with two heads of 32 elements.
 fn cache(params: CacheParams) -> KvCache {
-    KvCache::with_shape(3, 64, params)
+    KvCache::with_widths(vec![[64; 2]; 3], params)
 }
 
 fn pass(cache: &mut KvCache, sequence: usize, n: usize) {
@@ -86,8 +86,12 @@ fn size_is_that_of_the_rows_in_all_layers() {
     ] {
         assert_eq!(ty.ggml().row_size(64), Some(bytes), "{ty}");
         let params = params(ty, 5);
-        assert_eq!(params.bytes(3, 64, 10), 3 * 2 * bytes * 5 * 10, "{ty}");
-        assert_eq!(params.bytes(3, 64, usize::MAX), u64::MAX);
+        let size = |widths: &[[usize; 2]], n| params.bytes(widths.iter().copied(), n);
+        assert_eq!(size(&[[64; 2]; 3], 10), 3 * 2 * bytes * 5 * 10, "{ty}");
+        assert_eq!(size(&[[64; 2]; 3], usize::MAX), u64::MAX);
+        // Layers with other widths, and one that reads the cache of another layer.
+        let size = size(&[[64, 128], [128, 64], [0, 0]], 10);
+        assert_eq!(size, 2 * 3 * bytes * 5 * 10, "{ty}");
     }
     assert_eq!(CacheType::Q8_0.ggml(), GgmlType::Q8_0);
 }
@@ -104,7 +108,8 @@ fn memory_grows_in_steps_up_to_the_expected_number_of_positions() {
         let mut inventory = Inventory::default();
         cache.buffers(&mut inventory);
         let total: u64 = inventory.sizes().sum();
-        assert_eq!(total, cache.params.bytes(3, 64, cache.reserved()));
+        let widths = [[64; 2]; 3].into_iter();
+        assert_eq!(total, cache.params.bytes(widths, cache.reserved()));
         sizes.push(cache.reserved());
     }
     assert_eq!(sizes, [10, 20, 20, 46, 92, 106]);

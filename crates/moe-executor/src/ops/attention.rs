@@ -54,8 +54,8 @@ impl Ops<'_> {
         self.record(&mut scope, number::ROPE, name, sources);
     }
 
-    /// Converts `k` and `v (token, n_head_kv * head_dim)` to the types of the cache and stores them at their positions in the cache
-    /// of a layer.
+    /// Converts `k` and `v (token, n_head_kv * width of a head)` to the types of the cache and stores them at their positions in the
+    /// cache of a layer.
     pub fn store_kv(
         &mut self,
         At { il, device }: At,
@@ -63,7 +63,7 @@ impl Ops<'_> {
         v: &mut Activation,
         cache: &mut KvCache,
     ) {
-        let (n_seq, width) = (cache.n_seq(), cache.width());
+        let n_seq = cache.n_seq();
         let halves = [
             ("cache_k_l", "attn_inp_k_idxs", k),
             ("cache_v_l", "attn_inp_v_idxs", v),
@@ -95,27 +95,28 @@ impl Ops<'_> {
             let sources = [
                 Source::view(&*rows, " (view)"),
                 input(Input::Positions, idxs, &self.positions),
-                cached(name, "", (il, half), tensor, [width, rows.rows]),
+                cached(name, "", (il, half), tensor, rows.rows),
             ];
             self.record(&mut scope, number::SET_ROWS, name.view(), &sources);
         }
     }
 
-    /// Attention of `q (token, n_head * head_dim)` over the cache of a layer. `sinks (n_head)` are scores without a value.
+    /// Attention of `q (token, n_head * head_dim)` over the cache of the layer `kv_layer`; `dst (token, n_head * value_dim)`.
+    /// `sinks (n_head)` are scores without a value.
     pub fn attention(
         &mut self,
         At { il, device }: At,
         shape: &Shape,
         sinks: Option<&Vector>,
         q: &mut Activation,
-        cache: &mut KvCache,
+        (cache, kv_layer): (&mut KvCache, LayerId),
         dst: &mut Activation,
     ) {
         let mut scope = self.start();
         let name = NodeName::of("kqv_out", il);
-        let (n_seq, width) = (cache.n_seq(), cache.width());
-        dst.shape(name, q.width, q.rows);
-        let (runs, layer) = cache.layer_mut(il);
+        let n_seq = cache.n_seq();
+        dst.shape(name, shape.n_head * shape.value_dim, q.rows);
+        let (runs, layer) = cache.layer_mut(kv_layer);
         let positions = std::mem::take(&mut self.positions);
         let batch = Batch {
             positions: &positions,
@@ -131,15 +132,16 @@ impl Ops<'_> {
             self.fetch(&mut layer.k.words);
             self.fetch(&mut layer.v.words);
             for run in runs {
-                let elements = run.tokens.start * q.width..run.tokens.end * q.width;
+                let elements = |width: usize| run.tokens.start * width..run.tokens.end * width;
                 let inputs = Inputs {
-                    q: &q.data()[elements.clone()],
+                    q: &q.data()[elements(q.width)],
                     k: layer.k.rows_from(run.sequence),
                     v: layer.v.rows_from(run.sequence),
-                    stride: width * n_seq,
+                    strides: [&layer.k, &layer.v].map(|rows| rows.width() * n_seq),
                     positions: &self.positions[run.tokens.clone()],
                     sinks: sinks.map(|s| s.data.as_slice()),
                 };
+                let elements = elements(dst.width);
                 let out = &mut dst.data_mut()[elements];
                 attention::attention(self.threads, shape, &inputs, out);
             }
@@ -167,18 +169,18 @@ impl Ops<'_> {
         let sources = [
             Source::view(&*q, view),
             cached(
-                NodeName::cache("cache_k_l", il),
+                NodeName::cache("cache_k_l", kv_layer),
                 view,
-                (il, 0),
+                (kv_layer, 0),
                 &layer.k,
-                [width, seen],
+                seen,
             ),
             cached(
-                NodeName::cache("cache_v_l", il),
+                NodeName::cache("cache_v_l", kv_layer),
                 view,
-                (il, 1),
+                (kv_layer, 1),
                 &layer.v,
-                [width, seen],
+                seen,
             ),
             mask,
         ];
@@ -200,7 +202,7 @@ fn cached<'a>(
     suffix: &'static str,
     (il, half): (LayerId, usize),
     tensor: &CacheTensor,
-    [width, rows]: [usize; 2],
+    rows: usize,
 ) -> Source<'a> {
     Source::Buffer {
         name,
@@ -208,7 +210,7 @@ fn cached<'a>(
         buffer_id: KvCache::buffer_id(il, half),
         address: tensor.words.address(),
         size_bytes: (rows * tensor.row_size()) as u64,
-        ne: [width as u64, rows as u64],
+        ne: [tensor.width() as u64, rows as u64],
         dtype: tensor.ty().name(),
     }
 }

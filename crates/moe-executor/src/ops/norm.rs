@@ -8,9 +8,10 @@ use crate::ops::{Ops, number};
 use crate::recorder::Source;
 
 impl Ops<'_> {
-    /// Normalizes each group of `norm.weight.n` elements: `x / sqrt(mean(x²) + eps) * weight` (Zhang and Sennrich, "Root Mean
+    /// Normalizes each group of `norm.n` elements: `x / sqrt(mean(x²) + eps) * weight` (Zhang and Sennrich, "Root Mean
     /// Square Layer Normalization", 2019), or `(x - mean(x)) / sqrt(variance(x) + eps) * weight` (Ba, Kiros and Hinton, "Layer
-    /// Normalization", 2016). The multiplication and the addition of a bias are operations of their own.
+    /// Normalization", 2016). The multiplication and the addition of a bias are operations of their own. Without weights, there is one
+    /// operation, whose result is `name`.
     pub fn norm(
         &mut self,
         device: DeviceId,
@@ -20,13 +21,16 @@ impl Ops<'_> {
         dst: &mut Activation,
     ) {
         let mut scope = self.start();
-        let (width, eps) = (norm.weight.n, norm.eps);
+        let (width, eps) = (norm.n, norm.eps);
+        let first = if norm.weight.is_some() { first } else { name };
         dst.shape(first, src.width, src.rows);
         let has_kernel = norm.kind == NormKind::Rms && norm.bias.is_none();
-        let on_gpu = has_kernel
-            && self.on(&mut scope, device, |gpu| {
-                gpu.rms_norm(src, &norm.weight, eps, dst)
-            });
+        let weight = norm.weight.as_ref();
+        let on_gpu = weight.filter(|_| has_kernel).is_some_and(|weight| {
+            self.on(&mut scope, device, |gpu| {
+                gpu.rms_norm(src, weight, eps, dst)
+            })
+        });
         if !on_gpu {
             self.fetch(&mut src.values);
             let scale = match norm.kind {
@@ -44,18 +48,21 @@ impl Ops<'_> {
         };
         self.record(&mut scope, op, first, &[(&*src).into()]);
 
+        let Some(weight) = weight else {
+            return;
+        };
         let normed = Source::from(&*dst);
         if !on_gpu {
-            let weight = &norm.weight.data;
             self.threads.rows(dst.data_mut(), width, |_, row| {
-                row.iter_mut().zip(weight).for_each(|(x, w)| *x *= w);
+                let factors = weight.data.iter();
+                row.iter_mut().zip(factors).for_each(|(x, w)| *x *= w);
             });
         }
         dst.name = match norm.bias {
             Some(_) => first.stem("norm_w"),
             None => name,
         };
-        let sources = [normed, (&norm.weight).into()];
+        let sources = [normed, weight.into()];
         self.record(&mut scope, number::MUL, dst.name, &sources);
         if let Some(bias) = &norm.bias {
             self.bias(scope, name, bias, dst);

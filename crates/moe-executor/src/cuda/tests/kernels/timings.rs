@@ -110,7 +110,9 @@ fn timings() {
                 n_head,
                 n_head_kv,
                 head_dim,
+                value_dim: head_dim,
                 window: None,
+                chunk: None,
                 scale: 0.1,
                 softcap: None,
             };
