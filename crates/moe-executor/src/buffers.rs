@@ -46,6 +46,8 @@ pub(crate) enum Input {
     Positions,
     /// Rows whose logits are wanted.
     Wanted,
+    /// A factor of each token.
+    Factors,
 }
 
 impl Input {

@@ -10,7 +10,8 @@ use crate::error::Result;
 use crate::ffn::{FFN_OPS, Ffn, FfnState};
 use crate::hparams::{Gating, Groups, HParams, Keys, MAX_WIDTH};
 use crate::ops::{
-    At, ExpertIo, ExpertNodes, Glu, MergeNames, Ops, Projection, RouterSpec, RouterState,
+    At, ExpertIo, ExpertNodes, ExpertScales, Glu, MergeNames, Ops, Projection, RouterSpec,
+    RouterState,
 };
 use crate::recorder::{LaneCounts, Routing};
 use crate::weights::{Bias, Linear, Loader, Matrix, Vector};
@@ -30,6 +31,8 @@ pub struct MoeSpec {
     pub glu: Glu,
     /// Whether router and experts have biases.
     pub biases: bool,
+    /// Whether a file may have a factor for the output of each expert (`ffn_down_exps.scale`).
+    pub expert_scales: bool,
     /// Name of the weighted sum of the experts.
     pub sum: &'static str,
     /// Whether the router reads the input of the layer, before its norm.
@@ -95,6 +98,7 @@ impl MoeSpec {
         weights_scale: 1.0,
         glu: Glu::Swiglu,
         biases: false,
+        expert_scales: false,
         sum: "ffn_moe_out",
         routes_ahead: false,
         shared: None,
@@ -138,6 +142,8 @@ pub struct MoeLayer<'g> {
     up: Linear<'g>,
     /// `(n_ff_exp, n_embd, n_expert)`
     down: Linear<'g>,
+    /// Factors of the output of each expert `(n_expert)`.
+    scales: Option<Vector>,
     shared: Option<Shared<'g>>,
 }
 
@@ -245,6 +251,22 @@ impl<'g> MoeLayer<'g> {
                 gate: gate.transpose()?,
             })
         });
+        let scales = format!("blk.{il}.ffn_down_exps.scale");
+        let has_scales = spec.expert_scales && loader.has(&scales);
+        let scales = has_scales.then(|| loader.vector(&scales, n_expert));
+        let both = format!("blk.{il}.ffn_gate_up_exps.weight");
+        let [gate, up] = if loader.has(&both) && !spec.biases {
+            let halves = loader.halves(&both, n_embd, n_ff, n_expert)?;
+            halves.map(|weights| Linear {
+                weights,
+                bias: None,
+            })
+        } else {
+            [
+                linear("ffn_gate_exps", [n_embd, n_ff, n_expert])?,
+                linear("ffn_up_exps", [n_embd, n_ff, n_expert])?,
+            ]
+        };
         Ok(MoeLayer {
             il,
             spec: *spec,
@@ -252,11 +274,32 @@ impl<'g> MoeLayer<'g> {
             n_expert_used: hp.n_expert_used_by_layer[il.index()],
             router: linear("ffn_gate_inp", [n_embd, n_expert, 1])?,
             selection_bias: selection_bias.transpose()?,
-            gate: linear("ffn_gate_exps", [n_embd, n_ff, n_expert])?,
-            up: linear("ffn_up_exps", [n_embd, n_ff, n_expert])?,
+            gate,
+            up,
             down: linear("ffn_down_exps", [n_ff, n_embd, n_expert])?,
+            scales: scales.transpose()?,
             shared: shared.transpose()?,
         })
+    }
+
+    /// Whether gate and up are in one tensor.
+    fn is_fused(&self) -> bool {
+        self.gate.weights.shares_tensor(&self.up.weights)
+    }
+
+    /// A part of the layer that has no GPU kernel.
+    pub(crate) fn without_kernel(&self) -> Option<&'static str> {
+        if self.is_fused() {
+            return Some("gate and up of the experts in one tensor");
+        }
+        self.scales.as_ref().map(|_| "factors of experts")
+    }
+
+    /// The number of operations that write one record per pass, and the number of those that write one record per token.
+    pub(crate) fn ops(&self, hp: &HParams) -> (usize, usize) {
+        let (pass, token) = self.spec.ops(hp, self.n_expert_used);
+        let scales = if self.scales.is_some() { 3 } else { 0 };
+        (pass + scales, token - usize::from(self.is_fused()))
     }
 
     /// `out = Σ weight · expert(x) + shared expert(x)` over the selected experts, for each row of `x (token, n_embd)`.
@@ -368,10 +411,27 @@ impl<'g> MoeLayer<'g> {
             il,
             names: names.map(name),
             linear,
+            scales: None,
         };
-        let gate = projection(["ffn_moe_gate", "ffn_moe_gate_biased"], &self.gate);
-        let up = projection(["ffn_moe_up", "ffn_moe_up_biased"], &self.up);
+        let [gate, up] = if self.is_fused() {
+            ["ffn_moe_gate_up"; 2]
+        } else {
+            ["ffn_moe_gate", "ffn_moe_up"]
+        };
+        let gate = projection([gate, "ffn_moe_gate_biased"], &self.gate);
+        let up = projection([up, "ffn_moe_up_biased"], &self.up);
         let down = projection(["ffn_moe_down", "ffn_moe_down_biased"], &self.down);
+        let scales = self.scales.as_ref().map(|factors| ExpertScales {
+            il,
+            factors,
+            names: [
+                "ffn_moe_down_scales",
+                "ffn_moe_down_scale",
+                "ffn_moe_down_scaled",
+            ]
+            .map(name),
+        });
+        let down = Projection { scales, ..down };
         let activated = match self.spec.glu {
             Glu::Swiglu => "ffn_moe_swiglu",
             Glu::SwigluOai => "ffn_moe_swiglu_oai",

@@ -5,11 +5,14 @@
 //! | name | node |
 //! |---|---|
 //! | `kqv_out-N` | fused attention |
-//! | `attn_out-N` | output product of the attention |
+//! | `attn_out-N`, `attn_o-N` | output product of the attention |
 //! | `ffn_moe_sum-N` | partial sum of the experts |
+//! | `ffn_moe_down_scales-N`, `ffn_moe_down_scale-N` | factors of the experts for each token, and those of the selected experts |
+//! | `ffn_moe_inp_normed-N`, `ffn_moe_inp_scaled-N`, `ffn_moe_inp-N` | input of a router with its own norm |
 //! | `ffn_shexp_gate_silu-N` | first operation of a sigmoid, which llama.cpp's graph computes as `silu(x) / x` |
 //! | `attn_out_rows-N`, `l_out_rows-N`, `ffn_moe_logits_rows-N` | selection of the rows whose logits are wanted |
-//! | `embd_unscaled`, `attn_out_scaled-N`, `ffn_out_scaled-N`, `result_output_unscaled` | before or after a multiplication by a constant |
+//! | `embd_unscaled`, `attn_out_scaled-N`, `ffn_out_scaled-N`, `l_out_unscaled-N`, `result_output_unscaled` | before or after a multiplication by a constant |
+//! | `result_output_scaled`, `result_output_tanh` | steps of a bound of the logits |
 //!
 //! The selection of expert groups is seven nodes in llama.cpp and two operations here.
 //!
@@ -23,6 +26,7 @@
 mod attention;
 mod dynamic;
 mod elementwise;
+mod expert_scales;
 mod experts;
 mod hot_cache;
 mod norm;
@@ -52,6 +56,7 @@ use crate::recorder::Recorder;
 use crate::weights::{Linear, Matrix, Vector};
 
 pub(crate) use crate::cpu::glu::Glu;
+pub(crate) use expert_scales::ExpertScales;
 pub(crate) use experts::Projection;
 pub(crate) use hot_cache::{ExpertIo, ExpertNodes, MergeNames};
 use observed::BatchObserver;
@@ -97,6 +102,8 @@ pub(crate) struct Ops<'a> {
     groups: Vec<u32>,
     /// Sum of the weights of the selected experts `(token)`.
     sums: Vec<f32>,
+    /// Factors of an operation that multiplies rows `(token)`.
+    row_factors: Vec<f32>,
 }
 
 /// A layer and its device.
@@ -130,6 +137,7 @@ impl<'a> Ops<'a> {
             order: Vec::new(),
             groups: Vec::new(),
             sums: Vec::new(),
+            row_factors: Vec::new(),
         }
     }
 

@@ -19,6 +19,7 @@ numbers! {
     MUL = 7,
     DIV = 8,
     SUM_ROWS = 15,
+    REPEAT = 20,
     NORM = 24,
     RMS_NORM = 25,
     SCALE = 32,

@@ -68,7 +68,11 @@ impl<'o> Ops<'o> {
     ) {
         let nodes = products.nodes;
         let [gate, up, down] = &nodes.projections;
-        self.finish_projection(scope, products, (0, gate), x, gate_out);
+        if gate.shares_node(up) {
+            gate_out.name = gate.names[0];
+        } else {
+            self.finish_projection(scope, products, (0, gate), x, gate_out);
+        }
         for lane in products.lanes.iter().flatten() {
             self.multiply(lane, (1, up), x, up_out, None);
         }
@@ -121,7 +125,7 @@ impl<'o> Ops<'o> {
         self.quantized = quantized;
     }
 
-    /// Records the products of a projection after [`Ops::multiply`], and adds the bias of the lanes on the CPU.
+    /// Records the products of a projection after [`Ops::multiply`], and applies the factors and the bias of the lanes on the CPU.
     fn finish_projection(
         &mut self,
         scope: &mut Scope,
@@ -145,6 +149,14 @@ impl<'o> Ops<'o> {
             &sources,
             products.experts,
         );
+        if let Some(scales) = &projection.scales {
+            let before = Source::from(&*dst);
+            for lane in products.lanes.iter().flatten() {
+                let out = &mut dst.data_mut()[lane.elements(n_out)];
+                self.scale_rows_of_experts(scales, lane.experts, (out, n_out));
+            }
+            self.record_expert_scales(scope, scales, routing, (before, dst));
+        }
         let Some(bias) = bias else {
             return;
         };

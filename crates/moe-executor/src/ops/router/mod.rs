@@ -81,6 +81,8 @@ impl Ops<'_> {
         inventory.vector(Input::Positions.buffer_id(), "positions", &self.positions);
         inventory.vector(GROUPS_BUFFER, "expert groups", &self.groups);
         inventory.vector(SUMS_BUFFER, "sums of weights", &self.sums);
+        let factors = Input::Factors.buffer_id();
+        inventory.vector(factors, "factors of tokens", &self.row_factors);
         if let Some(cache) = &self.hot {
             cache.buffers(inventory);
         }
@@ -240,6 +242,8 @@ impl Ops<'_> {
 /// Ids of the router's buffers, between the ids of the activations and the caches.
 const GROUPS_BUFFER: u64 = (1 << 16) - 5;
 const QUANTIZED_BUFFER: u64 = (1 << 16) - 6;
+/// Factors of experts, which have no memory.
+pub(super) const SCALES_BUFFER: u64 = (1 << 16) - 7;
 const IDS_BUFFER: u64 = (1 << 16) - 3;
 const WEIGHTS_BUFFER: u64 = (1 << 16) - 2;
 const SUMS_BUFFER: u64 = (1 << 16) - 1;
