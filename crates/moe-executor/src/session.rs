@@ -10,7 +10,7 @@ use moe_placement::update::Exchange;
 use moe_trace::{Phase, RunWriter, manifest};
 
 use crate::activation::NodeName;
-use crate::arch::decoder::State;
+use crate::arch::decoder::{OutputRows, State};
 use crate::buffers::{Inventory, Ledger};
 use crate::cpu::threads::Threads;
 use crate::devices::Devices;
@@ -229,22 +229,36 @@ impl<'a, 'g> Session<'a, 'g> {
         let (ops, s) = (&mut self.ops, &mut self.state);
         self.model.decoder.embed(ops, &self.model.tok_embd, s);
         self.model.decoder.forward(ops, s, &mut self.cache);
-        if !s.wanted.is_empty() {
-            self.head();
+        let rows = self.model.decoder.spec().output_rows;
+        if !s.wanted.is_empty() || rows == OutputRows::AfterOutputNorm {
+            self.head(rows);
         }
     }
 
-    /// Final norm and output product for the rows whose logits are wanted.
-    fn head(&mut self) {
+    /// Final norm and output product for the rows whose logits are wanted. Like in llama.cpp, the norm is computed for all rows if they
+    /// are selected after it.
+    fn head(&mut self, rows: OutputRows) {
         let (ops, s, model) = (&mut self.ops, &mut self.state, self.model);
         let device = ops.output_device();
-        let names = ["norm", "result_norm"].map(NodeName::global);
+        let result_norm = NodeName::global("result_norm");
+        let normed = match rows {
+            OutputRows::AfterOutputNorm => NodeName::global("h_nextn"),
+            OutputRows::InLastLayer | OutputRows::AfterLastLayer => result_norm,
+        };
+        let names = [NodeName::global("norm"), normed];
         ops.norm(device, names, &mut s.x, &model.output_norm, &mut s.normed);
+        if rows == OutputRows::AfterOutputNorm {
+            if s.wanted.is_empty() {
+                return;
+            }
+            s.keep_wanted(ops, device, result_norm);
+        }
         let result = NodeName::global("result_output");
-        let scale = model.decoder.spec().scales.logits;
-        let unscaled = match scale {
-            Some(_) => NodeName::global("result_output_unscaled"),
-            None => result,
+        let spec = model.decoder.spec();
+        let (scale, bound) = (spec.scales.logits, spec.logits_bound);
+        let unscaled = match (scale, bound) {
+            (None, None) => result,
+            _ => NodeName::global("result_output_unscaled"),
         };
         let names = match &model.output.bias {
             Some(_) => [NodeName::global("result_output_no_bias"), unscaled],
@@ -253,6 +267,10 @@ impl<'a, 'g> Session<'a, 'g> {
         ops.linear(names, &model.output, &mut s.normed, &mut s.logits);
         if let Some(factor) = scale {
             ops.scale(result, factor, &mut s.logits);
+        }
+        if let Some(bound) = bound {
+            let steps = ["result_output_scaled", "result_output_tanh"].map(NodeName::global);
+            ops.bound([steps[0], steps[1], result], bound, &mut s.logits);
         }
         ops.recorder.result((&s.logits).into());
         ops.fetch_rows(&mut s.logits);

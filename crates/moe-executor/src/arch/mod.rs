@@ -8,6 +8,7 @@ pub mod decoder;
 mod dots1;
 mod ernie4_5_moe;
 mod exaone_moe;
+mod gemma4;
 mod glm4moe;
 mod gpt_oss;
 mod granitemoe;
@@ -53,6 +54,7 @@ const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("dots1", GPU, dots1::load),
     ("ernie4_5-moe", GPU, ernie4_5_moe::load),
     ("exaone-moe", GPU, exaone_moe::load),
+    ("gemma4", CPU, gemma4::load),
     ("glm4moe", GPU, glm4moe::load),
     ("gpt-oss", GPU, gpt_oss::load),
     ("granitemoe", CPU, granitemoe::load),

@@ -53,6 +53,7 @@ const PROFILES: &[(&str, Profile)] = &[
     ("dots1", Profile::SINGLE_TOKEN),
     ("ernie4_5-moe", Profile::SINGLE_TOKEN),
     ("exaone-moe", Profile::SINGLE_TOKEN),
+    ("gemma4", Profile::SINGLE_TOKEN),
     ("glm4moe", Profile::SINGLE_TOKEN),
     ("gpt-oss", Profile::SINGLE_TOKEN),
     ("granitemoe", Profile::SINGLE_TOKEN),

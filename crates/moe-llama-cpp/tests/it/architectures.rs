@@ -37,13 +37,14 @@ fn agree_on_headers_of_published_models() {
 }
 
 /// Architectures with a description in `fixtures/architectures`.
-pub const DESCRIBED: [&str; 14] = [
+pub const DESCRIBED: [&str; 15] = [
     "afmoe",
     "arctic",
     "bailingmoe2",
     "dbrx",
     "ernie4_5-moe",
     "exaone-moe",
+    "gemma4",
     "glm4moe",
     "granitemoe",
     "grok",

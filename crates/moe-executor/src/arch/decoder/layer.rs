@@ -4,6 +4,7 @@ use std::f32::consts::FRAC_1_SQRT_2;
 
 use moe_gguf::LayerId;
 
+use super::normed::Normed;
 use super::spec::{DecoderSpec, DenseBlock, LayerNorm};
 use super::state::{State, keep_rows, keep_tokens};
 use crate::activation::{Activation, NodeName};
@@ -15,7 +16,7 @@ use crate::kv_cache::KvCache;
 use crate::moe::MoeLayer;
 use crate::norm::Norm;
 use crate::ops::{At, Ops};
-use crate::weights::Loader;
+use crate::weights::{Loader, Vector};
 
 /// The weights of a layer.
 pub(super) struct DecoderLayer<'g> {
@@ -29,6 +30,8 @@ pub(super) struct DecoderLayer<'g> {
     block: Block<'g>,
     /// `(n_embd)`
     post_ffn_norm: PostNorm,
+    /// Factor on the result of the layer `(1)`.
+    scale: Option<Vector>,
 }
 
 /// A norm of an output with the name of its node, if the layer has one.
@@ -41,6 +44,8 @@ enum Block<'g> {
     Parallel(Box<Parallel<'g>>),
     /// A dense block and experts with the same input.
     Both(Box<(Ffn<'g>, MoeLayer<'g>)>),
+    /// A dense block and experts with norms of their own.
+    Normed(Box<Normed<'g>>),
 }
 
 struct Parallel<'g> {
@@ -67,11 +72,14 @@ impl<'g> DecoderLayer<'g> {
         };
         let block = if il.index() < spec.n_dense {
             let n_ff = hp.n_ff_by_layer[il.index()];
-            Block::Dense(Box::new(Ffn::load(loader, il, "", hp.n_embd, n_ff)?))
+            let dense = Ffn::load(loader, il, "", hp.n_embd, n_ff)?;
+            Block::Dense(Box::new(dense.with_activation(spec.moe.glu)))
+        } else if spec.dense_block == DenseBlock::Normed {
+            Block::Normed(Box::new(Normed::load(loader, hp, il, &spec.moe)?))
         } else {
             let moe = MoeLayer::load(loader, hp, il, &spec.moe)?;
             match spec.dense_block {
-                DenseBlock::None => Block::Moe(Box::new(moe)),
+                DenseBlock::None | DenseBlock::Normed => Block::Moe(Box::new(moe)),
                 DenseBlock::BeforeExperts => Block::Parallel(Box::new(Parallel {
                     dense: Ffn::load(loader, il, "", hp.n_embd, hp.n_embd)?,
                     norm: norm("ffn_norm_exps")?,
@@ -85,6 +93,9 @@ impl<'g> DecoderLayer<'g> {
                 }
             }
         };
+        let scale = format!("blk.{il}.layer_output_scale.weight");
+        let has_scale = spec.layer_scales && loader.has(&scale);
+        let scale = has_scale.then(|| loader.vector(&scale, 1));
         Ok(DecoderLayer {
             il,
             spec: *spec,
@@ -93,6 +104,7 @@ impl<'g> DecoderLayer<'g> {
             ffn_norm: norm(spec.ffn_norm.tensor)?,
             block,
             post_ffn_norm: post_norm(spec.post_ffn_norm)?,
+            scale: scale.transpose()?,
         })
     }
 
@@ -101,24 +113,25 @@ impl<'g> DecoderLayer<'g> {
             Block::Moe(moe) => Some(moe),
             Block::Parallel(parallel) => Some(&parallel.moe),
             Block::Both(both) => Some(&both.1),
+            Block::Normed(normed) => Some(&normed.moe),
             Block::Dense(_) => None,
         }
     }
 
     /// Operations of the layer: the number of those that write one record per pass, and of those that write one per token.
-    pub(super) fn ops(&self, hp: &HParams, n_expert_used: usize) -> (usize, usize) {
-        let moe = || self.spec.moe.ops(hp, n_expert_used);
+    pub(super) fn ops(&self, hp: &HParams) -> (usize, usize) {
         let (block, per_token) = match &self.block {
             Block::Dense(_) => (FFN_OPS, 0),
-            Block::Moe(_) => moe(),
+            Block::Moe(moe) => moe.ops(hp),
             Block::Parallel(parallel) => {
-                let (block, per_token) = moe();
+                let (block, per_token) = parallel.moe.ops(hp);
                 (block + parallel.norm.ops() + FFN_OPS + 1, per_token)
             }
-            Block::Both(_) => {
-                let (block, per_token) = moe();
+            Block::Both(both) => {
+                let (block, per_token) = both.1.ops(hp);
                 (block + FFN_OPS + 2, per_token)
             }
+            Block::Normed(normed) => normed.ops(hp),
         };
         let post_norms = [&self.post_attention_norm, &self.post_ffn_norm];
         let post_norms = post_norms.into_iter().flatten();
@@ -128,6 +141,7 @@ impl<'g> DecoderLayer<'g> {
         } else {
             0
         };
+        let scales = scales + usize::from(self.scale.is_some());
         let sums = 2;
         (
             self.attention.ops() + norms + scales + sums + block,
@@ -148,6 +162,7 @@ impl<'g> DecoderLayer<'g> {
         self.attention.heads(ops, at, attention, &mut s.x, cache);
         match &self.block {
             Block::Dense(dense) => self.sequential(ops, at, s, crop, |ops, s| {
+                self.input_norm(ops, at, s);
                 let (x, out) = (&mut s.normed, &mut s.block);
                 dense.forward(ops, &mut s.dense, self.name("ffn_out"), x, out);
             }),
@@ -155,6 +170,7 @@ impl<'g> DecoderLayer<'g> {
                 self.routed_ahead(ops, at, s, moe, crop);
             }
             Block::Moe(moe) => self.sequential(ops, at, s, crop, |ops, s| {
+                self.input_norm(ops, at, s);
                 let (x, out) = (&mut s.normed, &mut s.block);
                 moe.forward(ops, at.device, &mut s.moe, x, out);
             }),
@@ -162,9 +178,13 @@ impl<'g> DecoderLayer<'g> {
             Block::Both(both) => {
                 let (dense, moe) = both.as_ref();
                 self.sequential(ops, at, s, crop, |ops, s| {
+                    self.input_norm(ops, at, s);
                     self.both(ops, at, s, dense, moe);
                 });
             }
+            Block::Normed(normed) => self.sequential(ops, at, s, crop, |ops, s| {
+                normed.forward(ops, at, s, &self.ffn_norm);
+            }),
         }
     }
 
@@ -172,7 +192,7 @@ impl<'g> DecoderLayer<'g> {
         NodeName::of(stem, self.il)
     }
 
-    /// The operations after the heads: the output of the attention, then the block, from `s.normed` to `s.block`.
+    /// The operations after the heads: the output of the attention, then the block, from `s.ffn_inp` to `s.block`.
     fn sequential(
         &self,
         ops: &mut Ops,
@@ -189,7 +209,8 @@ impl<'g> DecoderLayer<'g> {
             [&self.post_attention_norm, &None]
         };
         let buffers = [&mut s.block, &mut s.normed];
-        let [attended, free] = self.post_norm(ops, at, before, buffers);
+        let first = self.name("norm");
+        let [attended, free] = self.post_norm(ops, (at, first), before, buffers);
         if crop {
             let (wanted, kept) = (&s.wanted, &mut s.kept);
             keep_tokens(ops, wanted);
@@ -200,15 +221,18 @@ impl<'g> DecoderLayer<'g> {
                 return;
             }
         }
-        let [attended, _] = self.post_norm(ops, at, after, [attended, free]);
+        let [attended, _] = self.post_norm(ops, (at, first), after, [attended, free]);
         self.scale_residual(ops, "attn_out_scaled", attended);
         let sum = self.name(self.spec.ffn_inp);
         ops.add(device, sum, attended, &mut s.x, &mut s.ffn_inp);
-        self.input_norm(ops, at, s);
         run_block(ops, s);
-        let norm = &self.post_ffn_norm;
-        let buffers = [&mut s.block, &mut s.normed];
-        let [out, _] = self.post_norm(ops, at, norm, buffers);
+        let first = if self.spec.global_post_ffn_norm {
+            NodeName::global("norm")
+        } else {
+            first
+        };
+        let (norm, buffers) = (&self.post_ffn_norm, [&mut s.block, &mut s.normed]);
+        let [out, _] = self.post_norm(ops, (at, first), norm, buffers);
         self.scale_residual(ops, "ffn_out_scaled", out);
         let terms = if self.spec.residual_first {
             [&mut s.ffn_inp, out]
@@ -216,7 +240,12 @@ impl<'g> DecoderLayer<'g> {
             [out, &mut s.ffn_inp]
         };
         let [a, b] = terms;
-        ops.add(device, self.name("l_out"), a, b, &mut s.x);
+        let Some(scale) = &self.scale else {
+            ops.add(device, self.name("l_out"), a, b, &mut s.x);
+            return;
+        };
+        ops.add(device, self.name("l_out_unscaled"), a, b, &mut s.x);
+        ops.multiply(self.name("l_out"), scale, &mut s.x);
     }
 
     /// The operations after the heads if the router reads the input of the layer: the router, then the others.
@@ -237,6 +266,7 @@ impl<'g> DecoderLayer<'g> {
             s.restore_tokens(ops);
         }
         self.sequential(ops, at, s, crop, |ops, s| {
+            self.input_norm(ops, at, s);
             let io = [&mut s.normed, &mut s.block];
             moe.forward_selected(ops, at.device, &mut s.moe, weights, io);
         });
@@ -300,19 +330,19 @@ impl<'g> DecoderLayer<'g> {
         ops.norm(at.device, names, src, &self.ffn_norm, dst);
     }
 
-    /// The norm of the first buffer in the second, if the layer has one. Returns the buffer of the result, then the other.
+    /// The norm of the first buffer in the second, if the layer has one; `first` is the name of its first node. Returns the buffer of
+    /// the result, then the other.
     fn post_norm<'s>(
         &self,
         ops: &mut Ops,
-        at: At,
+        (at, first): (At, NodeName),
         norm: &PostNorm,
         [x, dst]: [&'s mut Activation; 2],
     ) -> [&'s mut Activation; 2] {
         let Some((norm, node)) = norm else {
             return [x, dst];
         };
-        let names = ["norm", node].map(|stem| self.name(stem));
-        ops.norm(at.device, names, x, norm, dst);
+        ops.norm(at.device, [first, self.name(node)], x, norm, dst);
         [dst, x]
     }
 

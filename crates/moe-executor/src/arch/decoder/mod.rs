@@ -2,6 +2,7 @@
 //! residual connection. [`DecoderSpec`] describes the differences.
 
 mod layer;
+mod normed;
 mod spec;
 mod state;
 
@@ -69,25 +70,42 @@ impl<'g> Decoder<'g> {
         if self.spec.dense_block == DenseBlock::WithExperts {
             return Some("factors on the sums of blocks");
         }
+        if self.spec.dense_block == DenseBlock::Normed || self.spec.layer_scales {
+            return Some("factors on routers or layers");
+        }
+        if self.spec.logits_bound.is_some() || self.spec.embedding_rows.is_some() {
+            return Some("factors on the embeddings or a bound of the logits");
+        }
         if self.spec.moe.routes_ahead || !self.spec.moe.glu.has_kernel() {
             return Some("routers or activations");
         }
-        let mut layers = self.layers.iter();
-        layers.find_map(|layer| layer.attention.without_kernel())
+        let without_kernel = |layer: &DecoderLayer| {
+            let experts = layer.moe().and_then(MoeLayer::without_kernel);
+            experts.or(layer.attention.without_kernel())
+        };
+        self.layers.iter().find_map(without_kernel)
     }
 
     /// Looks up the embeddings of `s.tokens` and stores them in the residual stream `s.x`.
     pub fn embed(&self, ops: &mut Ops, weights: &Matrix, s: &mut State) {
         let scale = self.spec.scales.embedding;
-        let [name, scaled] = scale.map_or(["embd"; 2], |(_, names)| names);
+        let [name, scaled] = match (scale, self.spec.embedding_rows) {
+            (Some((_, names)), _) => names,
+            (None, Some(_)) => ["embd_unscaled", "inp_scaled"],
+            (None, None) => ["embd"; 2],
+        };
         let [name, scaled] = [name, scaled].map(NodeName::global);
         ops.get_embeddings(name, weights, &s.tokens, &mut s.x);
         if let Some((factor, _)) = scale {
             ops.scale(scaled, factor, &mut s.x);
         }
+        if let Some(factor) = self.spec.embedding_rows {
+            ops.scale_rows(scaled, "inp_scale_rows", |_| factor, &mut s.x);
+        }
     }
 
-    /// Runs all layers on the residual stream `s.x`. Afterwards `s.x` contains only the rows whose logits are wanted.
+    /// Runs all layers on the residual stream `s.x`. Afterwards `s.x` contains only the rows whose logits are wanted, unless they are
+    /// selected after the norm of the output.
     pub fn forward(&self, ops: &mut Ops, s: &mut State, cache: &mut KvCache) {
         for (il, layer) in self.hp.layers().zip(&self.layers) {
             let is_last = il.index() + 1 == self.layers.len();
@@ -104,16 +122,21 @@ impl<'g> Decoder<'g> {
 
     /// The number of operations that write one record per pass, and the number of those that write one per token.
     pub fn ops(&self) -> (usize, usize) {
-        // Of `block` and `x`, or of `x` only, and of the scores of a router before the attention.
-        let output_rows = 2 + usize::from(self.spec.moe.routes_ahead);
-        let scales = self.spec.scales;
-        let scales = usize::from(scales.embedding.is_some()) + usize::from(scales.logits.is_some());
+        let output_rows = match self.spec.output_rows {
+            // Of `block` and `x`, and of the scores of a router before the attention.
+            OutputRows::InLastLayer => 2 + usize::from(self.spec.moe.routes_ahead),
+            OutputRows::AfterLastLayer | OutputRows::AfterOutputNorm => 1,
+        };
+        let (scales, bound) = (self.spec.scales, self.spec.logits_bound);
+        let scales = usize::from(scales.embedding.is_some())
+            + usize::from(self.spec.embedding_rows.is_some())
+            + usize::from(scales.logits.is_some())
+            + bound.map_or(0, |_| 3);
         let bias = usize::from(self.spec.logits_bias != Bias::None);
         // Of the norm of the output.
         let norm_bias = usize::from(self.hp.norm_bias);
         let outside = output_rows + scales + bias + norm_bias;
-        let layers = self.layers.iter().zip(&self.hp.n_expert_used_by_layer);
-        let layers = layers.map(|(layer, &n_expert_used)| layer.ops(&self.hp, n_expert_used));
+        let layers = self.layers.iter().map(|layer| layer.ops(&self.hp));
         layers.fold((outside, 0), |sum, layer| {
             (sum.0 + layer.0, sum.1 + layer.1)
         })

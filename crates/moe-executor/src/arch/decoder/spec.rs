@@ -19,6 +19,8 @@ pub struct DecoderSpec {
     pub ffn_norm: LayerNorm,
     /// Norm of the output of the MoE or dense block.
     pub post_ffn_norm: Option<LayerNorm>,
+    /// Whether the first node of this norm has a name without the layer.
+    pub global_post_ffn_norm: bool,
     /// Number of dense layers, which come first.
     pub n_dense: usize,
     /// MoE layers.
@@ -31,6 +33,12 @@ pub struct DecoderSpec {
     pub output_rows: OutputRows,
     /// Bias of the logits (`output.bias`).
     pub logits_bias: Bias,
+    /// Bound of the absolute values of the logits.
+    pub logits_bound: Option<f32>,
+    /// Factor on the embeddings, which llama.cpp's graph reads from an input with one value for each token.
+    pub embedding_rows: Option<f32>,
+    /// Whether a file may have factors on the results of layers (`layer_output_scale`).
+    pub layer_scales: bool,
     /// Factors on parts of the residual stream and on the logits.
     pub scales: Scales,
 }
@@ -44,6 +52,8 @@ pub enum DenseBlock {
     BeforeExperts,
     /// With the input of the experts and the width of a dense layer; the sum of both is divided by √2 (Grok).
     WithExperts,
+    /// With the width of a dense layer and norms of its own, like the experts; the router has a further norm (Gemma 4).
+    Normed,
 }
 
 /// A norm of a layer: the name of its tensor and of its node.
@@ -73,6 +83,8 @@ pub enum OutputRows {
     InLastLayer,
     /// After the last layer.
     AfterLastLayer,
+    /// After the norm of the output.
+    AfterOutputNorm,
 }
 
 /// Constant factors.
@@ -104,12 +116,16 @@ impl DecoderSpec {
         ffn_inp: "ffn_inp",
         ffn_norm: LayerNorm::named("ffn_norm"),
         post_ffn_norm: None,
+        global_post_ffn_norm: false,
         n_dense: 0,
         moe: MoeSpec::PLAIN,
         dense_block: DenseBlock::None,
         residual_first: false,
         output_rows: OutputRows::InLastLayer,
         logits_bias: Bias::None,
+        logits_bound: None,
+        embedding_rows: None,
+        layer_scales: false,
         scales: Scales::NONE,
     };
 }

@@ -77,6 +77,13 @@ impl State {
         self.moe.buffers(inventory);
     }
 
+    /// Removes all tokens except those of the wanted rows, and all other rows of `normed`.
+    pub(crate) fn keep_wanted(&mut self, ops: &mut Ops, device: DeviceId, name: NodeName) {
+        keep_tokens(ops, &self.wanted);
+        let (normed, kept) = (&mut self.normed, &mut self.kept);
+        keep_rows(ops, device, name, normed, &self.wanted, kept);
+    }
+
     /// Saves the tokens before [`keep_tokens`].
     pub(super) fn save_tokens(&mut self, ops: &Ops) {
         let (positions, sequences) = &mut self.all_tokens;

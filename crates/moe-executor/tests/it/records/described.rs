@@ -22,7 +22,10 @@ pub fn models(dir: &Path) -> Vec<PathBuf> {
     paths.collect()
 }
 
-/// In the last layer, one of the 20 tokens of the prompt is routed.
+/// Architectures that select the output rows after the last layer, so that all tokens are routed in all layers.
+const ALL_ROUTED: [&str; 1] = ["gemma4"];
+
+/// In the last layer, one of the 20 tokens of the prompt is routed, except in [`ALL_ROUTED`].
 #[test]
 fn number_of_records_is_close_to_its_bound() {
     let dir = tempfile::tempdir().unwrap();
@@ -31,6 +34,9 @@ fn number_of_records_is_close_to_its_bound() {
         let file = path.to_str().unwrap();
         let recorded = record(file, &prompt, LIMITS, RunOptions::default());
         let n_records = recorded.records.len() as u64;
-        assert_eq!(recorded.max_records - n_records, 19 * 3, "{file}");
+        let all_routed = ALL_ROUTED.iter().any(|arch| file.contains(arch));
+        let n_not_routed = if all_routed { 0 } else { 19 };
+        let difference = recorded.max_records - n_records;
+        assert_eq!(difference, n_not_routed * 3, "{file}");
     }
 }
