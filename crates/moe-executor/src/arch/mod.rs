@@ -16,6 +16,7 @@ mod grok;
 mod hunyuan_moe;
 mod llama;
 mod mellum;
+mod mimo2;
 mod minimax_m2;
 mod olmoe;
 mod phimoe;
@@ -62,6 +63,7 @@ const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("hunyuan-moe", GPU, hunyuan_moe::load),
     ("llama", GPU, llama::load),
     ("mellum", GPU, mellum::load),
+    ("mimo2", CPU, mimo2::load),
     ("minimax-m2", GPU, minimax_m2::load),
     ("olmoe", GPU, olmoe::load),
     ("phimoe", CPU, phimoe::load),

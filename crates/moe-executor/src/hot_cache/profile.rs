@@ -61,6 +61,7 @@ const PROFILES: &[(&str, Profile)] = &[
     ("hunyuan-moe", Profile::SINGLE_TOKEN),
     ("llama", Profile::SINGLE_TOKEN),
     ("mellum", Profile::SINGLE_TOKEN),
+    ("mimo2", Profile::SINGLE_TOKEN),
     ("minimax-m2", Profile::SINGLE_TOKEN),
     ("olmoe", Profile::SINGLE_TOKEN),
     ("phimoe", Profile::SINGLE_TOKEN),

@@ -48,6 +48,7 @@ const WINDOW: Use = ReadFor(&[
     "gemma4",
     "gpt-oss",
     "mellum",
+    "mimo2",
     "smallthinker",
 ]);
 
@@ -79,6 +80,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
             "grok",
             "hunyuan-moe",
             "mellum",
+            "mimo2",
             "minimax-m2",
             "qwen2moe",
             "qwen3moe",
@@ -179,7 +181,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("attention.rope_pattern", Ignored),
     ("attention.scale", GRANITE),
     ("attention.output_scale", GROK),
-    ("attention.value_scale", Ignored),
+    ("attention.value_scale", ReadFor(&["mimo2"])),
     ("attention.temperature_length", GROK),
     ("attention.temperature_scale", Ignored),
     ("attention.key_length_mla", Ignored),

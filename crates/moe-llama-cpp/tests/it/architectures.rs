@@ -37,7 +37,7 @@ fn agree_on_headers_of_published_models() {
 }
 
 /// Architectures with a description in `fixtures/architectures`.
-pub const DESCRIBED: [&str; 15] = [
+pub const DESCRIBED: [&str; 16] = [
     "afmoe",
     "arctic",
     "bailingmoe2",
@@ -50,6 +50,7 @@ pub const DESCRIBED: [&str; 15] = [
     "grok",
     "hunyuan-moe",
     "mellum",
+    "mimo2",
     "minimax-m2",
     "phimoe",
     "smallthinker",
