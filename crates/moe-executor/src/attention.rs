@@ -217,7 +217,8 @@ impl<'g> AttentionLayer<'g> {
         let sinks = name("attn_sinks.weight");
         let has_sinks = spec.sinks && (!spec.optional_sinks || loader.has(&sinks));
         let sinks = has_sinks.then(|| loader.vector(&sinks, heads.n));
-        let gate = spec.gate.map(|gate| {
+        let has_gate = |gate: &Gate| !gate.per_head || loader.has(&name("attn_gate.weight"));
+        let gate = spec.gate.filter(has_gate).map(|gate| {
             let n = if gate.per_head {
                 heads.n
             } else {

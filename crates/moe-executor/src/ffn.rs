@@ -5,13 +5,15 @@ use moe_gguf::LayerId;
 use crate::activation::{Activation, NodeName};
 use crate::buffers::Inventory;
 use crate::error::Result;
-use crate::ops::{Glu, Ops};
+use crate::ops::{Glu, Ops, SwigluLimit};
 use crate::weights::{Loader, Matrix};
 
 /// Weights of one block.
 pub struct Ffn<'g> {
     il: LayerId,
     glu: Glu,
+    /// Limit of the activation, if the block has one.
+    limit: Option<SwigluLimit>,
     /// `(n_embd, n_ff)`
     gate: Matrix<'g>,
     /// `(n_embd, n_ff)`
@@ -20,8 +22,11 @@ pub struct Ffn<'g> {
     down: Matrix<'g>,
 }
 
-/// Operations of a block. Each writes one record per pass.
+/// Operations of a block without a limit. Each writes one record per pass.
 pub const FFN_OPS: usize = 4;
+
+/// Additional operations of a SwiGLU with a limit.
+pub const LIMIT_OPS: usize = 3;
 
 /// Buffers of a block `(token, n_ff)`, shared by all layers.
 pub struct FfnState {
@@ -60,6 +65,7 @@ impl<'g> Ffn<'g> {
         Ok(Ffn {
             il,
             glu: Glu::Swiglu,
+            limit: None,
             gate: loader.matrix(&name("gate"), n_embd, n_ff)?,
             up: loader.matrix(&name("up"), n_embd, n_ff)?,
             down: loader.matrix(&name("down"), n_ff, n_embd)?,
@@ -69,6 +75,22 @@ impl<'g> Ffn<'g> {
     /// The same block with another activation.
     pub(crate) fn with_activation(self, glu: Glu) -> Ffn<'g> {
         Ffn { glu, ..self }
+    }
+
+    /// The same block with a limit of its SwiGLU.
+    pub(crate) fn with_limit(self, limit: Option<f32>) -> Ffn<'g> {
+        let il = self.il;
+        let name = |stem| NodeName::of(stem, il);
+        let limit = limit.map(|limit| SwigluLimit {
+            limit,
+            names: ["ffn_silu", "ffn_silu_clamped", "ffn_up_clamped"].map(name),
+        });
+        Ffn { limit, ..self }
+    }
+
+    /// Operations of the block. Each writes one record per pass.
+    pub(crate) fn ops(&self) -> usize {
+        FFN_OPS + self.limit.map_or(0, |_| LIMIT_OPS)
     }
 
     /// Bytes of its weights.
@@ -95,8 +117,19 @@ impl<'g> Ffn<'g> {
         let [gate, up, activated] =
             ["ffn_gate", "ffn_up", activated].map(|stem| NodeName::of(stem, self.il));
         ops.mul_mat(gate, &self.gate, x, &mut s.gate);
-        ops.mul_mat(up, &self.up, x, &mut s.up);
-        ops.glu(activated, self.glu, &mut s.gate, &mut s.up);
+        match &self.limit {
+            Some(limit) => {
+                ops.limit_gate(limit, &mut s.gate);
+                ops.mul_mat(up, &self.up, x, &mut s.up);
+                ops.limit_up(limit, &mut s.up);
+                let limited = NodeName::of("ffn_swiglu_limited", self.il);
+                ops.multiply_gate(limited, &mut s.gate, &mut s.up);
+            }
+            None => {
+                ops.mul_mat(up, &self.up, x, &mut s.up);
+                ops.glu(activated, self.glu, &mut s.gate, &mut s.up);
+            }
+        }
         ops.mul_mat(name, &self.down, &mut s.gate, out);
     }
 }

@@ -7,11 +7,11 @@ use crate::activation::{Activation, NodeName};
 use crate::buffers::Inventory;
 use crate::device_id::DeviceId;
 use crate::error::Result;
-use crate::ffn::{FFN_OPS, Ffn, FfnState};
+use crate::ffn::{FFN_OPS, Ffn, FfnState, LIMIT_OPS};
 use crate::hparams::{Gating, Groups, HParams, Keys, MAX_WIDTH};
 use crate::ops::{
     At, ExpertIo, ExpertNodes, ExpertScales, Glu, MergeNames, Ops, Projection, RouterSpec,
-    RouterState,
+    RouterState, SwigluLimit,
 };
 use crate::recorder::{LaneCounts, Routing};
 use crate::weights::{Bias, Linear, Loader, Matrix, Vector};
@@ -144,6 +144,8 @@ pub struct MoeLayer<'g> {
     down: Linear<'g>,
     /// Factors of the output of each expert `(n_expert)`.
     scales: Option<Vector>,
+    /// Limit of the activation of the experts.
+    limit: Option<f32>,
     shared: Option<Shared<'g>>,
 }
 
@@ -238,6 +240,7 @@ impl<'g> MoeLayer<'g> {
         let selection_bias = spec
             .selection_bias
             .then(|| loader.vector(&format!("blk.{il}.exp_probs_b.bias"), n_expert));
+        let limits = hp.swiglu_limits[il.index()];
         let shared = spec.shared.map(|shared| {
             let name = format!("blk.{il}.ffn_gate_inp_shexp.weight");
             let gate = shared.gated.then(|| loader.matrix(&name, n_embd, 1));
@@ -247,7 +250,7 @@ impl<'g> MoeLayer<'g> {
             };
             Ok::<_, crate::Error>(Shared {
                 node: shared.node,
-                ffn: Ffn::load(loader, il, "_shexp", n_embd, width)?,
+                ffn: Ffn::load(loader, il, "_shexp", n_embd, width)?.with_limit(limits.dense),
                 gate: gate.transpose()?,
             })
         });
@@ -278,6 +281,7 @@ impl<'g> MoeLayer<'g> {
             up,
             down: linear("ffn_down_exps", [n_ff, n_embd, n_expert])?,
             scales: scales.transpose()?,
+            limit: limits.experts,
             shared: shared.transpose()?,
         })
     }
@@ -299,7 +303,11 @@ impl<'g> MoeLayer<'g> {
     pub(crate) fn ops(&self, hp: &HParams) -> (usize, usize) {
         let (pass, token) = self.spec.ops(hp, self.n_expert_used);
         let scales = if self.scales.is_some() { 3 } else { 0 };
-        (pass + scales, token - usize::from(self.is_fused()))
+        let shared = self.shared.as_ref();
+        let shared = shared.map_or(0, |shared| shared.ffn.ops() - FFN_OPS);
+        let limit = self.limit.map_or(0, |_| LIMIT_OPS);
+        let pass = pass + scales + shared + limit;
+        (pass, token - usize::from(self.is_fused()))
     }
 
     /// `out = Σ weight · expert(x) + shared expert(x)` over the selected experts, for each row of `x (token, n_embd)`.
@@ -433,6 +441,7 @@ impl<'g> MoeLayer<'g> {
         });
         let down = Projection { scales, ..down };
         let activated = match self.spec.glu {
+            Glu::Swiglu if self.limit.is_some() => "ffn_moe_swiglu_limited",
             Glu::Swiglu => "ffn_moe_swiglu",
             Glu::SwigluOai => "ffn_moe_swiglu_oai",
             Glu::Reglu => "ffn_moe_reglu",
@@ -443,6 +452,10 @@ impl<'g> MoeLayer<'g> {
             projections: [gate, up, down],
             activated: name(activated),
             glu: self.spec.glu,
+            limit: self.limit.map(|limit| SwigluLimit {
+                limit,
+                names: ["ffn_moe_silu", "ffn_moe_silu_clamped", "ffn_moe_up_clamped"].map(name),
+            }),
             merge: MergeNames {
                 weights,
                 sum: name(self.spec.sum),

@@ -42,6 +42,7 @@ const ATTENTION: AttentionSpec = AttentionSpec {
 
 const WINDOW: WindowRules = WindowRules {
     own_widths: true,
+    own_rotation: true,
     ..WindowRules::LISTED
 };
 

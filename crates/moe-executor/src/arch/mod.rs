@@ -23,6 +23,7 @@ mod phimoe;
 mod qwen2moe;
 mod qwen3moe;
 mod smallthinker;
+mod step35;
 
 use crate::error::{Error, Result};
 use crate::hparams::Keys;
@@ -70,6 +71,7 @@ const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("qwen2moe", GPU, qwen2moe::load),
     ("qwen3moe", GPU, qwen3moe::load),
     ("smallthinker", CPU, smallthinker::load),
+    ("step35", CPU, step35::load),
 ];
 
 /// The supported architectures, sorted by name.

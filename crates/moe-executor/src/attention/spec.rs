@@ -63,7 +63,7 @@ impl QkNames {
 /// A gate of the heads' output: it is multiplied by the sigmoid of a product of the layer's normed input (`attn_gate`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gate {
-    /// Whether the gate has one value per head. Otherwise it has one per element.
+    /// Whether the gate has one value per head. Otherwise it has one per element. Layers may lack a gate with one value per head.
     pub per_head: bool,
     /// Names of the product, the sigmoid and the result.
     pub names: [&'static str; 3],

@@ -68,6 +68,7 @@ const PROFILES: &[(&str, Profile)] = &[
     ("qwen2moe", Profile::SINGLE_TOKEN),
     ("qwen3moe", Profile::SINGLE_TOKEN),
     ("smallthinker", Profile::SINGLE_TOKEN),
+    ("step35", Profile::SINGLE_TOKEN),
 ];
 
 #[cfg(test)]

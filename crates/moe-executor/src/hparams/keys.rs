@@ -300,6 +300,31 @@ impl<'g> Keys<'g> {
         }
     }
 
+    /// The numbers of a key that is one number for all blocks or a list with one number per block; `None` if the key is missing.
+    pub(crate) fn f32_by_block(&self, suffix: &str) -> Result<Option<Vec<f32>>> {
+        let Some(Value::Array(list)) = self.gguf.metadata().get(&self.key(suffix)) else {
+            let value = self.opt_f32(suffix)?;
+            return Ok(value.map(|value| vec![value; self.n_block]));
+        };
+        let numbers = list
+            .iter()
+            .map(|value| value.as_f64().map(|value| value as f32));
+        let numbers: Option<Vec<f32>> = numbers.collect();
+        let is_valid = |numbers: &Vec<f32>| {
+            numbers.len() == self.n_block && numbers.iter().all(|number| number.is_finite())
+        };
+        match numbers.filter(is_valid) {
+            Some(numbers) => Ok(Some(numbers)),
+            None => {
+                let reason = format!(
+                    "a list must have a finite floating-point number for each of the {} blocks (`block_count`)",
+                    self.n_block
+                );
+                Err(self.bad(suffix, format!("a list of {} values", list.len()), &reason))
+            }
+        }
+    }
+
     pub(crate) fn f32_or(&self, suffix: &str, default: f32) -> Result<f32> {
         Ok(self.opt_f32(suffix)?.unwrap_or(default))
     }

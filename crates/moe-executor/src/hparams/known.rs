@@ -35,11 +35,21 @@ const DENSE_FIRST: Use = ReadFor(&[
     "exaone-moe",
     "glm4moe",
 ]);
-/// Architectures whose header has the number of shared experts, and whether the expert weights are normalized and scaled.
-const WEIGHTS: Use = ReadFor(&["afmoe", "bailingmoe2", "dots1", "exaone-moe", "glm4moe"]);
+/// Architectures whose header has the number of shared experts.
+const SHARED: Use = ReadFor(&["afmoe", "bailingmoe2", "dots1", "exaone-moe", "glm4moe"]);
+/// Architectures whose header has whether the expert weights are normalized and scaled.
+const WEIGHTS: Use = ReadFor(&[
+    "afmoe",
+    "bailingmoe2",
+    "dots1",
+    "exaone-moe",
+    "glm4moe",
+    "step35",
+]);
 const GEMMA: Use = ReadFor(&["gemma4"]);
 const GRANITE: Use = ReadFor(&["granitemoe"]);
 const GROK: Use = ReadFor(&["grok"]);
+const STEP: Use = ReadFor(&["step35"]);
 const SCALED: Use = ReadFor(&["granitemoe", "grok"]);
 /// Architectures with a sliding window.
 const WINDOW: Use = ReadFor(&[
@@ -50,6 +60,7 @@ const WINDOW: Use = ReadFor(&[
     "mellum",
     "mimo2",
     "smallthinker",
+    "step35",
 ]);
 
 /// All keys, without the prefix of the architecture.
@@ -85,6 +96,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
             "qwen2moe",
             "qwen3moe",
             "smallthinker",
+            "step35",
         ]),
     ),
     (
@@ -96,16 +108,17 @@ pub(super) const KEYS: &[(&str, Use)] = &[
             "granitemoe",
             "hunyuan-moe",
             "qwen2moe",
+            "step35",
         ]),
     ),
     ("expert_chunk_feed_forward_length", Ignored),
-    ("swiglu_clamp_exp", Ignored),
-    ("swiglu_clamp_shexp", Ignored),
+    ("swiglu_clamp_exp", STEP),
+    ("swiglu_clamp_shexp", STEP),
     ("use_parallel_residual", Ignored),
     ("tensor_data_layout", Harmless),
     ("expert_count", Read),
     ("expert_used_count", Read),
-    ("expert_shared_count", WEIGHTS),
+    ("expert_shared_count", SHARED),
     ("expert_group_count", Read),
     ("expert_group_used_count", Read),
     ("expert_weights_scale", WEIGHTS),
@@ -121,6 +134,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
             "glm4moe",
             "minimax-m2",
             "smallthinker",
+            "step35",
         ]),
     ),
     ("expert_group_scale", Ignored),

@@ -63,6 +63,17 @@ pub struct HParams {
     pub rope: Rope,
     /// Sliding attention window, if the architecture has one.
     pub window: Option<Window>,
+    /// Limits of SwiGLU activations, by layer.
+    pub swiglu_limits: Vec<SwigluLimits>,
+}
+
+/// Limits of the SwiGLU activations of a layer: an upper bound of the activated gate, and a bound of the absolute values of up.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct SwigluLimits {
+    /// Of the selected experts.
+    pub experts: Option<f32>,
+    /// Of the shared expert, or of the dense block.
+    pub dense: Option<f32>,
 }
 
 /// How a norm scales the elements of a row.
@@ -231,6 +242,7 @@ impl HParams {
             })?,
             rope: Rope::read(keys, head_dim, n_ctx_train, &layout)?,
             window: None,
+            swiglu_limits: vec![SwigluLimits::default(); n_layer],
         })
     }
 }

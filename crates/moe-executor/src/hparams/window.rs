@@ -44,6 +44,8 @@ pub(crate) struct WindowRules {
     pub listed: bool,
     /// Whether heads of windowed layers may have other widths than those of other layers.
     pub own_widths: bool,
+    /// Whether RoPE may rotate another number of dimensions in windowed layers than in other layers.
+    pub own_rotation: bool,
     pub rope: WindowRope,
 }
 
@@ -56,6 +58,7 @@ impl WindowRules {
         optional: false,
         listed: false,
         own_widths: false,
+        own_rotation: false,
         rope: WindowRope::Own,
     };
 
@@ -111,9 +114,9 @@ impl HParams {
     ) -> Result<usize> {
         const N_DIMS: &str = "rope.dimension_count_swa";
         let first = self.heads[0];
-        let width = |suffix: &str, other: usize| -> Result<usize> {
+        let width = |suffix: &str, other: usize, is_own: bool| -> Result<usize> {
             let own = keys.count_or(suffix, other, MAX_HEADS)?;
-            if own != other && !rules.own_widths {
+            if own != other && !is_own {
                 let reason = format!(
                     "a width other than that of the other layers ({other}) is not supported"
                 );
@@ -121,9 +124,9 @@ impl HParams {
             }
             Ok(own)
         };
-        let k_dim = width("attention.key_length_swa", first.k_dim)?;
-        let v_dim = width("attention.value_length_swa", first.v_dim)?;
-        let n_dims = width(N_DIMS, self.rope.n_dims)?;
+        let k_dim = width("attention.key_length_swa", first.k_dim, rules.own_widths)?;
+        let v_dim = width("attention.value_length_swa", first.v_dim, rules.own_widths)?;
+        let n_dims = width(N_DIMS, self.rope.n_dims, rules.own_rotation)?;
         if n_dims > k_dim || n_dims % 2 != 0 {
             let reason = format!("it must be even and at most the width of a head, {k_dim}");
             return Err(keys.bad(N_DIMS, n_dims, &reason));

@@ -11,7 +11,7 @@ use crate::cpu::matmul::{self, Entries, RowOf};
 use crate::cuda::{Device, Policy, Ptr};
 use crate::device_id::DeviceId;
 use crate::hot_cache::replace_lanes;
-use crate::ops::{ExpertScales, MergeNames, Ops, Scope, number, router};
+use crate::ops::{ExpertScales, MergeNames, Ops, Scope, SwigluLimit, number, router};
 use crate::recorder::{LaneCounts, Lanes, Routing, Source};
 use crate::weights::{Linear, Matrix, Vector};
 
@@ -59,14 +59,14 @@ impl Projection<'_, '_> {
 }
 
 impl Ops<'_> {
-    /// `gate = glu(W_gate · x, W_up · x)` for each token and each of its selected experts.
+    /// `gate = glu(W_gate · x, W_up · x)` for each token and each of its selected experts. A limited activation runs on the CPU.
     ///
     /// `x (token, n_embd)`, `gate` and `up (token, slot, n_ff)`.
     pub fn gate_up(
         &mut self,
         layer: &mut Experts,
         [gate, up]: [Projection; 2],
-        (activated, glu): (NodeName, Glu),
+        (activated, glu, limit): (NodeName, Glu, Option<&SwigluLimit>),
         x: &mut Activation,
         routing: &mut Routing,
         [gate_out, up_out]: [&mut Activation; 2],
@@ -114,7 +114,16 @@ impl Ops<'_> {
         } else {
             self.project_rows(&mut scope, &gate_rows, x, (routing, lanes), gate_out);
         }
+        if let Some(limit) = limit {
+            self.limit_gate(limit, gate_out);
+        }
         self.project_rows(&mut scope, &up_rows, x, (routing, lanes), up_out);
+        if let Some(limit) = limit {
+            self.limit_up(limit, up_out);
+            self.multiply_gate(activated, gate_out, up_out);
+            self.end_window(layer, window_start);
+            return;
+        }
         let before = Source::from(&*gate_out);
         if !done {
             glu.apply(self.threads, gate_out.data_mut(), up_out.data());

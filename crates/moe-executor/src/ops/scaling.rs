@@ -82,8 +82,10 @@ impl Ops<'_> {
         self.elementwise(number::UNARY, sigmoid, gate, |x| 1.0 / (1.0 + (-x).exp()));
         let mut scope = self.start();
         self.fetch(&mut x.values);
-        let before = Source::from(&*x);
         let head = x.width / gate.width.max(1);
+        // llama.cpp multiplies heads of a reshape.
+        let suffix = if head > 1 { " (reshaped)" } else { "" };
+        let before = Source::view(&*x, suffix);
         let gates = gate.data();
         self.threads.rows(x.data_mut(), head.max(1), |i, head| {
             head.iter_mut().for_each(|x| *x *= gates[i]);

@@ -37,7 +37,7 @@ fn agree_on_headers_of_published_models() {
 }
 
 /// Architectures with a description in `fixtures/architectures`.
-pub const DESCRIBED: [&str; 16] = [
+pub const DESCRIBED: [&str; 17] = [
     "afmoe",
     "arctic",
     "bailingmoe2",
@@ -54,6 +54,7 @@ pub const DESCRIBED: [&str; 16] = [
     "minimax-m2",
     "phimoe",
     "smallthinker",
+    "step35",
 ];
 
 /// Checks all architectures, and then reports those that failed.

@@ -5,7 +5,7 @@ use std::f32::consts::FRAC_1_SQRT_2;
 use moe_gguf::LayerId;
 
 use super::normed::Normed;
-use super::spec::{DecoderSpec, DenseBlock, LayerNorm};
+use super::spec::{DecoderSpec, DenseBlock, LayerNorm, StreamNames};
 use super::state::{State, keep_rows, keep_tokens};
 use crate::activation::{Activation, NodeName};
 use crate::attention::AttentionLayer;
@@ -32,6 +32,8 @@ pub(super) struct DecoderLayer<'g> {
     post_ffn_norm: PostNorm,
     /// Factor on the result of the layer `(1)`.
     scale: Option<Vector>,
+    /// Name of the result of the layer.
+    output: NodeName,
 }
 
 /// A norm of an output with the name of its node, if the layer has one.
@@ -73,7 +75,9 @@ impl<'g> DecoderLayer<'g> {
         let block = if il.index() < spec.n_dense {
             let n_ff = hp.n_ff_by_layer[il.index()];
             let dense = Ffn::load(loader, il, "", hp.n_embd, n_ff)?;
-            Block::Dense(Box::new(dense.with_activation(spec.moe.glu)))
+            let dense = dense.with_activation(spec.moe.glu);
+            let limit = hp.swiglu_limits[il.index()].dense;
+            Block::Dense(Box::new(dense.with_limit(limit)))
         } else if spec.dense_block == DenseBlock::Normed {
             Block::Normed(Box::new(Normed::load(loader, hp, il, &spec.moe)?))
         } else {
@@ -96,6 +100,11 @@ impl<'g> DecoderLayer<'g> {
         let scale = format!("blk.{il}.layer_output_scale.weight");
         let has_scale = spec.layer_scales && loader.has(&scale);
         let scale = has_scale.then(|| loader.vector(&scale, 1));
+        let output = match spec.stream_names {
+            StreamNames::Output => NodeName::of("l_out", il),
+            StreamNames::Input if il.index() + 1 == hp.n_layer => NodeName::global("h_nextn"),
+            StreamNames::Input => NodeName::of("attn_norm_in", LayerId(il.0 + 1)),
+        };
         Ok(DecoderLayer {
             il,
             spec: *spec,
@@ -105,6 +114,7 @@ impl<'g> DecoderLayer<'g> {
             block,
             post_ffn_norm: post_norm(spec.post_ffn_norm)?,
             scale: scale.transpose()?,
+            output,
         })
     }
 
@@ -121,7 +131,7 @@ impl<'g> DecoderLayer<'g> {
     /// Operations of the layer: the number of those that write one record per pass, and of those that write one per token.
     pub(super) fn ops(&self, hp: &HParams) -> (usize, usize) {
         let (block, per_token) = match &self.block {
-            Block::Dense(_) => (FFN_OPS, 0),
+            Block::Dense(dense) => (dense.ops(), 0),
             Block::Moe(moe) => moe.ops(hp),
             Block::Parallel(parallel) => {
                 let (block, per_token) = parallel.moe.ops(hp);
@@ -241,11 +251,11 @@ impl<'g> DecoderLayer<'g> {
         };
         let [a, b] = terms;
         let Some(scale) = &self.scale else {
-            ops.add(device, self.name("l_out"), a, b, &mut s.x);
+            ops.add(device, self.output, a, b, &mut s.x);
             return;
         };
         ops.add(device, self.name("l_out_unscaled"), a, b, &mut s.x);
-        ops.multiply(self.name("l_out"), scale, &mut s.x);
+        ops.multiply(self.output, scale, &mut s.x);
     }
 
     /// The operations after the heads if the router reads the input of the layer: the router, then the others.
@@ -306,8 +316,8 @@ impl<'g> DecoderLayer<'g> {
         let (x, out) = (&mut s.normed, &mut s.block);
         parallel.dense.forward(ops, &mut s.dense, name, x, out);
         ops.add(device, name, &mut s.block, &mut s.ffn_inp, &mut s.normed);
-        let name = self.name("l_out");
-        ops.add(device, name, &mut s.experts, &mut s.normed, &mut s.x);
+        let (a, b) = (&mut s.experts, &mut s.normed);
+        ops.add(device, self.output, a, b, &mut s.x);
     }
 
     /// The block of a dense block and experts: the sum of both, divided by √2, in `s.block`.

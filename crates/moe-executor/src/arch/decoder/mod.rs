@@ -10,14 +10,14 @@ use moe_gguf::LayerId;
 
 use crate::activation::NodeName;
 use crate::error::Result;
-use crate::hparams::{HParams, NormKind};
+use crate::hparams::{HParams, NormKind, SwigluLimits};
 use crate::kv_cache::KvCache;
 use crate::moe::MoeLayer;
 use crate::ops::Ops;
 use crate::weights::{Bias, Loader, Matrix};
 
 use layer::DecoderLayer;
-pub use spec::{DecoderSpec, DenseBlock, LayerNorm, OutputRows, Scales};
+pub use spec::{DecoderSpec, DenseBlock, LayerNorm, OutputRows, Scales, StreamNames};
 pub use state::State;
 use state::{keep_rows, keep_tokens};
 
@@ -76,6 +76,10 @@ impl<'g> Decoder<'g> {
         if self.spec.logits_bound.is_some() || self.spec.embedding_rows.is_some() {
             return Some("factors on the embeddings or a bound of the logits");
         }
+        let mut limits = self.hp.swiglu_limits.iter();
+        if limits.any(|limits| *limits != SwigluLimits::default()) {
+            return Some("limits of activations");
+        }
         if self.spec.moe.routes_ahead || !self.spec.moe.glu.has_kernel() {
             return Some("routers or activations");
         }
@@ -94,7 +98,16 @@ impl<'g> Decoder<'g> {
             (None, Some(_)) => ["embd_unscaled", "inp_scaled"],
             (None, None) => ["embd"; 2],
         };
-        let [name, scaled] = [name, scaled].map(NodeName::global);
+        let scaled = match self.spec.stream_names {
+            StreamNames::Output => NodeName::global(scaled),
+            StreamNames::Input => NodeName::of("attn_norm_in", LayerId(0)),
+        };
+        let is_scaled = scale.is_some() || self.spec.embedding_rows.is_some();
+        let name = if is_scaled {
+            NodeName::global(name)
+        } else {
+            scaled
+        };
         ops.get_embeddings(name, weights, &s.tokens, &mut s.x);
         if let Some((factor, _)) = scale {
             ops.scale(scaled, factor, &mut s.x);

@@ -29,6 +29,8 @@ pub struct DecoderSpec {
     pub dense_block: DenseBlock,
     /// Whether the sum of residual stream and block has the residual stream as its first source.
     pub residual_first: bool,
+    /// Names of the residual stream between layers.
+    pub stream_names: StreamNames,
     /// Where the output rows are selected.
     pub output_rows: OutputRows,
     /// Bias of the logits (`output.bias`).
@@ -87,6 +89,15 @@ pub enum OutputRows {
     AfterOutputNorm,
 }
 
+/// Names of the residual stream between layers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StreamNames {
+    /// As outputs of layers: `embd`, then `l_out` of each layer.
+    Output,
+    /// As inputs of layers: `attn_norm_in` of the next layer, `h_nextn` after the last one.
+    Input,
+}
+
 /// Constant factors.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Scales {
@@ -121,6 +132,7 @@ impl DecoderSpec {
         moe: MoeSpec::PLAIN,
         dense_block: DenseBlock::None,
         residual_first: false,
+        stream_names: StreamNames::Output,
         output_rows: OutputRows::InLastLayer,
         logits_bias: Bias::None,
         logits_bound: None,

@@ -28,7 +28,7 @@ use crate::error::Result;
 use crate::hot_cache::{Call, HotCache, HotCacheReport, LaneContents, replace_lanes};
 use crate::model::Model;
 use crate::ops::experts::Projection;
-use crate::ops::{At, Ops};
+use crate::ops::{At, Ops, SwigluLimit};
 use crate::recorder::{LaneCounts, Lanes, Routing};
 use crate::weights::Linear;
 
@@ -43,6 +43,8 @@ pub(crate) struct ExpertNodes<'a, 'g> {
     pub activated: NodeName,
     /// The activation.
     pub glu: Glu,
+    /// Its limit, if it has one.
+    pub limit: Option<SwigluLimit>,
     /// Names of the weighted sum.
     pub merge: MergeNames,
 }
@@ -162,7 +164,7 @@ impl Ops<'_> {
             dst,
         } = io;
         let [gate, up, down] = nodes.projections;
-        let glu = (nodes.activated, nodes.glu);
+        let glu = (nodes.activated, nodes.glu, nodes.limit.as_ref());
         let mut layer = self.begin_experts(nodes.at.il, down.linear, routing);
         self.gate_up(&mut layer, [gate, up], glu, x, routing, [gate_out, up_out]);
         let lanes = self.down_and_merge(layer, down, nodes.merge, gate_out, routing, down_out, dst);

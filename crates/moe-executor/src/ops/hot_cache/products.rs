@@ -73,19 +73,27 @@ impl<'o> Ops<'o> {
         } else {
             self.finish_projection(scope, products, (0, gate), x, gate_out);
         }
+        if let Some(limit) = &nodes.limit {
+            self.limit_gate(limit, gate_out);
+        }
         for lane in products.lanes.iter().flatten() {
             self.multiply(lane, (1, up), x, up_out, None);
         }
         self.finish_projection(scope, products, (1, up), x, up_out);
-        let before = Source::from(&*gate_out);
-        for lane in products.lanes.iter().flatten() {
-            let range = lane.elements(gate_out.width);
-            let gate = &mut gate_out.data_mut()[range.clone()];
-            nodes.glu.apply(self.threads, gate, &up_out.data()[range]);
+        if let Some(limit) = &nodes.limit {
+            self.limit_up(limit, up_out);
+            self.multiply_gate(nodes.activated, gate_out, up_out);
+        } else {
+            let before = Source::from(&*gate_out);
+            for lane in products.lanes.iter().flatten() {
+                let range = lane.elements(gate_out.width);
+                let gate = &mut gate_out.data_mut()[range.clone()];
+                nodes.glu.apply(self.threads, gate, &up_out.data()[range]);
+            }
+            gate_out.name = nodes.activated;
+            let sources = [before, (&*up_out).into()];
+            self.record(scope, number::GLU, nodes.activated, &sources);
         }
-        gate_out.name = nodes.activated;
-        let sources = [before, (&*up_out).into()];
-        self.record(scope, number::GLU, nodes.activated, &sources);
         for lane in products.lanes.iter().flatten() {
             self.multiply(lane, (2, down), gate_out, down_out, None);
         }
