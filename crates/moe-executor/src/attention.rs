@@ -10,13 +10,13 @@ use crate::buffers::Inventory;
 use crate::cpu::attention::Shape;
 use crate::device_id::DeviceId;
 use crate::error::Result;
-use crate::hparams::{HParams, Heads, Rope};
+use crate::hparams::{HParams, Heads, Rope, WindowKind};
 use crate::kv_cache::KvCache;
 use crate::norm::Norm;
 use crate::ops::{At, Ops};
 use crate::weights::{Bias, Linear, Loader, Vector};
 
-pub use spec::{AttentionSpec, Gate, QkNames, QkNorm, RopeLayers};
+pub use spec::{AttentionSpec, Gate, QkNames, QkNorm, RopeLayers, Temperature};
 
 /// Weights of the attention of one layer.
 pub struct AttentionLayer<'g> {
@@ -203,6 +203,8 @@ impl<'g> AttentionLayer<'g> {
             let norm = match spec.qk_norm {
                 None => return Ok(None),
                 Some(QkNorm::Row) => Norm::load(loader, hp, &name(part), n, false)?,
+                Some(QkNorm::PlainAfterRope) if rope.is_none() => return Ok(None),
+                Some(QkNorm::PlainAfterRope) => Norm::plain(hp, d),
                 Some(_) => Norm::load(loader, hp, &name(part), d, false)?,
             };
             Ok(Some(norm))
@@ -226,6 +228,10 @@ impl<'g> AttentionLayer<'g> {
             };
             loader.linear(&name("attn_gate"), [n_embd, n, 1], Bias::None)
         });
+        let of_kind = |kind| {
+            let window = window.filter(|window| window.kind == kind);
+            window.map(|window| window.n_positions)
+        };
         Ok(AttentionLayer {
             il,
             spec: *spec,
@@ -234,8 +240,8 @@ impl<'g> AttentionLayer<'g> {
                 n_head_kv: heads.n_kv,
                 head_dim: d,
                 value_dim: heads.v_dim,
-                window: window.map(|window| window.n_positions),
-                chunk: None,
+                window: of_kind(WindowKind::Sliding),
+                chunk: of_kind(WindowKind::Chunked),
                 scale: spec.scale.unwrap_or(1.0 / (d as f32).sqrt()),
                 softcap: spec.softcap,
             },
@@ -270,8 +276,12 @@ impl<'g> AttentionLayer<'g> {
         if self.spec.scales_queries || self.spec.output_scale.is_some() {
             return Some("factors on the queries or the output");
         }
-        if self.value_norm.is_some() {
+        let is_plain = |norm: &Norm| norm.weight.is_none();
+        if self.value_norm.is_some() || self.qk_norms.iter().flatten().any(is_plain) {
             return Some("norms without weights");
+        }
+        if self.shape.chunk.is_some() || self.temperature().is_some() {
+            return Some("attention to chunks, or factors that grow with the position");
         }
         if self.shape.value_dim != self.shape.head_dim || !self.has_kv() {
             return Some("values of another width or of another layer");
@@ -299,9 +309,15 @@ impl<'g> AttentionLayer<'g> {
         let rope = if self.rope.is_some() { rotated } else { 0 };
         let gate = self.gate.as_ref().map_or(0, |gate| gate.ops() + 2);
         let heads = 1;
-        let scales =
-            usize::from(self.spec.scales_queries) + usize::from(self.spec.output_scale.is_some());
+        let scales = usize::from(self.spec.scales_queries)
+            + usize::from(self.temperature().is_some())
+            + usize::from(self.spec.output_scale.is_some());
         norms + inputs + rope + scales + store + heads + gate + self.output.ops()
+    }
+
+    /// The factors on the queries, if the layer has them.
+    fn temperature(&self) -> Option<Temperature> {
+        self.spec.temperature.filter(|_| self.rope.is_none())
     }
 
     /// Whether the layer computes keys and values.
@@ -407,6 +423,10 @@ impl<'g> AttentionLayer<'g> {
         if part == 0 && self.spec.scales_queries {
             ops.scale(name, 1.0 / (head_dim as f32).sqrt(), dst);
         }
+        if let (0, Some(temperature)) = (part, self.temperature()) {
+            let factor = |position| temperature.factor(position);
+            ops.scale_rows(name, "inp_attn_scale", factor, dst);
+        }
         if let (2, Some(norm), Some(stem)) = (part, &self.value_norm, self.spec.value_norm) {
             let normed = NodeName::of(stem, self.il);
             ops.norm(device, [normed; 2], &mut s.projected, norm, dst);
@@ -457,7 +477,8 @@ impl<'g> AttentionLayer<'g> {
         };
         let normed = name(normed[part]);
         let nodes = [name("norm"), normed];
-        if self.spec.qk_norm == Some(QkNorm::HeadAfterRope) {
+        let after_rope = [QkNorm::HeadAfterRope, QkNorm::PlainAfterRope].map(Some);
+        if after_rope.contains(&self.spec.qk_norm) {
             rope(ops, projected);
             ops.norm(device, nodes, projected, norm, dst);
             return;

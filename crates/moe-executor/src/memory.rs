@@ -194,6 +194,14 @@ impl Model<'_> {
             ("expert gate", hidden),
             ("expert up", hidden),
             ("expert down", rows.selected().saturating_mul(n_embd)),
+            (
+                "weighted inputs of experts",
+                if moe.weights_first {
+                    rows.selected().saturating_mul(n_embd)
+                } else {
+                    0
+                },
+            ),
             ("shared expert score", shared[2]),
             ("shared expert weight", shared[2]),
             ("sum of the selected experts", shared[3]),
@@ -270,6 +278,8 @@ struct Rows {
     moe_layers: Vec<(usize, u64)>,
     /// Selected experts per token, by layer.
     n_expert_used: Vec<usize>,
+    /// Whether each selected expert reads a row of its own.
+    weights_first: bool,
 }
 
 impl Rows {
@@ -283,15 +293,17 @@ impl Rows {
                 tokens
             }
         };
-        let layers =
-            |from: usize, to: usize| (from..to).map(|layer| (layer, rows(layer))).collect();
-        let n_dense = spec.n_dense.min(hp.n_layer);
+        let layers = |is_moe: bool| {
+            let layers = (0..hp.n_layer).filter(|&layer| spec.is_moe(layer) == is_moe);
+            layers.map(|layer| (layer, rows(layer))).collect()
+        };
         Rows {
             tokens,
             wanted: 1,
             block: (0..hp.n_layer).map(rows).max().unwrap_or(0),
-            dense_layers: layers(0, n_dense),
-            moe_layers: layers(n_dense, hp.n_layer),
+            dense_layers: layers(false),
+            moe_layers: layers(true),
+            weights_first: spec.moe.weights_first,
             n_expert_used: hp.n_expert_used_by_layer.clone(),
         }
     }
@@ -317,9 +329,13 @@ impl Rows {
                 Some(self.tokens)
             }
             "ffn_gate" | "ffn_up" | "ffn_down" | "ffn_gate_inp" | "ffn_gate_inp_shexp"
-            | "ffn_gate_exps" | "ffn_up_exps" | "ffn_gate_up_exps" | "ffn_gate_shexp"
-            | "ffn_up_shexp" | "ffn_down_shexp" => of_block(),
-            "ffn_down_exps" => Some(of_block()? * self.n_expert_used[layer] as u64),
+            | "ffn_gate_shexp" | "ffn_up_shexp" | "ffn_down_shexp" => of_block(),
+            "ffn_gate_exps" | "ffn_up_exps" | "ffn_gate_up_exps" if !self.weights_first => {
+                of_block()
+            }
+            "ffn_gate_exps" | "ffn_up_exps" | "ffn_gate_up_exps" | "ffn_down_exps" => {
+                Some(of_block()? * self.n_expert_used[layer] as u64)
+            }
             _ => None,
         }
     }

@@ -1,20 +1,23 @@
 //! The MoE layer: router, selected experts, their weighted sum, shared expert. [`MoeSpec`] describes the differences
 //! between architectures.
 
+mod state;
+
 use moe_gguf::LayerId;
 
 use crate::activation::{Activation, NodeName};
-use crate::buffers::Inventory;
 use crate::device_id::DeviceId;
 use crate::error::Result;
-use crate::ffn::{FFN_OPS, Ffn, FfnState, LIMIT_OPS};
+use crate::ffn::{FFN_OPS, Ffn, LIMIT_OPS};
 use crate::hparams::{Gating, Groups, HParams, Keys, MAX_WIDTH};
 use crate::ops::{
     At, ExpertIo, ExpertNodes, ExpertScales, Glu, MergeNames, Ops, Projection, RouterSpec,
-    RouterState, SwigluLimit,
+    SwigluLimit,
 };
 use crate::recorder::{LaneCounts, Routing};
 use crate::weights::{Bias, Linear, Loader, Matrix, Vector};
+
+pub use state::MoeState;
 
 /// The MoE layers of an architecture.
 #[derive(Clone, Copy)]
@@ -37,8 +40,14 @@ pub struct MoeSpec {
     pub sum: &'static str,
     /// Whether the router reads the input of the layer, before its norm.
     pub routes_ahead: bool,
+    /// Whether experts are selected by their scores instead of their probabilities.
+    pub selects_by_scores: bool,
+    /// Whether the weights of the experts are applied to their inputs instead of their outputs.
+    pub weights_first: bool,
     /// The expert that processes all tokens, if the architecture has one.
     pub shared: Option<SharedExpert>,
+    /// Name of the sum of the selected experts and the shared expert.
+    pub shared_sum: &'static str,
 }
 
 /// An expert that processes all tokens.
@@ -101,7 +110,10 @@ impl MoeSpec {
         expert_scales: false,
         sum: "ffn_moe_out",
         routes_ahead: false,
+        selects_by_scores: false,
+        weights_first: false,
         shared: None,
+        shared_sum: "ffn_out",
     };
 
     /// For a layer with `n_expert_used` selected experts: the number of operations that write one record per pass, and
@@ -115,7 +127,8 @@ impl MoeSpec {
             + 2 // argsort, weights
             + 3 * usize::from(self.norm_weights)
             + usize::from(self.weights_scale != 1.0);
-        let merge = 1 + (n_expert_used.max(2) - 1);
+        let repeat = usize::from(self.weights_first);
+        let merge = repeat + 1 + (n_expert_used.max(2) - 1);
         let shared = match self.shared {
             Some(SharedExpert { gated: true, .. }) => FFN_OPS + 5,
             Some(SharedExpert { gated: false, .. }) => FFN_OPS + 1,
@@ -155,72 +168,6 @@ struct Shared<'g> {
     ffn: Ffn<'g>,
     /// `(n_embd, 1)`
     gate: Option<Matrix<'g>>,
-}
-
-/// Buffers of a MoE layer, shared by all layers.
-pub struct MoeState {
-    pub(crate) router: RouterState,
-    gate: Activation,
-    up: Activation,
-    down: Activation,
-    ffn: FfnState,
-    shared: SharedState,
-    routing: Routing,
-}
-
-/// Buffers of a shared expert.
-struct SharedState {
-    /// Score of each token `(token, 1)`.
-    score: Activation,
-    /// Sigmoid of the score `(token, 1)`.
-    weight: Activation,
-    /// Weighted sum of the selected experts `(token, n_embd)`.
-    routed: Activation,
-    /// Output of the shared expert `(token, n_embd)`.
-    out: Activation,
-}
-
-impl MoeState {
-    /// Buffers whose ids start at `first_id`.
-    pub fn new(first_id: u64) -> MoeState {
-        let buffer = |i| Activation::new(first_id + i);
-        MoeState {
-            router: RouterState::new(first_id),
-            gate: buffer(3),
-            up: buffer(4),
-            down: buffer(5),
-            ffn: FfnState::new(first_id + 6),
-            shared: SharedState {
-                score: buffer(8),
-                weight: buffer(9),
-                routed: buffer(10),
-                out: buffer(11),
-            },
-            routing: Routing::default(),
-        }
-    }
-}
-
-impl MoeState {
-    /// The routing decisions of the layer that ran last.
-    #[cfg(test)]
-    pub(crate) fn routing(&self) -> &Routing {
-        &self.routing
-    }
-
-    /// Adds its buffers to an inventory.
-    pub(crate) fn buffers(&self, inventory: &mut Inventory) {
-        self.router.buffers(inventory);
-        self.routing.buffers(inventory);
-        self.ffn.buffers(inventory);
-        inventory.activation("expert gate", &self.gate);
-        inventory.activation("expert up", &self.up);
-        inventory.activation("expert down", &self.down);
-        inventory.activation("shared expert score", &self.shared.score);
-        inventory.activation("shared expert weight", &self.shared.weight);
-        inventory.activation("sum of the selected experts", &self.shared.routed);
-        inventory.activation("shared expert", &self.shared.out);
-    }
 }
 
 impl<'g> MoeLayer<'g> {
@@ -296,6 +243,9 @@ impl<'g> MoeLayer<'g> {
         if self.is_fused() {
             return Some("gate and up of the experts in one tensor");
         }
+        if self.spec.weights_first || self.spec.selects_by_scores {
+            return Some("weights on the inputs of experts");
+        }
         self.scales.as_ref().map(|_| "factors of experts")
     }
 
@@ -359,6 +309,7 @@ impl<'g> MoeLayer<'g> {
             gating: self.spec.gating,
             selection_bias: self.selection_bias.as_ref(),
             groups: self.groups,
+            selects_by_scores: self.spec.selects_by_scores,
             norm_weights: self.spec.norm_weights,
             weights_scale: self.spec.weights_scale,
             n_expert_used: self.n_expert_used,
@@ -458,6 +409,7 @@ impl<'g> MoeLayer<'g> {
             }),
             merge: MergeNames {
                 weights,
+                weights_first: self.spec.weights_first,
                 sum: name(self.spec.sum),
             },
         };
@@ -468,7 +420,8 @@ impl<'g> MoeLayer<'g> {
         let lanes = ops.experts(
             &nodes,
             ExpertIo {
-                x,
+                x: &mut *x,
+                weighted: &mut s.weighted,
                 routing: &mut s.routing,
                 buffers: [&mut s.gate, &mut s.up, &mut s.down],
                 dst: routed,
@@ -486,7 +439,7 @@ impl<'g> MoeLayer<'g> {
             let names = ["ffn_shexp_gate_silu", "ffn_shexp_gate", "ffn_shexp_out"];
             ops.scale_by_sigmoid(device, names.map(name), score, weight, own);
         }
-        ops.add(device, name("ffn_out"), routed, own, out);
+        ops.add(device, name(self.spec.shared_sum), routed, own, out);
         lanes
     }
 }

@@ -15,6 +15,7 @@ mod granitemoe;
 mod grok;
 mod hunyuan_moe;
 mod llama;
+mod llama4;
 mod mellum;
 mod mimo2;
 mod minimax_m2;
@@ -63,6 +64,7 @@ const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("grok", CPU, grok::load),
     ("hunyuan-moe", GPU, hunyuan_moe::load),
     ("llama", GPU, llama::load),
+    ("llama4", CPU, llama4::load),
     ("mellum", GPU, mellum::load),
     ("mimo2", CPU, mimo2::load),
     ("minimax-m2", GPU, minimax_m2::load),

@@ -11,6 +11,8 @@ pub enum QkNorm {
     Head,
     /// The elements of one head, after RoPE.
     HeadAfterRope,
+    /// The elements of one head, after RoPE and without weights. Layers without RoPE have no norm.
+    PlainAfterRope,
     /// The elements of all heads of a token.
     Row,
 }
@@ -69,6 +71,24 @@ pub struct Gate {
     pub names: [&'static str; 3],
 }
 
+/// Factors on the queries of layers without RoPE, which grow with the position: `ln(⌊(position + 1) / floor⌋ + 1) · scale + 1`
+/// (llama.cpp's `llm_graph_input_attn_temp`).
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Temperature {
+    /// Positions in a step.
+    pub floor: u32,
+    /// Factor on the logarithm.
+    pub scale: f32,
+}
+
+impl Temperature {
+    /// The factor of a position.
+    pub(super) fn factor(&self, position: u32) -> f32 {
+        let steps = ((position as f32 + 1.0) / self.floor as f32).floor();
+        ((f64::from(steps) + 1.0).ln() * f64::from(self.scale) + 1.0) as f32
+    }
+}
+
 /// The attention of an architecture.
 #[derive(Clone, Copy)]
 pub struct AttentionSpec {
@@ -107,6 +127,8 @@ pub struct AttentionSpec {
     pub softcap: Option<f32>,
     /// Whether the queries are multiplied by the inverse root of the width of a head, in an operation of its own. `scale` is then 1.
     pub scales_queries: bool,
+    /// Factors on the queries of layers without RoPE.
+    pub temperature: Option<Temperature>,
     /// Whether each head has an attention sink: a score in the softmax without a value.
     pub sinks: bool,
     /// Whether layers of a file may lack the sinks.
@@ -137,9 +159,28 @@ impl AttentionSpec {
         scale: None,
         softcap: None,
         scales_queries: false,
+        temperature: None,
         sinks: false,
         optional_sinks: false,
         output_scale: None,
         gate: None,
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Temperature;
+
+    #[test]
+    fn temperature_grows_in_steps() {
+        let temperature = Temperature {
+            floor: 8192,
+            scale: 0.1,
+        };
+        for (position, steps) in [(0, 0.0f64), (8190, 0.0), (8191, 1.0), (100_000, 12.0)] {
+            let want = 1.0 + 0.1 * (steps + 1.0).ln();
+            let got = f64::from(temperature.factor(position));
+            assert!((got - want).abs() < 1e-6, "{got} {want} at {position}");
+        }
+    }
 }

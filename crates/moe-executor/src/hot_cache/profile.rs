@@ -60,6 +60,7 @@ const PROFILES: &[(&str, Profile)] = &[
     ("grok", Profile::SINGLE_TOKEN),
     ("hunyuan-moe", Profile::SINGLE_TOKEN),
     ("llama", Profile::SINGLE_TOKEN),
+    ("llama4", Profile::SINGLE_TOKEN),
     ("mellum", Profile::SINGLE_TOKEN),
     ("mimo2", Profile::SINGLE_TOKEN),
     ("minimax-m2", Profile::SINGLE_TOKEN),

@@ -146,11 +146,25 @@ impl<'g> Keys<'g> {
         used: Range<usize>,
         max: usize,
     ) -> Result<Option<Vec<usize>>> {
+        self.opt_counts_where(suffix, used.end, |layer| used.contains(&layer), max)
+    }
+
+    /// The values of the first `n` layers for which `is_used` returns true, and 0 for the others; `None` if the key is missing.
+    ///
+    /// # Errors
+    /// The value of one of these layers is not in `1..=max`.
+    fn opt_counts_where(
+        &self,
+        suffix: &str,
+        n: usize,
+        is_used: impl Fn(usize) -> bool,
+        max: usize,
+    ) -> Result<Option<Vec<usize>>> {
         let Some(values) = self.values(suffix)? else {
             return Ok(None);
         };
-        let mut counts = vec![0; used.end];
-        for layer in used {
+        let mut counts = vec![0; n];
+        for layer in (0..n).filter(|&layer| is_used(layer)) {
             let value = values.get(layer).map_or(0, to_usize);
             if value == 0 || value > max {
                 let reason = format!("{value} in layer {layer} is out of range (1..={max})");
@@ -175,6 +189,21 @@ impl<'g> Keys<'g> {
         max: usize,
     ) -> Result<Vec<usize>> {
         let counts = self.opt_counts(suffix, used, max)?;
+        counts.ok_or_else(|| self.missing(suffix))
+    }
+
+    /// The values of the first `n` layers for which `is_used` returns true, and 0 for the others.
+    ///
+    /// # Errors
+    /// The key is missing, or the value of one of these layers is not in `1..=max`.
+    pub(crate) fn counts_where(
+        &self,
+        suffix: &str,
+        n: usize,
+        is_used: impl Fn(usize) -> bool,
+        max: usize,
+    ) -> Result<Vec<usize>> {
+        let counts = self.opt_counts_where(suffix, n, is_used, max)?;
         counts.ok_or_else(|| self.missing(suffix))
     }
 

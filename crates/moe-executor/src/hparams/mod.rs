@@ -17,7 +17,7 @@ pub(crate) use known::ignored;
 pub use rope::{Rope, RopeLayout};
 pub(crate) use router::Gating;
 pub use router::Groups;
-pub use window::Window;
+pub use window::{Window, WindowKind};
 pub(crate) use window::{WindowRope, WindowRules};
 
 /// Hyper-parameters of a decoder with mixture-of-experts layers.
@@ -113,6 +113,8 @@ pub(crate) struct Layout {
     pub expert_width: ExpertWidth,
     /// Number of dense layers, which come first.
     pub n_dense: usize,
+    /// Period of the MoE layers, at least 1: among the other layers, only the last layer of each period is a MoE layer.
+    pub moe_step: usize,
     /// Whether MoE layers also have a dense block of the width `feed_forward_length`.
     pub dense_everywhere: bool,
     pub rotated: Rotated,
@@ -130,6 +132,7 @@ impl Layout {
         Layout {
             expert_width,
             n_dense: 0,
+            moe_step: 1,
             dense_everywhere: false,
             rotated: Rotated::Head,
             heads_by_layer: false,
@@ -137,6 +140,11 @@ impl Layout {
             norm: NormKind::Rms,
             norm_bias: false,
         }
+    }
+
+    /// Whether a layer is a MoE layer.
+    fn is_moe(&self, layer: usize) -> bool {
+        layer >= self.n_dense && (layer + 1).is_multiple_of(self.moe_step)
     }
 }
 
@@ -178,35 +186,39 @@ impl HParams {
             return Err(keys.no_experts());
         }
         let n_expert = keys.count("expert_count", 1 << 14)?;
-        let n_dense = layout.n_dense.min(n_layer);
-        let with_experts = n_dense..n_layer;
-        let n_used = keys.counts("expert_used_count", with_experts.clone(), n_expert)?;
+        let with_experts =
+            |suffix: &str, max| keys.counts_where(suffix, n_layer, |il| layout.is_moe(il), max);
+        let n_used = with_experts("expert_used_count", n_expert)?;
         const OWN: &str = "expert_feed_forward_length";
         const DENSE: &str = "feed_forward_length";
         let n_ff_exp = match layout.expert_width {
-            ExpertWidth::Own => keys.counts(OWN, with_experts, MAX_WIDTH)?,
-            ExpertWidth::Dense => keys.counts(DENSE, with_experts, MAX_WIDTH)?,
+            ExpertWidth::Own => with_experts(OWN, MAX_WIDTH)?,
+            ExpertWidth::Dense => with_experts(DENSE, MAX_WIDTH)?,
             ExpertWidth::OwnOrShare | ExpertWidth::OwnOrDense if keys.is_set(OWN)? => {
-                keys.counts(OWN, with_experts, MAX_WIDTH)?
+                with_experts(OWN, MAX_WIDTH)?
             }
-            ExpertWidth::OwnOrDense => keys.counts(DENSE, with_experts, MAX_WIDTH)?,
+            ExpertWidth::OwnOrDense => with_experts(DENSE, MAX_WIDTH)?,
             ExpertWidth::OwnOrShare => {
-                let n_ff = keys.counts(DENSE, with_experts, MAX_WIDTH)?;
+                let n_ff = with_experts(DENSE, MAX_WIDTH)?;
                 let shares = n_ff.iter().zip(&n_used).map(|(n_ff, k)| n_ff / k.max(&1));
                 shares.collect()
             }
         };
-        if let Some(layer) = (n_dense..n_layer).find(|&layer| n_ff_exp[layer] == 0) {
+        let mut moe_layers = (0..n_layer).filter(|&layer| layout.is_moe(layer));
+        if let Some(layer) = moe_layers.find(|&layer| n_ff_exp[layer] == 0) {
             let reason = format!(
                 "`feed_forward_length` divided by it is 0, which is the width of the experts of layer {layer}"
             );
             return Err(keys.bad("expert_used_count", n_used[layer], &reason));
         }
-        let mut n_ff = match n_dense {
-            _ if layout.dense_everywhere => keys.counts(DENSE, 0..n_layer, MAX_WIDTH)?,
+        let is_dense = |layer: usize| !layout.is_moe(layer);
+        let mut n_ff = if layout.dense_everywhere {
+            keys.counts(DENSE, 0..n_layer, MAX_WIDTH)?
+        } else if (0..n_layer).any(is_dense) {
+            keys.counts_where(DENSE, n_layer, is_dense, MAX_WIDTH)?
+        } else {
             // Like llama.cpp, checks the length of a list that is not used.
-            0 => keys.values(DENSE).map(|_| Vec::new())?,
-            _ => keys.counts(DENSE, 0..n_dense, MAX_WIDTH)?,
+            keys.values(DENSE).map(|_| Vec::new())?
         };
         n_ff.resize(n_layer, 0);
         let n_ctx_train = keys.count("context_length", 1 << 30)?;

@@ -1,18 +1,29 @@
-//! Sliding attention windows.
+//! Attention windows.
 
 use super::heads::MAX_HEADS;
 use super::{HParams, Keys, Rope};
 use crate::error::Result;
 
-/// A sliding attention window.
+/// An attention window.
 #[derive(Debug, Clone)]
 pub struct Window {
-    /// Positions that a token attends to, including its own.
+    /// Maximum number of positions that a token attends to, including its own.
     pub n_positions: usize,
     /// By layer, whether its attention is limited to the window.
     pub layers: Vec<bool>,
+    /// Where the window starts.
+    pub kind: WindowKind,
     /// Rotary position embedding of these layers.
     pub rope: Rope,
+}
+
+/// Where the attention window of a token starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WindowKind {
+    /// At a constant distance: the window has the same length for all tokens.
+    Sliding,
+    /// At a multiple of its length: a token attends to positions of its own chunk.
+    Chunked,
 }
 
 /// The rotary position embedding of windowed layers.
@@ -40,6 +51,7 @@ pub(crate) struct WindowRules {
     pub fixed: Option<usize>,
     /// Whether a model without `attention.sliding_window` has no window. Otherwise the key is required.
     pub optional: bool,
+    pub kind: WindowKind,
     /// Whether the header must list the windowed layers: `attention.sliding_window_pattern` is then a list.
     pub listed: bool,
     /// Whether heads of windowed layers may have other widths than those of other layers.
@@ -56,6 +68,7 @@ impl WindowRules {
         dense_first: false,
         fixed: None,
         optional: false,
+        kind: WindowKind::Sliding,
         listed: false,
         own_widths: false,
         own_rotation: false,
@@ -97,6 +110,7 @@ impl HParams {
                 None => keys.count(LENGTH, 1 << 30)?,
             },
             layers,
+            kind: rules.kind,
             rope: Rope { n_dims, ..rope },
         });
         Ok(())

@@ -374,7 +374,7 @@ impl Ops<'_> {
         (DeviceId::Cpu, lane::CPU)
     }
 
-    /// `dst[t] = Σ weight[t, slot] · experts[t, slot]`.
+    /// `dst[t] = Σ weight[t, slot] · experts[t, slot]`, or without weights if they were applied to the inputs.
     fn merge_experts(
         &mut self,
         il: LayerId,
@@ -409,16 +409,18 @@ impl Ops<'_> {
         let done = scope.is_done();
         let name = |stem| NodeName::of(stem, il);
         let (width, k) = (experts.width, routing.n_expert_used);
-        let before = Source::from(&*experts);
-        if !done {
-            let weights = routing.weights.host();
-            self.threads.rows(experts.data_mut(), width, |i, row| {
-                row.iter_mut().for_each(|x| *x *= weights[i]);
-            });
+        if !merge.weights_first {
+            let before = Source::from(&*experts);
+            if !done {
+                let weights = routing.weights.host();
+                self.threads.rows(experts.data_mut(), width, |i, row| {
+                    row.iter_mut().for_each(|x| *x *= weights[i]);
+                });
+            }
+            experts.name = name("ffn_moe_weighted");
+            let sources = [before, router::weights(merge.weights, routing)];
+            self.record(&mut scope, number::MUL, experts.name, &sources);
         }
-        experts.name = name("ffn_moe_weighted");
-        let sources = [before, router::weights(merge.weights, routing)];
-        self.record(&mut scope, number::MUL, experts.name, &sources);
 
         // Like in llama.cpp's graph, the first addition adds two slots, and a single slot is copied.
         for slot in 1..k.max(2) {

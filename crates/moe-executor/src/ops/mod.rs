@@ -5,9 +5,11 @@
 //! | name | node |
 //! |---|---|
 //! | `kqv_out-N` | fused attention |
+//! | `ffn_inp_normed-N` | norm before the experts of Llama 4 |
 //! | `attn_out-N`, `attn_o-N` | output product of the attention |
 //! | `ffn_moe_sum-N` | partial sum of the experts |
 //! | `ffn_moe_down_scales-N`, `ffn_moe_down_scale-N` | factors of the experts for each token, and those of the selected experts |
+//! | `ffn_moe_repeated-N` | input of the experts for each selected expert |
 //! | `ffn_moe_inp_normed-N`, `ffn_moe_inp_scaled-N`, `ffn_moe_inp-N` | input of a router with its own norm |
 //! | `ffn_shexp_gate_silu-N` | first operation of a sigmoid, which llama.cpp's graph computes as `silu(x) / x` |
 //! | `attn_out_rows-N`, `l_out_rows-N`, `ffn_moe_logits_rows-N` | selection of the rows whose logits are wanted |
@@ -38,6 +40,7 @@ mod router;
 mod run;
 mod scaling;
 mod scope;
+mod weighted_inputs;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};

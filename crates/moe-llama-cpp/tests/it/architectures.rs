@@ -37,7 +37,7 @@ fn agree_on_headers_of_published_models() {
 }
 
 /// Architectures with a description in `fixtures/architectures`.
-pub const DESCRIBED: [&str; 17] = [
+pub const DESCRIBED: [&str; 18] = [
     "afmoe",
     "arctic",
     "bailingmoe2",
@@ -49,6 +49,7 @@ pub const DESCRIBED: [&str; 17] = [
     "granitemoe",
     "grok",
     "hunyuan-moe",
+    "llama4",
     "mellum",
     "mimo2",
     "minimax-m2",

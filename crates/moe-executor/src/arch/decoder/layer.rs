@@ -5,7 +5,7 @@ use std::f32::consts::FRAC_1_SQRT_2;
 use moe_gguf::LayerId;
 
 use super::normed::Normed;
-use super::spec::{DecoderSpec, DenseBlock, LayerNorm, StreamNames};
+use super::spec::{DecoderSpec, DenseBlock, LayerNorm, OutputRows, StreamNames};
 use super::state::{State, keep_rows, keep_tokens};
 use crate::activation::{Activation, NodeName};
 use crate::attention::AttentionLayer;
@@ -34,6 +34,8 @@ pub(super) struct DecoderLayer<'g> {
     scale: Option<Vector>,
     /// Name of the result of the layer.
     output: NodeName,
+    /// Whether the output of the attention has the name of the norm before the experts.
+    output_named_norm: bool,
 }
 
 /// A norm of an output with the name of its node, if the layer has one.
@@ -72,7 +74,8 @@ impl<'g> DecoderLayer<'g> {
             let norm = name.map(|name| Ok((norm(name.tensor)?, name.node)));
             norm.transpose()
         };
-        let block = if il.index() < spec.n_dense {
+        let is_moe = spec.is_moe(il.index());
+        let block = if !is_moe {
             let n_ff = hp.n_ff_by_layer[il.index()];
             let dense = Ffn::load(loader, il, "", hp.n_embd, n_ff)?;
             let dense = dense.with_activation(spec.moe.glu);
@@ -100,6 +103,13 @@ impl<'g> DecoderLayer<'g> {
         let scale = format!("blk.{il}.layer_output_scale.weight");
         let has_scale = spec.layer_scales && loader.has(&scale);
         let scale = has_scale.then(|| loader.vector(&scale, 1));
+        let output_named_norm = is_moe && spec.output_named_norm;
+        let mut attention = spec.attention;
+        let is_cropped =
+            il.index() + 1 == hp.n_layer && spec.output_rows == OutputRows::InLastLayer;
+        if output_named_norm && !is_cropped {
+            attention.output = spec.ffn_norm.node;
+        }
         let output = match spec.stream_names {
             StreamNames::Output => NodeName::of("l_out", il),
             StreamNames::Input if il.index() + 1 == hp.n_layer => NodeName::global("h_nextn"),
@@ -108,7 +118,8 @@ impl<'g> DecoderLayer<'g> {
         Ok(DecoderLayer {
             il,
             spec: *spec,
-            attention: AttentionLayer::load(loader, hp, il, &spec.attention)?,
+            attention: AttentionLayer::load(loader, hp, il, &attention)?,
+            output_named_norm,
             post_attention_norm: post_norm(spec.post_attention_norm)?,
             ffn_norm: norm(spec.ffn_norm.tensor)?,
             block,
@@ -224,7 +235,12 @@ impl<'g> DecoderLayer<'g> {
         if crop {
             let (wanted, kept) = (&s.wanted, &mut s.kept);
             keep_tokens(ops, wanted);
-            let names = ["attn_out_rows", "l_out_rows"].map(|stem| self.name(stem));
+            let attention_rows = if self.output_named_norm {
+                self.spec.ffn_norm.node
+            } else {
+                "attn_out_rows"
+            };
+            let names = [attention_rows, "l_out_rows"].map(|stem| self.name(stem));
             keep_rows(ops, device, names[0], attended, wanted, kept);
             keep_rows(ops, device, names[1], &mut s.x, wanted, kept);
             if wanted.is_empty() {
@@ -335,7 +351,12 @@ impl<'g> DecoderLayer<'g> {
 
     /// The norm of `s.ffn_inp` in `s.normed`.
     fn input_norm(&self, ops: &mut Ops, at: At, s: &mut State) {
-        let names = ["norm", self.spec.ffn_norm.node].map(|stem| self.name(stem));
+        let node = if self.output_named_norm {
+            "ffn_inp_normed"
+        } else {
+            self.spec.ffn_norm.node
+        };
+        let names = ["norm", node].map(|stem| self.name(stem));
         let (src, dst) = (&mut s.ffn_inp, &mut s.normed);
         ops.norm(at.device, names, src, &self.ffn_norm, dst);
     }

@@ -23,12 +23,17 @@ pub struct DecoderSpec {
     pub global_post_ffn_norm: bool,
     /// Number of dense layers, which come first.
     pub n_dense: usize,
+    /// Period of the MoE layers, at least 1: among the other layers, only the last layer of each period is a MoE layer.
+    pub moe_step: usize,
     /// MoE layers.
     pub moe: MoeSpec,
     /// The dense block of a MoE layer.
     pub dense_block: DenseBlock,
     /// Whether the sum of residual stream and block has the residual stream as its first source.
     pub residual_first: bool,
+    /// Whether the output of the attention of a MoE layer, after the selection of the output rows, has the name of the norm before the
+    /// experts, whose node has none (Llama 4).
+    pub output_named_norm: bool,
     /// Names of the residual stream between layers.
     pub stream_names: StreamNames,
     /// Where the output rows are selected.
@@ -119,6 +124,11 @@ impl Scales {
 }
 
 impl DecoderSpec {
+    /// Whether a layer is a MoE layer.
+    pub fn is_moe(&self, layer: usize) -> bool {
+        layer >= self.n_dense && (layer + 1).is_multiple_of(self.moe_step)
+    }
+
     /// [`AttentionSpec::PLAIN`] and [`MoeSpec::PLAIN`] in all layers.
     pub const PLAIN: DecoderSpec = DecoderSpec {
         attention: AttentionSpec::PLAIN,
@@ -129,9 +139,11 @@ impl DecoderSpec {
         post_ffn_norm: None,
         global_post_ffn_norm: false,
         n_dense: 0,
+        moe_step: 1,
         moe: MoeSpec::PLAIN,
         dense_block: DenseBlock::None,
         residual_first: false,
+        output_named_norm: false,
         stream_names: StreamNames::Output,
         output_rows: OutputRows::InLastLayer,
         logits_bias: Bias::None,

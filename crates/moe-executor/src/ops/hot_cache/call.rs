@@ -35,6 +35,8 @@ pub(super) struct CpuLane<'c> {
     pub(super) indices: &'c [i32],
     /// Expert of each entry.
     pub(super) experts: &'c [i32],
+    /// Whether the input has a row for each entry, instead of one for each token.
+    pub(super) has_own_rows: bool,
     /// Copies of gate, up and down; `None`: those of the file.
     pub(super) copies: Option<&'c [Compact; 3]>,
     /// The entries grouped by `indices`.
@@ -106,6 +108,7 @@ impl<'c> LaneCall<'c, '_> {
             tokens: self.work.tokens(lane),
             indices: self.indices(lane),
             experts: self.work.experts(lane),
+            has_own_rows: self.nodes.merge.weights_first,
             copies: self.copies(lane),
             group: &groups[lane as usize],
         }

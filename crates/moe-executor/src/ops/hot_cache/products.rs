@@ -111,8 +111,8 @@ impl<'o> Ops<'o> {
     ) {
         let weights = &projection.linear.weights;
         let (rows, row_of) = match which {
-            2 => (&src.data()[lane.elements(weights.n_in)], RowOf::Every(1)),
-            _ => (src.data(), RowOf::Listed(lane.tokens)),
+            0 | 1 if !lane.has_own_rows => (src.data(), RowOf::Listed(lane.tokens)),
+            _ => (&src.data()[lane.elements(weights.n_in)], RowOf::Every(1)),
         };
         let entries = Entries {
             rows,
@@ -146,7 +146,8 @@ impl<'o> Ops<'o> {
         let n_out = weights.n_out;
         dst.name = projection.names[0];
         let (routing, _) = products.experts;
-        let is_reshaped = which != 2 && routing.n_expert_used > 1;
+        let has_own_rows = which == 2 || products.nodes.merge.weights_first;
+        let is_reshaped = !has_own_rows && routing.n_expert_used > 1;
         let suffix = if is_reshaped { " (reshaped)" } else { "" };
         let ids = router::ids(projection.il, routing);
         let sources = [weights.into(), Source::view(src, suffix), ids];
