@@ -2,11 +2,11 @@
 //! architectures.
 
 mod spec;
+mod state;
 
 use moe_gguf::LayerId;
 
 use crate::activation::{Activation, NodeName};
-use crate::buffers::Inventory;
 use crate::cpu::attention::Shape;
 use crate::device_id::DeviceId;
 use crate::error::Result;
@@ -17,6 +17,7 @@ use crate::ops::{At, Ops};
 use crate::weights::{Bias, Linear, Loader, Vector};
 
 pub use spec::{AttentionSpec, Gate, QkNames, QkNorm, RopeLayers, Temperature};
+pub use state::AttentionState;
 
 /// Weights of the attention of one layer.
 pub struct AttentionLayer<'g> {
@@ -86,57 +87,6 @@ enum Projections<'g> {
     Separate(Box<[Option<Linear<'g>>; 3]>),
     /// All in one matrix, in this order.
     Fused(Box<Linear<'g>>),
-}
-
-/// Buffers of the attention, shared by all layers.
-pub struct AttentionState {
-    /// Normed input `(token, n_embd)`.
-    normed: Activation,
-    /// Queries `(token, n_head * head_dim)`.
-    q: Activation,
-    /// Keys `(token, n_head_kv * head_dim)`.
-    k: Activation,
-    /// Values `(token, n_head_kv * value_dim)`.
-    v: Activation,
-    /// Queries, keys or values before their norm, same shapes.
-    projected: Activation,
-    /// Output of the heads `(token, n_head * value_dim)`.
-    heads: Activation,
-    /// Queries, keys and values of one matrix, the columns in this order.
-    fused: Activation,
-    /// Gates of the heads `(token, n_head * value_dim)` or `(token, n_head)`.
-    gates: Activation,
-}
-
-impl AttentionState {
-    /// Buffers whose ids start at `first_id`.
-    pub fn new(first_id: u64) -> AttentionState {
-        let buffer = |i| Activation::new(first_id + i);
-        AttentionState {
-            normed: buffer(0),
-            q: buffer(1),
-            k: buffer(2),
-            v: buffer(3),
-            projected: buffer(4),
-            heads: buffer(5),
-            fused: buffer(6),
-            gates: buffer(7),
-        }
-    }
-}
-
-impl AttentionState {
-    /// Adds its buffers to an inventory.
-    pub(crate) fn buffers(&self, inventory: &mut Inventory) {
-        inventory.activation("attention input", &self.normed);
-        inventory.activation("queries", &self.q);
-        inventory.activation("keys", &self.k);
-        inventory.activation("values", &self.v);
-        inventory.activation("queries, keys or values before their norm", &self.projected);
-        inventory.activation("attention heads", &self.heads);
-        inventory.activation("queries, keys and values", &self.fused);
-        inventory.activation("attention gates", &self.gates);
-    }
 }
 
 impl<'g> Projections<'g> {
@@ -334,6 +284,19 @@ impl<'g> AttentionLayer<'g> {
         x: &mut Activation,
         cache: &mut KvCache,
     ) {
+        self.inputs(ops, at, s, x, cache);
+        self.attend(ops, at, s, cache);
+    }
+
+    /// Computes the norm, queries, keys and values for each row of `x (token, n_embd)`. Stores keys and values in the cache.
+    pub fn inputs(
+        &self,
+        ops: &mut Ops,
+        at: At,
+        s: &mut AttentionState,
+        x: &mut Activation,
+        cache: &mut KvCache,
+    ) {
         let name = |stem| NodeName::of(stem, self.il);
         let norm = ["norm", "attn_norm"].map(name);
         ops.norm(at.device, norm, x, &self.norm, &mut s.normed);
@@ -359,6 +322,10 @@ impl<'g> AttentionLayer<'g> {
         if self.has_kv() {
             ops.store_kv(at, &mut s.k, &mut s.v, cache);
         }
+    }
+
+    /// Computes the heads after [`AttentionLayer::inputs`].
+    pub fn attend(&self, ops: &mut Ops, at: At, s: &mut AttentionState, cache: &mut KvCache) {
         let (sinks, cache) = (self.sinks.as_ref(), (cache, self.kv_layer));
         ops.attention(at, &self.shape, sinks, &mut s.q, cache, &mut s.heads);
     }

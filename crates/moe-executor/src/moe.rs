@@ -48,6 +48,8 @@ pub struct MoeSpec {
     pub shared: Option<SharedExpert>,
     /// Name of the sum of the selected experts and the shared expert.
     pub shared_sum: &'static str,
+    /// Factor on this sum.
+    pub shared_scale: Option<f32>,
 }
 
 /// An expert that processes all tokens.
@@ -114,6 +116,7 @@ impl MoeSpec {
         weights_first: false,
         shared: None,
         shared_sum: "ffn_out",
+        shared_scale: None,
     };
 
     /// For a layer with `n_expert_used` selected experts: the number of operations that write one record per pass, and
@@ -243,6 +246,9 @@ impl<'g> MoeLayer<'g> {
         if self.is_fused() {
             return Some("gate and up of the experts in one tensor");
         }
+        if self.spec.shared_scale.is_some() {
+            return Some("factors on the sums of experts");
+        }
         if self.spec.weights_first || self.spec.selects_by_scores {
             return Some("weights on the inputs of experts");
         }
@@ -256,7 +262,8 @@ impl<'g> MoeLayer<'g> {
         let shared = self.shared.as_ref();
         let shared = shared.map_or(0, |shared| shared.ffn.ops() - FFN_OPS);
         let limit = self.limit.map_or(0, |_| LIMIT_OPS);
-        let pass = pass + scales + shared + limit;
+        let factor = self.shared.as_ref().and(self.spec.shared_scale);
+        let pass = pass + scales + shared + limit + usize::from(factor.is_some());
         (pass, token - usize::from(self.is_fused()))
     }
 
@@ -439,7 +446,14 @@ impl<'g> MoeLayer<'g> {
             let names = ["ffn_shexp_gate_silu", "ffn_shexp_gate", "ffn_shexp_out"];
             ops.scale_by_sigmoid(device, names.map(name), score, weight, own);
         }
-        ops.add(device, name(self.spec.shared_sum), routed, own, out);
+        let sum = name(self.spec.shared_sum);
+        match self.spec.shared_scale {
+            Some(factor) => {
+                ops.add(device, name("ffn_out_sum"), routed, own, out);
+                ops.scale(sum, factor, out);
+            }
+            None => ops.add(device, sum, routed, own, out),
+        }
         lanes
     }
 }

@@ -3,6 +3,7 @@
 mod afmoe;
 mod arctic;
 mod bailingmoe2;
+mod cohere2moe;
 mod dbrx;
 pub mod decoder;
 mod dots1;
@@ -53,6 +54,7 @@ const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("afmoe", CPU, afmoe::load),
     ("arctic", GPU, arctic::load),
     ("bailingmoe2", CPU, bailingmoe2::load),
+    ("cohere2moe", CPU, cohere2moe::load),
     ("dbrx", CPU, dbrx::load),
     ("dots1", GPU, dots1::load),
     ("ernie4_5-moe", GPU, ernie4_5_moe::load),

@@ -24,6 +24,8 @@ pub enum RopeLayers {
     All,
     /// Layers with a sliding window.
     Windowed,
+    /// Layers with a sliding window, and the first layers.
+    WindowedAndFirst(u32),
     /// All layers except the last of each period.
     ExceptLastOf(u32),
     /// All layers except the first of each period.
@@ -36,6 +38,7 @@ impl RopeLayers {
         match self {
             RopeLayers::All => true,
             RopeLayers::Windowed => is_windowed,
+            RopeLayers::WindowedAndFirst(n) => is_windowed || u32::from(layer.0) < n,
             RopeLayers::ExceptLastOf(n) => !(u32::from(layer.0) + 1).is_multiple_of(n),
             RopeLayers::ExceptFirstOf(n) => !u32::from(layer.0).is_multiple_of(n),
         }

@@ -49,6 +49,7 @@ const PROFILES: &[(&str, Profile)] = &[
     ("afmoe", Profile::SINGLE_TOKEN),
     ("arctic", Profile::SINGLE_TOKEN),
     ("bailingmoe2", Profile::SINGLE_TOKEN),
+    ("cohere2moe", Profile::SINGLE_TOKEN),
     ("dbrx", Profile::SINGLE_TOKEN),
     ("dots1", Profile::SINGLE_TOKEN),
     ("ernie4_5-moe", Profile::SINGLE_TOKEN),

@@ -30,17 +30,26 @@ use Use::{Harmless, Ignored, Must, Read, ReadFor};
 const DENSE_FIRST: Use = ReadFor(&[
     "afmoe",
     "bailingmoe2",
+    "cohere2moe",
     "dots1",
     "ernie4_5-moe",
     "exaone-moe",
     "glm4moe",
 ]);
 /// Architectures whose header has the number of shared experts.
-const SHARED: Use = ReadFor(&["afmoe", "bailingmoe2", "dots1", "exaone-moe", "glm4moe"]);
+const SHARED: Use = ReadFor(&[
+    "afmoe",
+    "bailingmoe2",
+    "cohere2moe",
+    "dots1",
+    "exaone-moe",
+    "glm4moe",
+]);
 /// Architectures whose header has whether the expert weights are normalized and scaled.
 const WEIGHTS: Use = ReadFor(&[
     "afmoe",
     "bailingmoe2",
+    "cohere2moe",
     "dots1",
     "exaone-moe",
     "glm4moe",
@@ -54,6 +63,7 @@ const SCALED: Use = ReadFor(&["granitemoe", "grok"]);
 /// Architectures with a sliding window.
 const WINDOW: Use = ReadFor(&[
     "afmoe",
+    "cohere2moe",
     "exaone-moe",
     "gemma4",
     "gpt-oss",
@@ -83,6 +93,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
         ReadFor(&[
             "afmoe",
             "bailingmoe2",
+            "cohere2moe",
             "dots1",
             "ernie4_5-moe",
             "exaone-moe",
@@ -105,6 +116,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
         "expert_shared_feed_forward_length",
         ReadFor(&[
             "bailingmoe2",
+            "cohere2moe",
             "ernie4_5-moe",
             "exaone-moe",
             "granitemoe",
@@ -131,6 +143,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
         ReadFor(&[
             "afmoe",
             "bailingmoe2",
+            "cohere2moe",
             "dots1",
             "exaone-moe",
             "glm4moe",
@@ -148,7 +161,10 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("deepstack_mapping", Ignored),
     ("hidden_activation", Ignored),
     ("pooling_type", Harmless),
-    ("logit_scale", SCALED),
+    (
+        "logit_scale",
+        ReadFor(&["cohere2moe", "granitemoe", "grok"]),
+    ),
     ("decoder_start_token_id", Ignored),
     ("decoder_block_count", Ignored),
     ("attn_logit_softcapping", GROK),
@@ -183,7 +199,10 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("attention.clamp_kqv", ReadFor(&["dbrx"])),
     ("attention.key_length", Read),
     ("attention.value_length", Read),
-    ("attention.layer_norm_epsilon", ReadFor(&["dbrx"])),
+    (
+        "attention.layer_norm_epsilon",
+        ReadFor(&["cohere2moe", "dbrx"]),
+    ),
     ("attention.layer_norm_rms_epsilon", Read),
     ("attention.group_norm_epsilon", Ignored),
     ("attention.group_norm_groups", Ignored),

@@ -5,6 +5,8 @@
 //! | name | node |
 //! |---|---|
 //! | `kqv_out-N` | fused attention |
+//! | `ffn_residual-N` | sum of a block next to the attention and the residual stream |
+//! | `ffn_out_sum-N` | sum of the selected experts and the shared expert, before a multiplication by a constant |
 //! | `ffn_inp_normed-N` | norm before the experts of Llama 4 |
 //! | `attn_out-N`, `attn_o-N` | output product of the attention |
 //! | `ffn_moe_sum-N` | partial sum of the experts |

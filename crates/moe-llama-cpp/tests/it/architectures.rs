@@ -37,10 +37,11 @@ fn agree_on_headers_of_published_models() {
 }
 
 /// Architectures with a description in `fixtures/architectures`.
-pub const DESCRIBED: [&str; 18] = [
+pub const DESCRIBED: [&str; 19] = [
     "afmoe",
     "arctic",
     "bailingmoe2",
+    "cohere2moe",
     "dbrx",
     "ernie4_5-moe",
     "exaone-moe",

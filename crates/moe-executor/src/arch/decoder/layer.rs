@@ -25,8 +25,8 @@ pub(super) struct DecoderLayer<'g> {
     pub(super) attention: AttentionLayer<'g>,
     /// `(n_embd)`
     post_attention_norm: PostNorm,
-    /// `(n_embd)`
-    ffn_norm: Norm,
+    /// `(n_embd)`; `None` if the block has no norm or norms of its own.
+    ffn_norm: Option<Norm>,
     block: Block<'g>,
     /// `(n_embd)`
     post_ffn_norm: PostNorm,
@@ -103,6 +103,8 @@ impl<'g> DecoderLayer<'g> {
         let scale = format!("blk.{il}.layer_output_scale.weight");
         let has_scale = spec.layer_scales && loader.has(&scale);
         let scale = has_scale.then(|| loader.vector(&scale, 1));
+        let has_norms = matches!(block, Block::Normed(_)) || spec.parallel;
+        let ffn_norm = (!has_norms).then(|| norm(spec.ffn_norm.tensor));
         let output_named_norm = is_moe && spec.output_named_norm;
         let mut attention = spec.attention;
         let is_cropped =
@@ -121,7 +123,7 @@ impl<'g> DecoderLayer<'g> {
             attention: AttentionLayer::load(loader, hp, il, &attention)?,
             output_named_norm,
             post_attention_norm: post_norm(spec.post_attention_norm)?,
-            ffn_norm: norm(spec.ffn_norm.tensor)?,
+            ffn_norm: ffn_norm.transpose()?,
             block,
             post_ffn_norm: post_norm(spec.post_ffn_norm)?,
             scale: scale.transpose()?,
@@ -156,7 +158,8 @@ impl<'g> DecoderLayer<'g> {
         };
         let post_norms = [&self.post_attention_norm, &self.post_ffn_norm];
         let post_norms = post_norms.into_iter().flatten();
-        let norms = self.ffn_norm.ops() + post_norms.map(|(norm, _)| norm.ops()).sum::<usize>();
+        let norms = self.ffn_norm.as_ref().map_or(0, Norm::ops)
+            + post_norms.map(|(norm, _)| norm.ops()).sum::<usize>();
         let scales = if self.spec.scales.residual.is_some() {
             2
         } else {
@@ -179,6 +182,10 @@ impl<'g> DecoderLayer<'g> {
         cache: &mut KvCache,
         crop: bool,
     ) {
+        if self.spec.parallel {
+            self.side_by_side(ops, at, s, cache);
+            return;
+        }
         let attention = &mut s.attention;
         self.attention.heads(ops, at, attention, &mut s.x, cache);
         match &self.block {
@@ -204,7 +211,7 @@ impl<'g> DecoderLayer<'g> {
                 });
             }
             Block::Normed(normed) => self.sequential(ops, at, s, crop, |ops, s| {
-                normed.forward(ops, at, s, &self.ffn_norm);
+                normed.forward(ops, at, s);
             }),
         }
     }
@@ -272,6 +279,26 @@ impl<'g> DecoderLayer<'g> {
         };
         ops.add(device, self.name("l_out_unscaled"), a, b, &mut s.x);
         ops.multiply(self.output, scale, &mut s.x);
+    }
+
+    /// All operations if the attention and the block read the same normed input. Like in llama.cpp's graph, the block is computed before
+    /// the heads.
+    fn side_by_side(&self, ops: &mut Ops, at: At, s: &mut State, cache: &mut KvCache) {
+        let device = at.device;
+        let attention = &mut s.attention;
+        self.attention.inputs(ops, at, attention, &mut s.x, cache);
+        let (x, out) = (s.attention.normed(), &mut s.block);
+        if let Block::Dense(dense) = &self.block {
+            dense.forward(ops, &mut s.dense, self.name("ffn_out"), x, out);
+        } else if let Some(moe) = self.moe() {
+            moe.forward(ops, device, &mut s.moe, x, out);
+        }
+        let sum = self.name("ffn_residual");
+        ops.add(device, sum, &mut s.block, &mut s.x, &mut s.ffn_inp);
+        self.attention.attend(ops, at, &mut s.attention, cache);
+        self.attention.output(ops, &mut s.attention, &mut s.block);
+        let (a, b) = (&mut s.ffn_inp, &mut s.block);
+        ops.add(device, self.output, a, b, &mut s.x);
     }
 
     /// The operations after the heads if the router reads the input of the layer: the router, then the others.
@@ -358,7 +385,9 @@ impl<'g> DecoderLayer<'g> {
         };
         let names = ["norm", node].map(|stem| self.name(stem));
         let (src, dst) = (&mut s.ffn_inp, &mut s.normed);
-        ops.norm(at.device, names, src, &self.ffn_norm, dst);
+        if let Some(norm) = &self.ffn_norm {
+            ops.norm(at.device, names, src, norm, dst);
+        }
     }
 
     /// The norm of the first buffer in the second, if the layer has one; `first` is the name of its first node. Returns the buffer of

@@ -70,6 +70,9 @@ impl<'g> Decoder<'g> {
         if self.spec.dense_block == DenseBlock::WithExperts {
             return Some("factors on the sums of blocks");
         }
+        if self.spec.parallel {
+            return Some("blocks next to the attention");
+        }
         if self.spec.dense_block == DenseBlock::Normed || self.spec.layer_scales {
             return Some("factors on routers or layers");
         }

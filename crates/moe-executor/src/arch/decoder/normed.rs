@@ -13,7 +13,7 @@ use crate::norm::Norm;
 use crate::ops::{At, Ops};
 use crate::weights::{Loader, Vector};
 
-/// The weights of both blocks, without the norm before the dense block.
+/// The weights of both blocks.
 pub(super) struct Normed<'g> {
     dense: Ffn<'g>,
     pub(super) moe: MoeLayer<'g>,
@@ -21,8 +21,8 @@ pub(super) struct Normed<'g> {
     router_norm: Norm,
     /// Factors on the normed input of the router `(n_embd)`.
     router_scales: Vector,
-    /// Norm of the input of the experts `(n_embd)`.
-    experts_norm: Norm,
+    /// Norms of the inputs of the dense block and the experts `(n_embd)`.
+    input_norms: [Norm; 2],
     /// Norms of the outputs of the dense block and the experts `(n_embd)`.
     post_norms: [Norm; 2],
 }
@@ -42,24 +42,23 @@ impl<'g> Normed<'g> {
             moe: MoeLayer::load(loader, hp, il, spec)?,
             router_norm: Norm::plain(hp, hp.n_embd),
             router_scales: loader.vector(&name("ffn_gate_inp.scale"), hp.n_embd)?,
-            experts_norm: norm("pre_ffw_norm_2")?,
+            input_norms: [norm("ffn_norm")?, norm("pre_ffw_norm_2")?],
             post_norms: [norm("post_ffw_norm_1")?, norm("post_ffw_norm_2")?],
         })
     }
 
-    /// Operations of the blocks without the norm before the dense block: the number of those that write one record per pass, and of
-    /// those that write one per token.
+    /// Operations of the blocks: the number of those that write one record per pass, and of those that write one per token.
     pub(super) fn ops(&self, hp: &HParams) -> (usize, usize) {
         let (moe, per_token) = self.moe.ops(hp);
-        let norms = [&self.experts_norm, &self.post_norms[0], &self.post_norms[1]];
-        let norms = norms.map(Norm::ops).iter().sum::<usize>();
+        let norms = self.input_norms.iter().chain(&self.post_norms);
+        let norms = norms.map(Norm::ops).sum::<usize>();
         let router = self.router_norm.ops() + 2;
         let sum = 1;
         (moe + router + norms + FFN_OPS + sum, per_token)
     }
 
-    /// Computes the sum of both blocks for `s.ffn_inp` in `s.block`. `norm` is the norm before the dense block.
-    pub(super) fn forward(&self, ops: &mut Ops, at: At, s: &mut State, norm: &Norm) {
+    /// Computes the sum of both blocks for `s.ffn_inp` in `s.block`.
+    pub(super) fn forward(&self, ops: &mut Ops, at: At, s: &mut State) {
         let device = at.device;
         let name = |stem| NodeName::of(stem, at.il);
         let named = |node| ["norm", node].map(name);
@@ -72,13 +71,14 @@ impl<'g> Normed<'g> {
         self.moe.scores(ops, &mut s.moe, dst);
         let weights = self.moe.route(ops, &mut s.moe);
 
-        ops.norm(device, named("ffn_norm_2"), src, &self.experts_norm, dst);
+        let [before_dense, before_experts] = &self.input_norms;
+        ops.norm(device, named("ffn_norm_2"), src, before_experts, dst);
         let io = [&mut s.normed, &mut s.block];
         self.moe
             .forward_selected(ops, device, &mut s.moe, weights, io);
 
         let (src, dst) = (&mut s.ffn_inp, &mut s.normed);
-        ops.norm(device, named("ffn_norm_1"), src, norm, dst);
+        ops.norm(device, named("ffn_norm_1"), src, before_dense, dst);
         let out = &mut s.experts;
         self.dense
             .forward(ops, &mut s.dense, name("ffn_out"), dst, out);

@@ -31,6 +31,9 @@ pub struct DecoderSpec {
     pub dense_block: DenseBlock,
     /// Whether the sum of residual stream and block has the residual stream as its first source.
     pub residual_first: bool,
+    /// Whether the MoE or dense block reads the normed input of the attention. Then there is no norm before the block, and its output and
+    /// that of the attention are added to the residual stream together.
+    pub parallel: bool,
     /// Whether the output of the attention of a MoE layer, after the selection of the output rows, has the name of the norm before the
     /// experts, whose node has none (Llama 4).
     pub output_named_norm: bool,
@@ -143,6 +146,7 @@ impl DecoderSpec {
         moe: MoeSpec::PLAIN,
         dense_block: DenseBlock::None,
         residual_first: false,
+        parallel: false,
         output_named_norm: false,
         stream_names: StreamNames::Output,
         output_rows: OutputRows::InLastLayer,

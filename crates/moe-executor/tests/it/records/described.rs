@@ -23,7 +23,7 @@ pub fn models(dir: &Path) -> Vec<PathBuf> {
 }
 
 /// Architectures that select the output rows after the last layer, so that all tokens are routed in all layers.
-const ALL_ROUTED: [&str; 2] = ["gemma4", "step35"];
+const ALL_ROUTED: [&str; 3] = ["cohere2moe", "gemma4", "step35"];
 
 /// In the last layer, one of the 20 tokens of the prompt is routed, except in [`ALL_ROUTED`].
 #[test]
