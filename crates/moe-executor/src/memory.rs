@@ -125,7 +125,9 @@ impl Model<'_> {
         };
         let dense = dense.max().unwrap_or(0).max(dense_of_moe);
         let kept_scores = if moe.routes_ahead { n_expert } else { 0 };
-        let is_fused = self.decoder.has_fused_inputs();
+        let fused = self.decoder.fused_heads();
+        let fused = fused.map(|heads| heads.n_q() + heads.n_k() + heads.n_v());
+        let fused = fused.max();
         let gates = spec.attention.gate.map_or(0, |gate| {
             most(&|heads| {
                 if gate.per_head {
@@ -163,14 +165,7 @@ impl Model<'_> {
             ("values", most(&Heads::n_v)),
             ("queries, keys or values before their norm", normed),
             ("attention heads", most(&Heads::n_out)),
-            (
-                "queries, keys and values",
-                if is_fused {
-                    most(&|heads| heads.n_q() + heads.n_k() + heads.n_v())
-                } else {
-                    0
-                },
-            ),
+            ("queries, keys and values", t * fused.unwrap_or(0) as u64),
             ("attention gates", gates),
             ("dense gate", dense),
             ("dense up", dense),

@@ -10,7 +10,7 @@ use moe_gguf::LayerId;
 
 use crate::activation::NodeName;
 use crate::error::Result;
-use crate::hparams::{HParams, NormKind, SwigluLimits};
+use crate::hparams::{HParams, Heads, NormKind, SwigluLimits};
 use crate::kv_cache::KvCache;
 use crate::moe::MoeLayer;
 use crate::ops::Ops;
@@ -51,9 +51,11 @@ impl<'g> Decoder<'g> {
         self.layers.get(layer.index())?.moe()
     }
 
-    /// Whether a layer has queries, keys and values in one matrix.
-    pub(crate) fn has_fused_inputs(&self) -> bool {
-        self.layers.iter().any(|layer| layer.attention.is_fused())
+    /// The heads of the layers with queries, keys and values in one matrix.
+    pub(crate) fn fused_heads(&self) -> impl Iterator<Item = &Heads> {
+        let layers = self.layers.iter().zip(&self.hp.heads);
+        let layers = layers.filter(|(layer, _)| layer.attention.is_fused());
+        layers.map(|(_, heads)| heads)
     }
 
     /// A part of the model that has no GPU kernel.
