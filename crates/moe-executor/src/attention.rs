@@ -178,7 +178,7 @@ impl<'g> AttentionLayer<'g> {
             };
             loader.linear(&name("attn_gate"), [n_embd, n, 1], Bias::None)
         });
-        let of_kind = |kind| {
+        let of_kind = |kind: WindowKind| {
             let window = window.filter(|window| window.kind == kind);
             window.map(|window| window.n_positions)
         };

@@ -40,7 +40,8 @@ type Load = for<'g> fn(&Loader<'g>, &Keys) -> Result<Decoder<'g>>;
 pub struct Architecture {
     /// Value of `general.architecture`.
     pub name: &'static str,
-    /// Whether all operations have a GPU kernel. A model with queries, keys and values in one matrix is an exception.
+    /// Whether all operations have a GPU kernel. Models with queries, keys and values in one matrix, or with gate and up of the experts
+    /// in one tensor, are exceptions.
     pub runs_on_gpu: bool,
 }
 
