@@ -399,7 +399,7 @@ fn lists_architectures_of_both_engines() {
         assert!(rows.contains(&row), "{row}: {csv}");
     }
     assert!(!csv.contains("\nbert,"), "{csv}");
-    assert_eq!(rows.iter().filter(|row| row.contains(",yes,")).count(), 28);
+    assert_eq!(rows.iter().filter(|row| row.contains(",yes,")).count(), 33);
     let json: Value = serde_json::from_str(&run!["info", "--architectures", "-o", "json"]).unwrap();
     assert_eq!(json.as_array().unwrap().len(), rows.len());
     for format in ["table", "md", "jsonl"] {

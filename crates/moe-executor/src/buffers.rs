@@ -46,8 +46,8 @@ pub(crate) enum Input {
     Positions,
     /// Rows whose logits are wanted.
     Wanted,
-    /// Factors on the queries.
-    QueryFactors,
+    /// A factor of each token.
+    Factors,
 }
 
 impl Input {

@@ -5,13 +5,15 @@ use moe_gguf::LayerId;
 use crate::activation::{Activation, NodeName};
 use crate::buffers::Inventory;
 use crate::error::Result;
-use crate::ops::{Glu, Ops, Unary};
+use crate::ops::{Glu, Ops, SwigluLimit, Unary};
 use crate::weights::{Loader, Matrix};
 
 /// Weights of one block.
 pub struct Ffn<'g> {
     il: LayerId,
     gate: Gate<'g>,
+    /// Limit of a SwiGLU, if the block has one.
+    limit: Option<SwigluLimit>,
     /// `(n_embd, n_ff)`
     up: Matrix<'g>,
     /// `(n_ff, n_embd)`
@@ -26,13 +28,16 @@ enum Gate<'g> {
     None(Unary),
 }
 
-/// Operations of a block with a gate. Each writes one record per pass.
+/// Operations of a block with a gate and without a limit. Each writes one record per pass.
 pub const FFN_OPS: usize = 4;
 
 /// Operations of a block without a gate. Each writes one record per pass.
 pub const fn ungated_ffn_ops(unary: Unary) -> usize {
     2 + unary.ops()
 }
+
+/// Additional operations of a SwiGLU with a limit.
+pub const LIMIT_OPS: usize = 3;
 
 /// Buffers of a block `(token, n_ff)`, shared by all layers.
 pub struct FfnState {
@@ -95,6 +100,7 @@ impl<'g> Ffn<'g> {
         Ok(Ffn {
             il,
             gate,
+            limit: None,
             up: loader.matrix(&name("up"), n_embd, n_ff)?,
             down: loader.matrix(&name("down"), n_ff, n_embd)?,
         })
@@ -107,6 +113,31 @@ impl<'g> Ffn<'g> {
             ungated @ Gate::None(_) => ungated,
         };
         Ffn { gate, ..self }
+    }
+
+    /// The same block with a limit of its SwiGLU.
+    pub(crate) fn with_limit(self, limit: Option<f32>) -> Ffn<'g> {
+        let il = self.il;
+        let name = |stem| NodeName::of(stem, il);
+        let limit = limit.map(|limit| SwigluLimit {
+            limit,
+            names: ["ffn_silu", "ffn_silu_clamped", "ffn_up_clamped"].map(name),
+        });
+        Ffn { limit, ..self }
+    }
+
+    /// Operations of the block. Each writes one record per pass.
+    pub(crate) fn ops(&self) -> usize {
+        let ops = match &self.gate {
+            Gate::Glu(..) => FFN_OPS,
+            Gate::None(unary) => ungated_ffn_ops(*unary),
+        };
+        ops + self.limit_ops()
+    }
+
+    /// Additional operations because of the limit.
+    pub(crate) fn limit_ops(&self) -> usize {
+        self.limit.map_or(0, |_| LIMIT_OPS)
     }
 
     /// Bytes of its weights.
@@ -138,8 +169,16 @@ impl<'g> Ffn<'g> {
                     Glu::Geglu => "ffn_geglu",
                 };
                 ops.mul_mat(node("ffn_gate"), gate, x, &mut s.gate);
-                ops.mul_mat(up, &self.up, x, &mut s.up);
-                ops.glu(node(activated), *glu, &mut s.gate, &mut s.up);
+                if let Some(limit) = &self.limit {
+                    ops.limit_gate(limit, &mut s.gate);
+                    ops.mul_mat(up, &self.up, x, &mut s.up);
+                    ops.limit_up(limit, &mut s.up);
+                    let limited = node("ffn_swiglu_limited");
+                    ops.multiply_gate(limited, &mut s.gate, &mut s.up);
+                } else {
+                    ops.mul_mat(up, &self.up, x, &mut s.up);
+                    ops.glu(node(activated), *glu, &mut s.gate, &mut s.up);
+                }
                 ops.mul_mat(name, &self.down, &mut s.gate, out);
             }
             Gate::None(unary) => {

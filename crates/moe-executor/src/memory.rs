@@ -9,7 +9,7 @@ use moe_gguf::names::{Projection, Role};
 use crate::arch::decoder::{DenseBlock, OutputRows};
 use crate::attention::LatentSpec;
 use crate::cpu::quant::Kernel;
-use crate::hparams::{Gating, HParams, LayerCache};
+use crate::hparams::{Gating, HParams, Heads, LayerCache};
 use crate::model::Model;
 use crate::moe::SharedWidth;
 
@@ -90,15 +90,21 @@ impl Model<'_> {
         let moe = &spec.moe;
         let (t, f, w) = (rows.tokens, rows.block, rows.wanted);
         let n_embd = hp.n_embd as u64;
-        let (n_q, n_kv) = (hp.n_head * hp.head_dim, hp.n_head_kv * hp.head_dim);
-        let (n_q, n_kv) = (n_q as u64, n_kv as u64);
-        let has_values = hp.caches.contains(&LayerCache::KeysAndValues);
-        let n_values = if has_values {
-            hp.n_head_kv * hp.value_dim
-        } else {
-            0
+        // The widest heads of the layers with one of the caches.
+        let most = |caches: &[LayerCache], width: &dyn Fn(&Heads) -> usize| {
+            let layers = hp.heads.iter().zip(&hp.caches);
+            let layers = layers.filter(|(_, cache)| caches.contains(cache));
+            let widths = layers.map(|(heads, _)| width(heads) as u64);
+            t * widths.max().unwrap_or(0)
         };
-        let n_heads = (hp.n_head * hp.value_dim) as u64;
+        let with_values = [LayerCache::KeysAndValues];
+        let attending = [LayerCache::KeysAndValues, LayerCache::Keys];
+        let normed = most(&attending, &|heads| {
+            let qk = [heads.n_q(), heads.n_k()].into_iter();
+            let qk = qk.filter(|_| spec.attention.qk_norm.is_some());
+            let v = spec.attention.value_norm.map(|_| heads.n_v());
+            qk.chain(v).max().unwrap_or(0)
+        });
         let n_expert = hp.n_expert as u64;
         let widest = |width: &dyn Fn(usize) -> u64| {
             let layers = rows.moe_layers.iter();
@@ -119,20 +125,30 @@ impl Model<'_> {
         let dense_of_moe = match spec.dense_block {
             DenseBlock::None => 0,
             DenseBlock::BeforeExperts => routed * n_embd,
-            DenseBlock::WithExperts => widest(&|layer| hp.n_ff_by_layer[layer] as u64),
+            DenseBlock::WithExperts | DenseBlock::Normed => {
+                widest(&|layer| hp.n_ff_by_layer[layer] as u64)
+            }
         };
         let dense = dense.max().unwrap_or(0).max(dense_of_moe);
         let kept_scores = if moe.routes_ahead { n_expert } else { 0 };
-        let is_fused = self.decoder.has_fused_inputs();
         let has_gated_queries = spec.attention.gated_queries.is_some();
+        let fused = self.decoder.fused_heads().map(|heads| {
+            let queries = if has_gated_queries { 2 } else { 1 };
+            queries * heads.n_q() + heads.n_k() + heads.n_v()
+        });
+        let fused = fused.max();
         let gates = match spec.attention.gate {
-            Some(gate) if gate.per_head => t * hp.n_head as u64,
-            Some(_) => t * n_q,
-            None if has_gated_queries => t * n_q,
+            Some(gate) if gate.per_head => most(&attending, &|heads| heads.n),
+            Some(_) => most(&attending, &Heads::n_out),
+            None if has_gated_queries => most(&attending, &Heads::n_q),
             None => 0,
         };
         // Queries and their gates.
-        let n_joint = if has_gated_queries { 2 * n_q } else { 0 };
+        let joint = if has_gated_queries {
+            2 * most(&attending, &Heads::n_q)
+        } else {
+            0
+        };
         let input = match spec.post_attention_norm {
             Some(_) if !spec.norms_output_rows => t,
             _ => f.max(w),
@@ -151,10 +167,6 @@ impl Model<'_> {
         });
         let latent = moe.latent.map_or(0, |n_latent| routed * n_latent as u64);
         let expert_out = moe.latent.map_or(n_embd, |n_latent| n_latent as u64);
-        // Tokens of the attention.
-        let has_kv =
-            |cache: &LayerCache| matches!(cache, LayerCache::KeysAndValues | LayerCache::Keys);
-        let a = if hp.caches.iter().any(has_kv) { t } else { 0 };
         let recurrent = spec.recurrent.map(|spec| {
             let has_joint_inputs = self.decoder.has_joint_inputs();
             spec.buffers(hp, t, has_joint_inputs)
@@ -167,28 +179,14 @@ impl Model<'_> {
             ("experts next to a dense block", beside),
             ("kept rows", w * n_embd.max(kept_scores)),
             ("logits", w * hp.n_vocab as u64),
-            ("attention input", a * n_embd),
-            ("queries", a * n_q),
-            ("keys", a * n_kv),
-            ("values", a * n_values as u64),
-            (
-                "queries or keys before their norm",
-                if spec.attention.qk_norm.is_some() {
-                    a * n_q
-                } else {
-                    0
-                },
-            ),
-            ("attention heads", a * n_heads),
-            (
-                "queries, keys and values",
-                if is_fused {
-                    t * (n_q.max(n_joint) + 2 * n_kv)
-                } else {
-                    0
-                },
-            ),
-            ("queries and their gates", a * n_joint),
+            ("attention input", most(&attending, &|_| hp.n_embd)),
+            ("queries", most(&attending, &Heads::n_q)),
+            ("keys", most(&attending, &Heads::n_k)),
+            ("values", most(&with_values, &Heads::n_v)),
+            ("queries, keys or values before their norm", normed),
+            ("attention heads", most(&attending, &Heads::n_out)),
+            ("queries, keys and values", t * fused.unwrap_or(0) as u64),
+            ("queries and their gates", joint),
             ("attention gates", gates),
             ("dense gate", dense),
             ("dense up", dense),
@@ -212,6 +210,14 @@ impl Model<'_> {
             ("expert gate", gates_of(hidden)),
             ("expert up", hidden),
             ("expert down", rows.selected().saturating_mul(expert_out)),
+            (
+                "weighted inputs of experts",
+                if moe.weights_first {
+                    rows.selected().saturating_mul(n_embd)
+                } else {
+                    0
+                },
+            ),
             ("shared expert score", shared[1]),
             ("shared expert weight", shared[2]),
             ("sum of the selected experts", shared[3]),
@@ -320,6 +326,8 @@ struct Rows {
     n_expert_used: Vec<usize>,
     /// Number of query heads.
     n_head: u64,
+    /// Whether each selected expert reads a row of its own.
+    weights_first: bool,
 }
 
 impl Rows {
@@ -333,17 +341,18 @@ impl Rows {
                 tokens
             }
         };
-        let layers = |from: usize, to: usize| {
-            let layers = (from..to).filter(|&layer| hp.has_block[layer]);
+        let layers = |is_moe: bool| {
+            let layers = (0..hp.n_layer).filter(|&layer| hp.has_block[layer]);
+            let layers = layers.filter(|&layer| spec.is_moe(layer) == is_moe);
             layers.map(|layer| (layer, rows(layer))).collect()
         };
-        let n_dense = spec.n_dense.min(hp.n_layer);
         Rows {
             tokens,
             wanted: 1,
             block: (0..hp.n_layer).map(rows).max().unwrap_or(0),
-            dense_layers: layers(0, n_dense),
-            moe_layers: layers(n_dense, hp.n_layer),
+            dense_layers: layers(false),
+            moe_layers: layers(true),
+            weights_first: spec.moe.weights_first,
             n_expert_used: hp.n_expert_used_by_layer.clone(),
             n_head: hp.n_head as u64,
         }
@@ -374,9 +383,14 @@ impl Rows {
                 Some(self.tokens)
             }
             "ffn_gate" | "ffn_up" | "ffn_down" | "ffn_gate_inp" | "ffn_gate_inp_shexp"
-            | "ffn_gate_exps" | "ffn_up_exps" | "ffn_gate_shexp" | "ffn_up_shexp"
-            | "ffn_down_shexp" | "ffn_latent_down" | "ffn_latent_up" => of_block(),
-            "ffn_down_exps" => Some(of_block()? * self.n_expert_used[layer] as u64),
+            | "ffn_gate_shexp" | "ffn_up_shexp" | "ffn_down_shexp" | "ffn_latent_down"
+            | "ffn_latent_up" => of_block(),
+            "ffn_gate_exps" | "ffn_up_exps" | "ffn_gate_up_exps" if !self.weights_first => {
+                of_block()
+            }
+            "ffn_gate_exps" | "ffn_up_exps" | "ffn_gate_up_exps" | "ffn_down_exps" => {
+                Some(of_block()? * self.n_expert_used[layer] as u64)
+            }
             _ => None,
         }
     }

@@ -2,23 +2,24 @@
 //! between architectures.
 
 mod latent;
+mod state;
 
 use moe_gguf::LayerId;
 
 use crate::activation::{Activation, NodeName};
-use crate::buffers::Inventory;
 use crate::device_id::DeviceId;
 use crate::error::Result;
-use crate::ffn::{FFN_OPS, Ffn, FfnState, ungated_ffn_ops};
+use crate::ffn::{FFN_OPS, Ffn, LIMIT_OPS, ungated_ffn_ops};
 use crate::hparams::{Gating, Groups, HParams, Keys, MAX_WIDTH};
 use crate::ops::{
-    At, ExpertIo, ExpertNodes, Glu, MergeNames, Ops, Projection, RouterSpec, RouterState, Unary,
-    UngatedNodes,
+    At, ExpertIo, ExpertNodes, ExpertScales, Glu, MergeNames, Ops, Projection, RouterSpec,
+    SwigluLimit, Unary, UngatedNodes,
 };
 use crate::recorder::{LaneCounts, Routing};
 use crate::weights::{Bias, Linear, Loader, Matrix, Vector};
 
-use latent::{Latent, LatentState};
+use latent::Latent;
+pub use state::MoeState;
 
 /// The MoE layers of an architecture.
 #[derive(Clone, Copy)]
@@ -40,14 +41,22 @@ pub struct MoeSpec {
     pub latent: Option<usize>,
     /// Whether router and experts have biases.
     pub biases: bool,
+    /// Whether a file may have a factor for the output of each expert (`ffn_down_exps.scale`).
+    pub expert_scales: bool,
     /// Name of the weighted sum of the experts.
     pub sum: &'static str,
     /// Whether the router reads the input of the layer, before its norm.
     pub routes_ahead: bool,
+    /// Whether experts are selected by their scores instead of their probabilities.
+    pub selects_by_scores: bool,
+    /// Whether the weights of the experts are applied to their inputs instead of their outputs.
+    pub weights_first: bool,
     /// The expert that processes all tokens, if the architecture has one.
     pub shared: Option<SharedExpert>,
-    /// Name of the sum of the routed experts and the shared expert.
+    /// Name of the sum of the selected experts and the shared expert.
     pub shared_sum: &'static str,
+    /// Factor on this sum.
+    pub shared_scale: Option<f32>,
 }
 
 /// An expert that processes all tokens.
@@ -113,10 +122,14 @@ impl MoeSpec {
         ungated: None,
         latent: None,
         biases: false,
+        expert_scales: false,
         sum: "ffn_moe_out",
         routes_ahead: false,
+        selects_by_scores: false,
+        weights_first: false,
         shared: None,
         shared_sum: "ffn_out",
+        shared_scale: None,
     };
 
     /// Routed experts of an architecture whose header contains `expert_weights_norm` and `expert_weights_scale`.
@@ -147,7 +160,8 @@ impl MoeSpec {
             + 2 // argsort, weights
             + 3 * usize::from(self.norm_weights)
             + usize::from(self.weights_scale != 1.0);
-        let merge = 1 + (n_expert_used.max(2) - 1);
+        let repeat = usize::from(self.weights_first);
+        let merge = repeat + 1 + (n_expert_used.max(2) - 1);
         let (activation, projections, ffn) = match self.ungated {
             None => (1, 3, FFN_OPS),
             Some(unary) => (unary.ops(), 2, ungated_ffn_ops(unary)),
@@ -188,6 +202,10 @@ pub struct MoeLayer<'g> {
     up: Linear<'g>,
     /// `(n_ff_exp, n_in, n_expert)`
     down: Linear<'g>,
+    /// Factors of the output of each expert `(n_expert)`.
+    scales: Option<Vector>,
+    /// Limit of the activation of the experts.
+    limit: Option<f32>,
     shared: Option<Shared<'g>>,
 }
 
@@ -208,75 +226,6 @@ struct Shared<'g> {
     gate: Option<Matrix<'g>>,
 }
 
-/// Buffers of a MoE layer, shared by all layers.
-pub struct MoeState {
-    pub(crate) router: RouterState,
-    gate: Activation,
-    up: Activation,
-    down: Activation,
-    ffn: FfnState,
-    shared: SharedState,
-    latent: LatentState,
-    routing: Routing,
-}
-
-/// Buffers of a shared expert.
-struct SharedState {
-    /// Score of each token `(token, 1)`.
-    score: Activation,
-    /// Sigmoid of the score `(token, 1)`.
-    weight: Activation,
-    /// Weighted sum of the selected experts `(token, n_embd)`.
-    routed: Activation,
-    /// Output of the shared expert `(token, n_embd)`.
-    out: Activation,
-}
-
-impl MoeState {
-    /// Buffers whose ids start at `first_id`.
-    pub fn new(first_id: u64) -> MoeState {
-        let buffer = |i| Activation::new(first_id + i);
-        MoeState {
-            router: RouterState::new(first_id),
-            gate: buffer(3),
-            up: buffer(4),
-            down: buffer(5),
-            ffn: FfnState::new(first_id + 6),
-            shared: SharedState {
-                score: buffer(8),
-                weight: buffer(9),
-                routed: buffer(10),
-                out: buffer(11),
-            },
-            latent: LatentState::new(first_id + 12),
-            routing: Routing::default(),
-        }
-    }
-}
-
-impl MoeState {
-    /// The routing decisions of the layer that ran last.
-    #[cfg(test)]
-    pub(crate) fn routing(&self) -> &Routing {
-        &self.routing
-    }
-
-    /// Adds its buffers to an inventory.
-    pub(crate) fn buffers(&self, inventory: &mut Inventory) {
-        self.router.buffers(inventory);
-        self.routing.buffers(inventory);
-        self.ffn.buffers(inventory);
-        inventory.activation("expert gate", &self.gate);
-        inventory.activation("expert up", &self.up);
-        inventory.activation("expert down", &self.down);
-        inventory.activation("shared expert score", &self.shared.score);
-        inventory.activation("shared expert weight", &self.shared.weight);
-        inventory.activation("sum of the selected experts", &self.shared.routed);
-        inventory.activation("shared expert", &self.shared.out);
-        self.latent.buffers(inventory);
-    }
-}
-
 impl<'g> MoeLayer<'g> {
     pub(crate) fn load(
         loader: &Loader<'g>,
@@ -295,6 +244,7 @@ impl<'g> MoeLayer<'g> {
         let selection_bias = spec
             .selection_bias
             .then(|| loader.vector(&format!("blk.{il}.exp_probs_b.bias"), n_expert));
+        let limits = hp.swiglu_limits[il.index()];
         let shared = spec.shared.map(|shared| {
             let name = format!("blk.{il}.ffn_gate_inp_shexp.weight");
             let gate = shared.gated.then(|| loader.matrix(&name, n_embd, 1));
@@ -309,14 +259,30 @@ impl<'g> MoeLayer<'g> {
             Ok::<_, crate::Error>(Shared {
                 node: shared.node,
                 sigmoid: shared.sigmoid,
-                ffn,
+                ffn: ffn.with_limit(limits.dense),
                 gate: gate.transpose()?,
             })
         });
         let latent = spec.latent.map(|n| Latent::load(loader, il, n_embd, n));
-        let gate = match spec.ungated {
-            None => Gate::Glu(Box::new(linear("ffn_gate_exps", [n_in, n_ff, n_expert])?)),
-            Some(unary) => Gate::None(unary),
+        let scales = format!("blk.{il}.ffn_down_exps.scale");
+        let has_scales = spec.expert_scales && loader.has(&scales);
+        let scales = has_scales.then(|| loader.vector(&scales, n_expert));
+        let both = format!("blk.{il}.ffn_gate_up_exps.weight");
+        let shape = [n_in, n_ff, n_expert];
+        let (gate, up) = match spec.ungated {
+            Some(unary) => (Gate::None(unary), linear("ffn_up_exps", shape)?),
+            None if loader.has(&both) && !spec.biases => {
+                let halves = loader.halves(&both, n_in, n_ff, n_expert)?;
+                let [gate, up] = halves.map(|weights| Linear {
+                    weights,
+                    bias: None,
+                });
+                (Gate::Glu(Box::new(gate)), up)
+            }
+            None => {
+                let gate = linear("ffn_gate_exps", shape)?;
+                (Gate::Glu(Box::new(gate)), linear("ffn_up_exps", shape)?)
+            }
         };
         Ok(MoeLayer {
             il,
@@ -327,10 +293,43 @@ impl<'g> MoeLayer<'g> {
             selection_bias: selection_bias.transpose()?,
             latent: latent.transpose()?,
             gate,
-            up: linear("ffn_up_exps", [n_in, n_ff, n_expert])?,
+            up,
             down: linear("ffn_down_exps", [n_ff, n_in, n_expert])?,
+            scales: scales.transpose()?,
+            limit: limits.experts,
             shared: shared.transpose()?,
         })
+    }
+
+    /// Whether gate and up are in one tensor.
+    fn is_fused(&self) -> bool {
+        matches!(&self.gate, Gate::Glu(gate) if gate.weights.shares_tensor(&self.up.weights))
+    }
+
+    /// A part of the layer that has no GPU kernel.
+    pub(crate) fn without_kernel(&self) -> Option<&'static str> {
+        if self.is_fused() {
+            return Some("gate and up of the experts in one tensor");
+        }
+        if self.spec.shared_scale.is_some() {
+            return Some("factors on the sums of experts");
+        }
+        if self.spec.weights_first || self.spec.selects_by_scores {
+            return Some("weights on the inputs of experts");
+        }
+        self.scales.as_ref().map(|_| "factors of experts")
+    }
+
+    /// The number of operations that write one record per pass, and the number of those that write one record per token.
+    pub(crate) fn ops(&self, hp: &HParams) -> (usize, usize) {
+        let (pass, token) = self.spec.ops(hp, self.n_expert_used);
+        let scales = if self.scales.is_some() { 3 } else { 0 };
+        let shared = self.shared.as_ref();
+        let shared = shared.map_or(0, |shared| shared.ffn.limit_ops());
+        let limit = self.limit.map_or(0, |_| LIMIT_OPS);
+        let factor = self.shared.as_ref().and(self.spec.shared_scale);
+        let pass = pass + scales + shared + limit + usize::from(factor.is_some());
+        (pass, token - usize::from(self.is_fused()))
     }
 
     /// `out = Σ weight · expert(x) + shared expert(x)` over the selected experts, for each row of `x (token, n_embd)`.
@@ -384,6 +383,7 @@ impl<'g> MoeLayer<'g> {
             gating: self.spec.gating,
             selection_bias: self.selection_bias.as_ref(),
             groups: self.groups,
+            selects_by_scores: self.spec.selects_by_scores,
             norm_weights: self.spec.norm_weights,
             weights_scale: self.spec.weights_scale,
             n_expert_used: self.n_expert_used,
@@ -448,14 +448,32 @@ impl<'g> MoeLayer<'g> {
             il,
             names: names.map(name),
             linear,
+            scales: None,
         };
         let at = At { il, device };
         let merge = MergeNames {
             weights,
+            weights_first: self.spec.weights_first,
             sum: name(self.spec.sum),
         };
-        let up = projection(["ffn_moe_up", "ffn_moe_up_biased"], &self.up);
+        let [gate_name, up_name] = if self.is_fused() {
+            ["ffn_moe_gate_up"; 2]
+        } else {
+            ["ffn_moe_gate", "ffn_moe_up"]
+        };
+        let up = projection([up_name, "ffn_moe_up_biased"], &self.up);
         let down = projection(["ffn_moe_down", "ffn_moe_down_biased"], &self.down);
+        let scales = self.scales.as_ref().map(|factors| ExpertScales {
+            il,
+            factors,
+            names: [
+                "ffn_moe_down_scales",
+                "ffn_moe_down_scale",
+                "ffn_moe_down_scaled",
+            ]
+            .map(name),
+        });
+        let down = Projection { scales, ..down };
         let (x, dst) = match (&self.latent, &self.shared) {
             (Some(latent), _) => {
                 latent.project(ops, x, &mut s.latent);
@@ -466,6 +484,7 @@ impl<'g> MoeLayer<'g> {
         };
         let io = ExpertIo {
             x,
+            weighted: &mut s.weighted,
             routing: &mut s.routing,
             buffers: [&mut s.gate, &mut s.up, &mut s.down],
             dst,
@@ -487,8 +506,9 @@ impl<'g> MoeLayer<'g> {
                 return ops.ungated_experts(&nodes, io);
             }
         };
-        let gate = projection(["ffn_moe_gate", "ffn_moe_gate_biased"], gate);
+        let gate = projection([gate_name, "ffn_moe_gate_biased"], gate);
         let activated = match self.spec.glu {
+            Glu::Swiglu if self.limit.is_some() => "ffn_moe_swiglu_limited",
             Glu::Swiglu => "ffn_moe_swiglu",
             Glu::SwigluOai => "ffn_moe_swiglu_oai",
             Glu::Reglu => "ffn_moe_reglu",
@@ -499,6 +519,10 @@ impl<'g> MoeLayer<'g> {
             projections: [gate, up, down],
             activated: name(activated),
             glu: self.spec.glu,
+            limit: self.limit.map(|limit| SwigluLimit {
+                limit,
+                names: ["ffn_moe_silu", "ffn_moe_silu_clamped", "ffn_moe_up_clamped"].map(name),
+            }),
             merge,
         };
         ops.experts(&nodes, io)
@@ -538,6 +562,13 @@ impl<'g> MoeLayer<'g> {
                 ops.scale_by_sigmoid(device, names.map(name), score, weight, own);
             }
         }
-        ops.add(device, name(self.spec.shared_sum), routed, own, out);
+        let sum = name(self.spec.shared_sum);
+        match self.spec.shared_scale {
+            Some(factor) => {
+                ops.add(device, name("ffn_out_sum"), routed, own, out);
+                ops.scale(sum, factor, out);
+            }
+            None => ops.add(device, sum, routed, own, out),
+        }
     }
 }

@@ -247,10 +247,11 @@ impl<'a, 'g> Session<'a, 'g> {
         }
         model.decoder.select_normed_rows(ops, s);
         let result = NodeName::global("result_output");
-        let scale = model.decoder.spec().scales.logits;
-        let unscaled = match scale {
-            Some(_) => NodeName::global("result_output_unscaled"),
-            None => result,
+        let spec = model.decoder.spec();
+        let (scale, bound) = (spec.scales.logits, spec.logits_bound);
+        let unscaled = match (scale, bound) {
+            (None, None) => result,
+            _ => NodeName::global("result_output_unscaled"),
         };
         let names = match &model.output.bias {
             Some(_) => [NodeName::global("result_output_no_bias"), unscaled],
@@ -259,6 +260,10 @@ impl<'a, 'g> Session<'a, 'g> {
         ops.linear(names, &model.output, &mut s.normed, &mut s.logits);
         if let Some(factor) = scale {
             ops.scale(result, factor, &mut s.logits);
+        }
+        if let Some(bound) = bound {
+            let steps = ["result_output_scaled", "result_output_tanh"].map(NodeName::global);
+            ops.bound([steps[0], steps[1], result], bound, &mut s.logits);
         }
         ops.recorder.result((&s.logits).into());
         ops.fetch_rows(&mut s.logits);

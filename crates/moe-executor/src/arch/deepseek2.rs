@@ -76,7 +76,7 @@ fn read_latent(keys: &Keys, hp: &mut HParams, n_vocab: usize) -> Result<LatentSp
         let key_dim = keys.count(KEY_DIM, MAX_HEAD)?;
         (key_dim, keys.count(VALUE_DIM, MAX_HEAD)?)
     } else {
-        (hp.head_dim, hp.value_dim)
+        (hp.head_dim, hp.heads[0].v_dim)
     };
     if n_rot >= key_dim {
         let reason = format!("it must be less than the width of a head of keys, {key_dim}");
@@ -98,7 +98,9 @@ fn read_latent(keys: &Keys, hp: &mut HParams, n_vocab: usize) -> Result<LatentSp
         return Err(keys.bad("attention.head_count_kv", hp.n_head_kv, &reason));
     }
     if absorbed {
-        hp.value_dim = kv_rank;
+        for heads in &mut hp.heads {
+            heads.v_dim = kv_rank;
+        }
         hp.caches = vec![LayerCache::Keys; hp.n_layer];
     }
     Ok(LatentSpec {
@@ -129,7 +131,11 @@ fn read_temperature(keys: &Keys) -> Result<Option<Temperature>> {
     let scale = keys.opt_factor("attention.temperature_scale")?;
     let temperature = scale.map(|scale| {
         let length = keys.count("attention.temperature_length", 1 << 30)?;
-        Ok::<_, Error>(Temperature { scale, length })
+        Ok::<_, Error>(Temperature {
+            scale,
+            length,
+            offset: 0,
+        })
     });
     temperature.transpose()
 }

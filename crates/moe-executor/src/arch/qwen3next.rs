@@ -108,6 +108,7 @@ pub(super) fn spec(keys: &Keys, delta_net: DeltaNetSpec) -> Result<DecoderSpec> 
         attention: AttentionSpec {
             output: "attn_output",
             qk_norm: Some(QkNorm::Head),
+            reshaped: [false, true, false],
             gated_queries: Some(GATED_QUERIES),
             ..AttentionSpec::PLAIN
         },

@@ -10,7 +10,7 @@
 
 use moe_gguf::LayerId;
 
-use super::AttentionState;
+use super::{AttentionState, Temperature};
 use crate::activation::{Activation, NodeName};
 use crate::buffers::Inventory;
 use crate::cpu::attention::Shape;
@@ -37,23 +37,6 @@ pub struct LatentSpec {
     pub absorbed: bool,
     /// Factors on the queries.
     pub temperature: Option<Temperature>,
-}
-
-/// Factors on queries that grow with their position.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Temperature {
-    /// Factor on the logarithm.
-    pub scale: f32,
-    /// Number of consecutive positions with the same factor.
-    pub length: usize,
-}
-
-impl Temperature {
-    /// `1 + scale · ln(1 + ⌊position / length⌋)`, like llama.cpp (`llm_graph_input_attn_temp`).
-    fn factor(&self, position: u32) -> f32 {
-        let periods = (position as f32 / self.length as f32).floor();
-        ((f64::from(periods) + 1.0).ln() * f64::from(self.scale) + 1.0) as f32
-    }
 }
 
 /// Buffers of latent attention, shared by all layers.
@@ -148,7 +131,8 @@ impl<'g> Latent<'g> {
             loader.stack(&format!("blk.{il}.{part}.weight"), n_in, n_out, n_head)
         };
         let norm = |part: &str, n| Norm::load(loader, hp, &name(part), n, false);
-        let (n_embd, n_head, rank, n_rot) = (hp.n_embd, hp.n_head, spec.kv_rank, hp.rope.n_dims);
+        let (n_embd, n_head) = (hp.n_embd, hp.heads[il.index()].n);
+        let (rank, n_rot) = (spec.kv_rank, hp.rope.n_dims);
         let (n_plain, value_dim) = (spec.key_dim - n_rot, spec.value_dim);
         let compress_q = spec.q_rank.map(|q_rank| {
             let compress = stack("attn_q_a", n_embd, q_rank, 1)?;
@@ -195,16 +179,8 @@ impl<'g> Latent<'g> {
         queries + temperature + 1 + self.norm.ops() + decompress
     }
 
-    /// Computes the heads of the normed input. Stores keys and values in the cache. The output is in `s.heads`, or in
-    /// [`LatentState::output`] if heads attend to compressed rows.
-    pub fn heads(
-        &self,
-        ops: &mut Ops,
-        at: At,
-        shape: &Shape,
-        s: &mut AttentionState,
-        cache: &mut KvCache,
-    ) {
+    /// Computes queries, keys and values of the normed input. Stores keys and values in the cache.
+    pub fn inputs(&self, ops: &mut Ops, at: At, s: &mut AttentionState, cache: &mut KvCache) {
         self.project(ops, at, s);
         match &self.decompress {
             Decompress::Rows(matrix) => {
@@ -214,22 +190,35 @@ impl<'g> Latent<'g> {
                 self.compress(ops, at, s);
                 self.decompressed_rows(ops, matrix, s);
                 ops.store_kv(at, &mut s.k, Some(&mut s.v), false, cache);
-                ops.attention(at, shape, None, &mut s.q, cache, &mut s.heads);
             }
             Decompress::Heads(matrices) => {
-                let [keys, values] = &**matrices;
-                self.absorbed_queries(ops, keys, s);
+                self.absorbed_queries(ops, &matrices[0], s);
                 self.scale_queries(ops, &mut s.q);
                 self.compress(ops, at, s);
                 self.compressed_keys(ops, s);
                 ops.store_kv(at, &mut s.k, None, false, cache);
-                ops.attention(at, shape, None, &mut s.q, cache, &mut s.heads);
-                let (heads, out) = (&mut s.heads, &mut s.latent.decompressed);
-                let widths = [self.spec.kv_rank, self.spec.value_dim];
-                let name = self.name("fattn_mla");
-                ops.head_products(name, values, (heads, " (permuted)"), out, widths);
-                ops.permuted_copy(out);
             }
+        }
+    }
+
+    /// Computes the heads after [`Latent::inputs`]. The output is in `s.heads`, or in [`LatentState::output`] if heads attend to
+    /// compressed rows.
+    pub fn attend(
+        &self,
+        ops: &mut Ops,
+        at: At,
+        shape: &Shape,
+        s: &mut AttentionState,
+        cache: &mut KvCache,
+    ) {
+        let cache = (cache, self.il);
+        ops.attention(at, shape, None, &mut s.q, cache, &mut s.heads);
+        if let Decompress::Heads(matrices) = &self.decompress {
+            let (heads, out) = (&mut s.heads, &mut s.latent.decompressed);
+            let widths = [self.spec.kv_rank, self.spec.value_dim];
+            let name = self.name("fattn_mla");
+            ops.head_products(name, &matrices[1], (heads, " (permuted)"), out, widths);
+            ops.permuted_copy(out);
         }
     }
 
@@ -277,7 +266,8 @@ impl<'g> Latent<'g> {
     fn scale_queries(&self, ops: &mut Ops, q: &mut Activation) {
         if let Some(temperature) = self.spec.temperature {
             let name = self.name("Qcur_attn_temp_scaled");
-            ops.scale_by_position(name, |position| temperature.factor(position), q);
+            let factor = |position| temperature.factor(position);
+            ops.scale_rows(name, "inp_attn_scale", factor, q);
         }
     }
 
@@ -327,23 +317,5 @@ impl<'g> Latent<'g> {
         ops.repeat_to_ends(name, rotated, k, key_dim);
         let name = self.name("Kcur");
         ops.concat_starts(name, n_plain, [kv, k], [width, key_dim]);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn temperature_changes_after_each_period() {
-        let temperature = Temperature {
-            scale: 0.1,
-            length: 8192,
-        };
-        for (position, periods) in [(0, 0.0), (8191, 0.0), (8192, 1.0), (100_000, 12.0)] {
-            let want = 1.0 + 0.1 * (1.0f64 + periods).ln();
-            let got = f64::from(temperature.factor(position));
-            assert!((got - want).abs() < 1e-6, "{got} {want}");
-        }
     }
 }

@@ -56,12 +56,14 @@ const PROFILES: &[(&str, Profile)] = &[
     ("afmoe", Profile::SINGLE_TOKEN),
     ("arctic", Profile::SINGLE_TOKEN),
     ("bailingmoe2", Profile::SINGLE_TOKEN),
+    ("cohere2moe", Profile::SINGLE_TOKEN),
     ("dbrx", Profile::SINGLE_TOKEN),
     ("deepseek2", Profile::SINGLE_TOKEN),
     ("deepseek2-ocr", Profile::SINGLE_TOKEN),
     ("dots1", Profile::SINGLE_TOKEN),
     ("ernie4_5-moe", Profile::SINGLE_TOKEN),
     ("exaone-moe", Profile::SINGLE_TOKEN),
+    ("gemma4", Profile::SINGLE_TOKEN),
     ("glm4moe", Profile::SINGLE_TOKEN),
     ("gpt-oss", Profile::SINGLE_TOKEN),
     ("granitehybrid", Profile::SINGLE_TOKEN),
@@ -70,7 +72,9 @@ const PROFILES: &[(&str, Profile)] = &[
     ("hunyuan-moe", Profile::SINGLE_TOKEN),
     ("lfm2moe", Profile::SINGLE_TOKEN),
     ("llama", Profile::SINGLE_TOKEN),
+    ("llama4", Profile::SINGLE_TOKEN),
     ("mellum", Profile::SINGLE_TOKEN),
+    ("mimo2", Profile::SINGLE_TOKEN),
     ("minimax-m2", Profile::SINGLE_TOKEN),
     ("mistral4", Profile::SINGLE_TOKEN),
     ("nemotron_h_moe", Profile::SINGLE_TOKEN),
@@ -81,6 +85,7 @@ const PROFILES: &[(&str, Profile)] = &[
     ("qwen3moe", Profile::SINGLE_TOKEN),
     ("qwen3next", Profile::SMALL_BATCH),
     ("smallthinker", Profile::SINGLE_TOKEN),
+    ("step35", Profile::SINGLE_TOKEN),
 ];
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use super::HParams;
 /// What a layer keeps of the earlier tokens of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayerCache {
-    /// Keys and values of each token.
+    /// Keys and values of each token. The layer keeps none if it reads those of another layer (`Heads::kv_layer`).
     KeysAndValues,
     /// Keys of each token, whose first elements are also its values (multi-head latent attention).
     Keys,
@@ -29,10 +29,10 @@ pub struct StateShape {
 impl HParams {
     /// Elements of the keys and of the values of a position in the KV cache, by layer; 0 for what a layer does not keep.
     pub fn row_widths(&self) -> Vec<[usize; 2]> {
-        let [keys, values] = [self.head_dim, self.value_dim].map(|width| self.n_head_kv * width);
-        let widths = self.caches.iter().map(|layer| match layer {
-            LayerCache::KeysAndValues => [keys, values],
-            LayerCache::Keys => [keys, 0],
+        let layers = self.layers().zip(self.heads.iter().zip(&self.caches));
+        let widths = layers.map(|(il, (heads, cache))| match cache {
+            LayerCache::KeysAndValues => heads.cache_widths(il),
+            LayerCache::Keys => [heads.n_k(), 0],
             LayerCache::State(_) | LayerCache::Nothing => [0, 0],
         });
         widths.collect()

@@ -272,6 +272,23 @@ impl<'g> Keys<'g> {
         Ok((0..n_layer).map(is_windowed).collect())
     }
 
+    /// Checks that the header lists the layers whose attention is limited to a window.
+    ///
+    /// # Errors
+    /// `attention.sliding_window_pattern` is missing, or not a list.
+    pub(super) fn require_window_list(&self) -> Result<()> {
+        const KEY: &str = "attention.sliding_window_pattern";
+        match self.gguf.metadata().get(&self.key(KEY)) {
+            Some(Value::Array(_)) => Ok(()),
+            Some(_) => Err(self.bad(
+                KEY,
+                "one value",
+                "it must be a list with a flag for each layer",
+            )),
+            None => Err(self.missing(KEY)),
+        }
+    }
+
     /// The gating function of the router (`expert_gating_func`); `default` if the key is missing or 0.
     pub(crate) fn gating_or(&self, default: Gating) -> Result<Gating> {
         if self.is_set(GATING)? {
@@ -312,6 +329,31 @@ impl<'g> Keys<'g> {
         match value.filter(|value| !value.is_finite()) {
             Some(value) => Err(self.bad(suffix, value, "it must be finite")),
             None => Ok(value),
+        }
+    }
+
+    /// The numbers of a key that is one number for all blocks or a list with one number per block; `None` if the key is missing.
+    pub(crate) fn f32_by_block(&self, suffix: &str) -> Result<Option<Vec<f32>>> {
+        let Some(Value::Array(list)) = self.gguf.metadata().get(&self.key(suffix)) else {
+            let value = self.opt_f32(suffix)?;
+            return Ok(value.map(|value| vec![value; self.n_block]));
+        };
+        let numbers = list
+            .iter()
+            .map(|value| value.as_f64().map(|value| value as f32));
+        let numbers: Option<Vec<f32>> = numbers.collect();
+        let is_valid = |numbers: &Vec<f32>| {
+            numbers.len() == self.n_block && numbers.iter().all(|number| number.is_finite())
+        };
+        match numbers.filter(is_valid) {
+            Some(numbers) => Ok(Some(numbers)),
+            None => {
+                let reason = format!(
+                    "a list must have a finite floating-point number for each of the {} blocks (`block_count`)",
+                    self.n_block
+                );
+                Err(self.bad(suffix, format!("a list of {} values", list.len()), &reason))
+            }
         }
     }
 

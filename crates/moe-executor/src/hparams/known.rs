@@ -30,6 +30,7 @@ use Use::{Harmless, Ignored, Must, Read, ReadFor};
 const DENSE_FIRST: Use = ReadFor(&[
     "afmoe",
     "bailingmoe2",
+    "cohere2moe",
     "deepseek2",
     "deepseek2-ocr",
     "dots1",
@@ -39,10 +40,11 @@ const DENSE_FIRST: Use = ReadFor(&[
     "lfm2moe",
     "mistral4",
 ]);
-/// Architectures whose header has the number of shared experts, and whether the expert weights are normalized and scaled.
-const WEIGHTS: Use = ReadFor(&[
+/// Architectures whose header has the number of shared experts.
+const SHARED: Use = ReadFor(&[
     "afmoe",
     "bailingmoe2",
+    "cohere2moe",
     "deepseek2",
     "deepseek2-ocr",
     "dots1",
@@ -51,17 +53,44 @@ const WEIGHTS: Use = ReadFor(&[
     "mistral4",
     "nemotron_h_moe",
 ]);
+/// Architectures whose header has whether the expert weights are normalized and scaled.
+const WEIGHTS: Use = ReadFor(&[
+    "afmoe",
+    "bailingmoe2",
+    "cohere2moe",
+    "deepseek2",
+    "deepseek2-ocr",
+    "dots1",
+    "exaone-moe",
+    "glm4moe",
+    "mistral4",
+    "nemotron_h_moe",
+    "step35",
+]);
 /// Architectures with latent attention.
 const LATENT: Use = ReadFor(&["deepseek2", "mistral4"]);
+const GEMMA: Use = ReadFor(&["gemma4"]);
 const GRANITE: Use = ReadFor(&["granitehybrid", "granitemoe"]);
 const GROK: Use = ReadFor(&["grok"]);
+const STEP: Use = ReadFor(&["step35"]);
 /// Architectures with gated delta nets.
 const DELTA_NET: Use = ReadFor(&["qwen35moe", "qwen3next"]);
 /// Architectures with gated delta nets or Mamba-2 layers.
 const RECURRENT: Use = ReadFor(&["granitehybrid", "nemotron_h_moe", "qwen35moe", "qwen3next"]);
 const SCALED: Use = ReadFor(&["granitehybrid", "granitemoe", "grok"]);
 /// Architectures with a sliding window.
-const WINDOW: Use = ReadFor(&["afmoe", "exaone-moe", "gpt-oss", "mellum", "smallthinker"]);
+const WINDOW: Use = ReadFor(&[
+    "afmoe",
+    "cohere2moe",
+    "exaone-moe",
+    "gemma4",
+    "gpt-oss",
+    "llama4",
+    "mellum",
+    "mimo2",
+    "smallthinker",
+    "step35",
+]);
 
 /// All keys, without the prefix of the architecture.
 pub(super) const KEYS: &[(&str, Use)] = &[
@@ -69,7 +98,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("context_length", Read),
     ("embedding_length", Read),
     ("embedding_length_out", Harmless),
-    ("embedding_length_per_layer_input", Ignored),
+    ("embedding_length_per_layer_input", GEMMA),
     ("features_length", Ignored),
     ("block_count", Read),
     ("leading_dense_block_count", DENSE_FIRST),
@@ -82,17 +111,21 @@ pub(super) const KEYS: &[(&str, Use)] = &[
         ReadFor(&[
             "afmoe",
             "bailingmoe2",
+            "cohere2moe",
             "deepseek2",
             "deepseek2-ocr",
             "dots1",
             "ernie4_5-moe",
             "exaone-moe",
+            "gemma4",
             "glm4moe",
             "gpt-oss",
             "grok",
             "hunyuan-moe",
             "lfm2moe",
+            "llama4",
             "mellum",
+            "mimo2",
             "minimax-m2",
             "mistral4",
             "nemotron_h_moe",
@@ -101,12 +134,14 @@ pub(super) const KEYS: &[(&str, Use)] = &[
             "qwen3moe",
             "qwen3next",
             "smallthinker",
+            "step35",
         ]),
     ),
     (
         "expert_shared_feed_forward_length",
         ReadFor(&[
             "bailingmoe2",
+            "cohere2moe",
             "ernie4_5-moe",
             "exaone-moe",
             "granitehybrid",
@@ -116,16 +151,17 @@ pub(super) const KEYS: &[(&str, Use)] = &[
             "qwen2moe",
             "qwen35moe",
             "qwen3next",
+            "step35",
         ]),
     ),
     ("expert_chunk_feed_forward_length", Ignored),
-    ("swiglu_clamp_exp", Ignored),
-    ("swiglu_clamp_shexp", Ignored),
+    ("swiglu_clamp_exp", STEP),
+    ("swiglu_clamp_shexp", STEP),
     ("use_parallel_residual", Ignored),
     ("tensor_data_layout", Harmless),
     ("expert_count", Read),
     ("expert_used_count", Read),
-    ("expert_shared_count", WEIGHTS),
+    ("expert_shared_count", SHARED),
     ("expert_group_count", Read),
     ("expert_group_used_count", Read),
     ("expert_weights_scale", WEIGHTS),
@@ -136,6 +172,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
         ReadFor(&[
             "afmoe",
             "bailingmoe2",
+            "cohere2moe",
             "deepseek2",
             "deepseek2-ocr",
             "dots1",
@@ -145,6 +182,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
             "minimax-m2",
             "mistral4",
             "smallthinker",
+            "step35",
         ]),
     ),
     ("expert_group_scale", Ignored),
@@ -156,12 +194,15 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("deepstack_mapping", Ignored),
     ("hidden_activation", Ignored),
     ("pooling_type", Harmless),
-    ("logit_scale", SCALED),
+    (
+        "logit_scale",
+        ReadFor(&["cohere2moe", "granitemoe", "grok"]),
+    ),
     ("decoder_start_token_id", Ignored),
     ("decoder_block_count", Ignored),
     ("attn_logit_softcapping", GROK),
     ("router_logit_softcapping", GROK),
-    ("final_logit_softcapping", GROK),
+    ("final_logit_softcapping", ReadFor(&["gemma4", "grok"])),
     ("swin_norm", Ignored),
     ("rescale_every_n_layers", Ignored),
     ("time_mix_extra_dim", Ignored),
@@ -174,7 +215,10 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("adapters.lora_rank", Ignored),
     ("adapters.router_gain", Ignored),
     ("token_shift_count", Ignored),
-    ("interleave_moe_layer_step", ReadFor(&["ernie4_5-moe"])),
+    (
+        "interleave_moe_layer_step",
+        ReadFor(&["ernie4_5-moe", "llama4"]),
+    ),
     ("full_attention_interval", DELTA_NET),
     ("num_loops", Ignored),
     ("skip_loop_final_norm", Ignored),
@@ -190,7 +234,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("attention.value_length", Read),
     (
         "attention.layer_norm_epsilon",
-        ReadFor(&["dbrx", "nemotron_h_moe"]),
+        ReadFor(&["cohere2moe", "dbrx", "nemotron_h_moe"]),
     ),
     ("attention.layer_norm_rms_epsilon", Read),
     ("attention.group_norm_epsilon", Ignored),
@@ -208,7 +252,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("attention.rope_pattern", Ignored),
     ("attention.scale", GRANITE),
     ("attention.output_scale", GROK),
-    ("attention.value_scale", Ignored),
+    ("attention.value_scale", ReadFor(&["mimo2"])),
     (
         "attention.temperature_length",
         ReadFor(&["deepseek2", "grok", "mistral4"]),
@@ -233,7 +277,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("attention.output_lora_rank", Ignored),
     ("attention.compress_rope_freq_base", Ignored),
     ("attention.compress_ratios", Ignored),
-    ("attention.shared_kv_layers", Ignored),
+    ("attention.shared_kv_layers", GEMMA),
     ("attention.recurrent_layers", DELTA_NET),
     ("hyper_connection.count", Ignored),
     ("hyper_connection.sinkhorn_iterations", Ignored),

@@ -1,25 +1,25 @@
 //! Hyper-parameters of all architectures, read from the `<arch>.*` keys of a GGUF file.
 
 mod cache;
+mod heads;
 mod keys;
 mod known;
 mod rope;
 mod router;
 mod window;
 
-use std::ops::Range;
-
 use moe_gguf::LayerId;
 
 use crate::error::{Error, Result};
 
 pub use cache::{LayerCache, StateShape};
+pub use heads::Heads;
 pub(crate) use keys::{Keys, MAX_WIDTH};
 pub(crate) use known::ignored;
 pub use rope::{Rope, RopeLayout};
 pub(crate) use router::Gating;
 pub use router::Groups;
-pub use window::Window;
+pub use window::{Window, WindowKind};
 pub(crate) use window::{WindowRope, WindowRules};
 
 /// Hyper-parameters of a decoder with mixture-of-experts layers.
@@ -33,16 +33,16 @@ pub struct HParams {
     pub n_ctx_train: usize,
     /// Width of the residual stream.
     pub n_embd: usize,
-    /// Number of query heads.
+    /// Attention heads, by layer.
+    pub heads: Vec<Heads>,
+    /// Number of query heads of the first layer.
     pub n_head: usize,
-    /// Number of key and value heads of a layer with attention.
+    /// Number of key and value heads of a layer with attention: the maximum over the layers, at least 1.
     pub n_head_kv: usize,
     /// What each layer keeps of earlier tokens. An architecture with recurrent layers sets their states after [`HParams::read`].
     pub caches: Vec<LayerCache>,
-    /// Width of a head of queries and keys.
+    /// Width of a query or a key in layers without a sliding window.
     pub head_dim: usize,
-    /// Width of a head of values.
-    pub value_dim: usize,
     /// Experts per MoE layer.
     pub n_expert: usize,
     /// Selected experts per token (top-k): the maximum over the layers.
@@ -69,6 +69,17 @@ pub struct HParams {
     pub rope: Rope,
     /// Sliding attention window, if the architecture has one.
     pub window: Option<Window>,
+    /// Limits of SwiGLU activations, by layer.
+    pub swiglu_limits: Vec<SwigluLimits>,
+}
+
+/// Limits of the SwiGLU activations of a layer: an upper bound of the activated gate, and a bound of the absolute values of up.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct SwigluLimits {
+    /// Of the selected experts.
+    pub experts: Option<f32>,
+    /// Of the shared expert, or of the dense block.
+    pub dense: Option<f32>,
 }
 
 /// How a norm scales the elements of a row.
@@ -108,9 +119,13 @@ pub(crate) struct Layout {
     pub expert_width: ExpertWidth,
     /// Number of dense layers, which come first.
     pub n_dense: usize,
+    /// Period of the MoE layers, at least 1: among the other layers, only the last layer of each period is a MoE layer.
+    pub moe_step: usize,
     /// Whether MoE layers also have a dense block of the width `feed_forward_length`.
     pub dense_everywhere: bool,
     pub rotated: Rotated,
+    /// Whether the numbers of heads may differ between layers.
+    pub heads_by_layer: bool,
     /// Whether RoPE with factors for short and long contexts is supported.
     pub longrope: bool,
     pub norm: NormKind,
@@ -131,8 +146,10 @@ impl Layout {
         Layout {
             expert_width,
             n_dense: 0,
+            moe_step: 1,
             dense_everywhere: false,
             rotated: Rotated::Head,
+            heads_by_layer: false,
             longrope: false,
             norm: NormKind::Rms,
             norm_bias: false,
@@ -150,6 +167,11 @@ impl Layout {
             ..Layout::all_moe(ExpertWidth::Own)
         }
     }
+
+    /// Whether a layer is a MoE layer.
+    fn is_moe(&self, layer: usize) -> bool {
+        layer >= self.n_dense && (layer + 1).is_multiple_of(self.moe_step)
+    }
 }
 
 impl HParams {
@@ -158,10 +180,16 @@ impl HParams {
         (0..).map(LayerId).take(self.n_layer)
     }
 
+    /// By layer, whether its attention is limited to a window.
+    pub(crate) fn windowed_layers(&self) -> impl Iterator<Item = bool> {
+        let window = self.window.as_ref();
+        (0..self.n_layer).map(move |layer| window.is_some_and(|window| window.layers[layer]))
+    }
+
     /// Reads the keys that all architectures have.
     ///
-    /// Head counts must be the same in all layers with attention. Numbers of selected experts and feed-forward widths may be lists with
-    /// one value per layer.
+    /// Numbers of selected experts and feed-forward widths may be lists with one value per layer; head counts only if `layout` allows
+    /// it.
     ///
     /// # Errors
     /// A key is missing, or its value is not supported.
@@ -170,37 +198,31 @@ impl HParams {
         let gguf = keys.gguf;
         let n_layer = read_n_layer(keys)?;
         let n_embd = keys.count("embedding_length", MAX_WIDTH)?;
-        let n_head = keys.count("attention.head_count", 1 << 14)?;
-        let head_dim = keys.count_or("attention.key_length", n_embd / n_head, 1 << 14)?;
-        let default = if layout.own_value_length {
-            n_embd / n_head
-        } else {
-            head_dim
-        };
-        let value_dim = keys.count_or("attention.value_length", default, 1 << 14)?;
-        if value_dim != head_dim && !layout.own_value_length {
-            let reason = format!("it must equal the key length, {head_dim}");
-            return Err(keys.bad("attention.value_length", value_dim, &reason));
-        }
-        let heads_kv = read_heads_kv(keys, &layout, n_layer, n_head)?;
-        let n_head_kv = heads_kv.iter().copied().max().unwrap_or(0).max(1);
-        let caches = heads_kv.iter().map(|&n| match n {
+        let heads = Heads::read(keys, &layout, n_layer, n_embd)?;
+        // `n_layer` is at least 1.
+        let first = heads[0];
+        let n_head_kv = heads.iter().map(|heads| heads.n_kv).max();
+        let caches = heads.iter().map(|heads| match heads.n_kv {
             0 => LayerCache::Nothing,
             _ => LayerCache::KeysAndValues,
         });
+        let caches = caches.collect();
         if !keys.is_set("expert_count")? {
             return Err(keys.no_experts());
         }
         let n_expert = keys.count("expert_count", 1 << 14)?;
-        let n_dense = layout.n_dense.min(n_layer);
         const OWN: &str = "expert_feed_forward_length";
         const DENSE: &str = "feed_forward_length";
         let has_block = read_blocks(keys, &layout, n_layer)?;
-        let with_block = |layers: Range<usize>| -> Vec<usize> {
-            layers.filter(|&layer| has_block[layer]).collect()
+        let layers = |is_used: &dyn Fn(usize) -> bool| -> Vec<usize> {
+            let layers = 0..n_layer;
+            layers
+                .filter(|&layer| has_block[layer] && is_used(layer))
+                .collect()
         };
-        let with_experts = with_block(n_dense..n_layer);
-        let counts = |key, max| keys.counts(key, &with_experts, n_layer, max);
+        let with_experts = layers(&|layer| layout.is_moe(layer));
+        let dense = layers(&|layer| !layout.is_moe(layer));
+        let counts = |key: &str, max| keys.counts(key, &with_experts, n_layer, max);
         let n_used = counts("expert_used_count", n_expert)?;
         let n_ff_exp = match layout.expert_width {
             ExpertWidth::Own => counts(OWN, MAX_WIDTH)?,
@@ -221,12 +243,14 @@ impl HParams {
             );
             return Err(keys.bad("expert_used_count", n_used[layer], &reason));
         }
-        let dense = |layers| keys.counts(DENSE, &with_block(layers), n_layer, MAX_WIDTH);
-        let n_ff = match n_dense {
-            _ if layout.dense_everywhere => dense(0..n_layer)?,
+        let n_ff = if layout.dense_everywhere {
+            let with_block = layers(&|_| true);
+            keys.counts(DENSE, &with_block, n_layer, MAX_WIDTH)?
+        } else if !dense.is_empty() {
+            keys.counts(DENSE, &dense, n_layer, MAX_WIDTH)?
+        } else {
             // Like llama.cpp, checks the length of a list that is not used.
-            0 => keys.values(DENSE).map(|_| vec![0; n_layer])?,
-            _ => dense(0..n_dense)?,
+            keys.values(DENSE).map(|_| vec![0; n_layer])?
         };
         let n_ctx_train = keys.count("context_length", 1 << 30)?;
         let file = || gguf.files()[0].path.clone();
@@ -242,11 +266,11 @@ impl HParams {
             n_layer,
             n_ctx_train,
             n_embd,
-            n_head,
-            n_head_kv,
-            caches: caches.collect(),
-            head_dim,
-            value_dim,
+            heads,
+            n_head: first.n,
+            n_head_kv: n_head_kv.unwrap_or(0).max(1),
+            caches,
+            head_dim: first.k_dim,
             n_expert,
             n_expert_used: n_used.iter().copied().max().unwrap_or(0),
             n_expert_used_by_layer: n_used,
@@ -258,40 +282,11 @@ impl HParams {
             norm: layout.norm,
             norm_bias: layout.norm_bias,
             norm_eps: read_epsilon(keys, &layout)?,
-            rope: Rope::read(keys, head_dim, n_ctx_train, &layout)?,
+            rope: Rope::read(keys, first.k_dim, n_ctx_train, &layout)?,
             window: None,
+            swiglu_limits: vec![SwigluLimits::default(); n_layer],
         })
     }
-}
-
-/// The number of key and value heads by layer: the same in all layers, or 0 in some of them if the layout allows it.
-fn read_heads_kv(
-    keys: &Keys,
-    layout: &Layout,
-    n_layer: usize,
-    n_head: usize,
-) -> Result<Vec<usize>> {
-    const KEY: &str = "attention.head_count_kv";
-    let heads = match keys.values(KEY)? {
-        Some(values) if layout.layers_without_heads => {
-            let heads = (0..n_layer).map(|layer| values.get(layer).unwrap_or(0));
-            let heads = heads.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
-            let heads: Vec<usize> = heads.collect();
-            let mut with_heads = heads.iter().filter(|&&n| n > 0);
-            let first = with_heads.next().copied().unwrap_or(1);
-            if with_heads.any(|&n| n != first) {
-                let reason = "layers with attention must have the same number of heads";
-                return Err(keys.bad(KEY, values, reason));
-            }
-            heads
-        }
-        _ => vec![keys.count_or(KEY, n_head, n_head)?; n_layer],
-    };
-    let n = heads.iter().copied().max().unwrap_or(0).max(1);
-    if n > n_head || !n_head.is_multiple_of(n) {
-        return Err(keys.bad(KEY, n, "`attention.head_count` must be a multiple of it"));
-    }
-    Ok(heads)
 }
 
 /// By layer, whether it has a MoE or dense block. At least one layer has a block.

@@ -112,11 +112,6 @@ impl KvCache {
         self.params.n_seq
     }
 
-    /// Elements of a row of a layer's keys and of its values; 0 for what the layer does not keep.
-    pub fn widths(&self, il: LayerId) -> [usize; 2] {
-        self.widths[il.index()]
-    }
-
     /// Number of positions of a sequence; 0 if the sequence does not exist.
     pub fn len(&self, sequence: usize) -> usize {
         self.lengths.get(sequence).copied().unwrap_or(0)

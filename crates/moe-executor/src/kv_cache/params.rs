@@ -171,19 +171,21 @@ impl CacheParams {
     /// [`Error::CacheType`], [`Error::CacheTypes`].
     pub fn check(&self, gguf: &Gguf, hp: &HParams) -> Result<()> {
         let file = || gguf.files()[0].path.clone();
-        for (what, ty, head_dim) in [
-            ("keys", self.k, hp.head_dim),
-            ("values", self.v, hp.value_dim),
-        ] {
-            let block = ty.ggml().block_size();
-            if !(head_dim as u64).is_multiple_of(block) {
-                return Err(Error::CacheType {
-                    file: file(),
-                    what,
-                    ty,
-                    block,
-                    head_dim,
-                });
+        for heads in &hp.heads {
+            for (what, ty, head_dim) in [
+                ("keys", self.k, heads.k_dim),
+                ("values", self.v, heads.v_dim),
+            ] {
+                let block = ty.ggml().block_size();
+                if !(head_dim as u64).is_multiple_of(block) {
+                    return Err(Error::CacheType {
+                        file: file(),
+                        what,
+                        ty,
+                        block,
+                        head_dim,
+                    });
+                }
             }
         }
         if self.k != self.v && hp.caches.contains(&LayerCache::Keys) {

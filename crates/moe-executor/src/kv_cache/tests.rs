@@ -105,6 +105,9 @@ fn size_is_that_of_the_rows_in_all_layers() {
         assert_eq!(params.bytes(&layers, 10), 3 * 2 * bytes * 5 * 10, "{ty}");
         assert_eq!(params.bytes(&layers, usize::MAX), u64::MAX);
         assert_eq!(params.bytes(&[[64, 0]], 10), bytes * 5 * 10, "{ty}");
+        // Layers with other widths, and a layer that reads the cache of another layer.
+        let layers = [[64, 128], [128, 64], [0, 0]];
+        assert_eq!(params.bytes(&layers, 10), 2 * 3 * bytes * 5 * 10, "{ty}");
     }
     assert_eq!(CacheType::Q8_0.ggml(), GgmlType::Q8_0);
 }

@@ -65,7 +65,7 @@ impl Ops<'_> {
         transposed: bool,
         cache: &mut KvCache,
     ) {
-        let (n_seq, widths) = (cache.n_seq(), cache.widths(il));
+        let n_seq = cache.n_seq();
         let halves = [
             ("cache_k_l", "attn_inp_k_idxs", Some(k)),
             ("cache_v_l", "attn_inp_v_idxs", v),
@@ -111,22 +111,22 @@ impl Ops<'_> {
                     suffixes[1],
                     (il, half),
                     tensor,
-                    [widths[half], rows.rows],
+                    [tensor.width(), rows.rows],
                 ),
             ];
             self.record(&mut scope, number::SET_ROWS, stored, &sources);
         }
     }
 
-    /// Attention of `q (token, n_head * head_dim)` over the cache of a layer; `dst (token, n_head * value_dim)`. `sinks (n_head)` are
-    /// scores without a value. If the layer has no rows of values, the values are the first elements of the keys.
+    /// Attention of `q (token, n_head * head_dim)` over the cache of the layer `kv_layer`; `dst (token, n_head * value_dim)`.
+    /// `sinks (n_head)` are scores without a value. If the layer has no rows of values, the values are the first elements of the keys.
     pub fn attention(
         &mut self,
         at: At,
         shape: &Shape,
         sinks: Option<&Vector>,
         q: &mut Activation,
-        cache: &mut KvCache,
+        cache: (&mut KvCache, LayerId),
         dst: &mut Activation,
     ) {
         let (mut scope, [q, k, v, mask]) = self.attend(at, shape, sinks, q, cache, dst);
@@ -143,7 +143,7 @@ impl Ops<'_> {
         at: At,
         shape: &Shape,
         q: &mut Activation,
-        cache: &mut KvCache,
+        cache: (&mut KvCache, LayerId),
         dst: &mut Activation,
     ) {
         let (mut scope, [q, k, v, mask]) = self.attend(at, shape, None, q, cache, dst);
@@ -174,15 +174,15 @@ impl Ops<'_> {
         shape: &Shape,
         sinks: Option<&Vector>,
         q: &mut Activation,
-        cache: &mut KvCache,
+        (cache, kv_layer): (&mut KvCache, LayerId),
         dst: &mut Activation,
     ) -> (Scope, [Source<'static>; 4]) {
         let mut scope = self.start();
         let name = NodeName::of("kqv_out", il);
-        let (n_seq, [k_width, v_width]) = (cache.n_seq(), cache.widths(il));
-        let values_in_keys = v_width == 0;
+        let n_seq = cache.n_seq();
         dst.shape(name, shape.n_head * shape.value_dim, q.rows);
-        let (runs, layer) = cache.layer_mut(il);
+        let (runs, layer) = cache.layer_mut(kv_layer);
+        let values_in_keys = layer.v.width() == 0;
         let positions = std::mem::take(&mut self.positions);
         let batch = Batch {
             positions: &positions,
@@ -197,11 +197,7 @@ impl Ops<'_> {
             self.fetch(&mut q.values);
             self.fetch(&mut layer.k.words);
             self.fetch(&mut layer.v.words);
-            let (values, v_stride) = if values_in_keys {
-                (&layer.k, k_width)
-            } else {
-                (&layer.v, v_width)
-            };
+            let values = if values_in_keys { &layer.k } else { &layer.v };
             let out_width = dst.width;
             for run in runs {
                 let elements = |width: usize| run.tokens.start * width..run.tokens.end * width;
@@ -209,7 +205,7 @@ impl Ops<'_> {
                     q: &q.data()[elements(q.width)],
                     k: layer.k.rows_from(run.sequence),
                     v: values.rows_from(run.sequence),
-                    strides: [k_width, v_stride].map(|width| width * n_seq),
+                    strides: [&layer.k, values].map(|rows| rows.width() * n_seq),
                     positions: &self.positions[run.tokens.clone()],
                     sinks: sinks.map(|s| s.data.as_slice()),
                 };
@@ -229,14 +225,24 @@ impl Ops<'_> {
         let view = " (view) (permuted)";
         // The fourth source in ggml is the mask. The executor computes the mask from the positions and reads no memory.
         let mask = unstored(NodeName::global("attn_inp_kq_mask"), "");
-        let [k_name, v_name] = ["cache_k_l", "cache_v_l"].map(|stem| NodeName::cache(stem, il));
-        let keys = cached(k_name, view, (il, 0), &layer.k, [k_width, seen]);
+        let name = |stem| NodeName::cache(stem, kv_layer);
+        let width = layer.k.width();
+        let keys = cached(
+            name("cache_k_l"),
+            view,
+            (kv_layer, 0),
+            &layer.k,
+            [width, seen],
+        );
         let values = if values_in_keys {
             let width = shape.n_head_kv * shape.value_dim;
             let view = " (view) (view) (permuted)";
-            cached(k_name, view, (il, 0), &layer.k, [width, seen])
+            let name = name("cache_k_l");
+            cached(name, view, (kv_layer, 0), &layer.k, [width, seen])
         } else {
-            cached(v_name, view, (il, 1), &layer.v, [v_width, seen])
+            let width = layer.v.width();
+            let name = name("cache_v_l");
+            cached(name, view, (kv_layer, 1), &layer.v, [width, seen])
         };
         (scope, [Source::view(&*q, view), keys, values, mask])
     }

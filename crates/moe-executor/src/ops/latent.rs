@@ -173,36 +173,6 @@ impl Ops<'_> {
         });
         self.record(&mut scope, number::CONT, name, &[(&*src).into()]);
     }
-
-    /// Multiplies the row of each token by a factor that depends on its position.
-    pub fn scale_by_position(
-        &mut self,
-        name: NodeName,
-        factor: impl Fn(u32) -> f32,
-        x: &mut Activation,
-    ) {
-        let mut scope = self.start();
-        self.fetch(&mut x.values);
-        self.query_factors.clear();
-        let factors = self.positions.iter().map(|&position| factor(position));
-        self.query_factors.extend(factors);
-        let (before, width) = (Source::from(&*x), x.width);
-        let factors = &self.query_factors;
-        self.threads.rows(x.data_mut(), width, |i, row| {
-            row.iter_mut().for_each(|x| *x *= factors[i]);
-        });
-        x.name = name;
-        let factors = Source::Buffer {
-            name: NodeName::global("inp_attn_scale"),
-            suffix: "",
-            buffer_id: Input::QueryFactors.buffer_id(),
-            address: factors.as_ptr() as u64,
-            size_bytes: size_of_val(factors.as_slice()) as u64,
-            ne: [1, factors.len() as u64],
-            dtype: "f32",
-        };
-        self.record(&mut scope, number::MUL, name, &[before, factors]);
-    }
 }
 
 #[cfg(test)]
@@ -313,15 +283,5 @@ mod tests {
         ops.copy_of_heads(name, 1..3, [&mut src, &mut dst], 4);
         assert_eq!((dst.width, dst.rows), (4, 2));
         assert_eq!(dst.data(), [1.0, 2.0, 5.0, 6.0, 9.0, 10.0, 13.0, 14.0]);
-    }
-
-    #[test]
-    fn scales_each_row_by_the_factor_of_its_position() {
-        let threads = Threads::new(2).unwrap();
-        let mut ops = ops(&threads, &[5, 2]);
-        let mut x = counting(3, 2);
-        let name = NodeName::global(NAME);
-        ops.scale_by_position(name, |position| position as f32, &mut x);
-        assert_eq!(x.data(), [0.0, 5.0, 10.0, 6.0, 8.0, 10.0]);
     }
 }

@@ -55,6 +55,7 @@ impl Ops<'_> {
             routing,
             buffers: [_, hidden, products],
             dst,
+            ..
         } = io;
         let (il, down) = (nodes.at.il, nodes.down);
         self.project(Experts::of(il), nodes.up, x, routing, hidden);

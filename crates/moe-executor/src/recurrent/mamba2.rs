@@ -192,7 +192,8 @@ impl<'g> Mamba2<'g> {
             output_norm: Norm {
                 kind: hp.norm,
                 eps: hp.norm_eps,
-                weight: output_norm?,
+                n: of_group,
+                weight: Some(output_norm?),
                 bias: None,
             },
             output: loader.matrix(&name("ssm_out.weight"), width, n_embd)?,

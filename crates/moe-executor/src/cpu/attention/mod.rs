@@ -26,6 +26,8 @@ pub struct Shape {
     pub value_dim: usize,
     /// Positions that a token attends to, including its own; `None` means all up to its own.
     pub window: Option<usize>,
+    /// Length of the chunks that the positions are divided into, at least 1: a token attends to positions of its own chunk only.
+    pub chunk: Option<usize>,
     /// Factor on the scores.
     pub scale: f32,
     /// Bound of the absolute values of the scores: `softcap · tanh(score / softcap)`.
@@ -36,7 +38,8 @@ impl Shape {
     /// Cache positions that the token at `position` attends to.
     pub fn visible(&self, position: usize) -> Range<usize> {
         let start = self.window.map_or(0, |w| (position + 1).saturating_sub(w));
-        start..position + 1
+        let chunk = self.chunk.map_or(0, |n| position / n * n);
+        start.max(chunk)..position + 1
     }
 }
 

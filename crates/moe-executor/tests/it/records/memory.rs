@@ -70,7 +70,7 @@ fn compute_buffers_have_the_computed_sizes() {
                 "positions",
                 "expert groups",
                 "sums of weights",
-                "query factors",
+                "factors of tokens",
             ];
             let buffers = allocated(file, n, CacheParams::new(1024));
             let mut actual: Vec<(&str, u64)> = buffers

@@ -17,6 +17,7 @@ fn shape(n_head: usize, n_head_kv: usize, head_dim: usize, window: Option<usize>
         head_dim,
         value_dim: head_dim,
         window,
+        chunk: None,
         scale: 1.0 / (head_dim as f32).sqrt(),
         softcap: None,
     }

@@ -112,6 +112,7 @@ fn timings() {
                 head_dim,
                 value_dim: head_dim,
                 window: None,
+                chunk: None,
                 scale: 0.1,
                 softcap: None,
             };
