@@ -280,35 +280,34 @@ mod with_llama_cpp {
         }
     }
 
-    /// This program's executor does not support linear attention.
     #[test]
-    fn records_an_architecture_that_only_llama_cpp_supports() {
+    fn both_engines_record_linear_attention() {
         let dir = tempfile::tempdir().unwrap();
-        let [spec, model, run] =
-            ["spec.json", "model.gguf", "run"].map(|name| dir.path().join(name));
+        let [spec, model] = ["spec.json", "model.gguf"].map(|name| dir.path().join(name));
         let description = r#"{"arch": "qwen3next", "n_layer": 4, "n_embd": 256, "n_head": 4, "n_head_kv": 2, "head_dim": 64,
             "n_expert": 16, "n_expert_used": 4, "n_ff_exp": 256, "rope_dims": 32, "quant": "Q8_0",
             "linear_attention": {"conv_kernel": 4, "state_size": 64, "group_count": 2, "time_step_rank": 4,
             "full_attention_interval": 4}, "vocab": {"n_tokens": 600, "pre": "qwen2", "n_merges": 200}}"#;
         fs::write(&spec, description).unwrap();
         run!["--quiet", "synth", "--spec", spec, "--out", model];
-        let line = fail![record("native", &model, &run)];
-        assert!(line.contains("`qwen3next` is not supported"), "{line}");
-        run![record("llama.cpp", &model, &run)];
-        run!["info", run];
-        let rows = json(args!["hotness", run, "-o", "json"]);
-        let count = |row: &Value| row["count"].as_u64().unwrap();
-        let layer = |layer: u64| {
-            let rows = rows.as_array().unwrap().iter();
-            rows.filter(move |row| row["layer_id"] == layer)
-                .map(count)
-                .sum::<u64>()
-        };
-        // Four experts of every token in every layer: llama.cpp does not prune a prompt of qwen3next.
-        let run = Run::open(&run).unwrap();
-        let tokens = run.manifest.as_ref().unwrap().tokens;
-        for il in 0..4 {
-            assert_eq!(layer(il), 4 * (tokens.prompt + 12));
+        for engine in ["native", "llama.cpp"] {
+            let run = dir.path().join(engine);
+            run![record(engine, &model, &run)];
+            run!["info", run];
+            let rows = json(args!["hotness", run, "-o", "json"]);
+            let count = |row: &Value| row["count"].as_u64().unwrap();
+            let layer = |layer: u64| {
+                let rows = rows.as_array().unwrap().iter();
+                rows.filter(move |row| row["layer_id"] == layer)
+                    .map(count)
+                    .sum::<u64>()
+            };
+            // Four experts of every token in every layer: a prompt of qwen3next is not pruned.
+            let run = Run::open(&run).unwrap();
+            let tokens = run.manifest.as_ref().unwrap().tokens;
+            for il in 0..4 {
+                assert_eq!(layer(il), 4 * (tokens.prompt + 12), "{engine}");
+            }
         }
     }
 

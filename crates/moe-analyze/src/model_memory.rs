@@ -92,7 +92,7 @@ pub struct HostMemory {
     pub on_gpus: u64,
     /// Tensors that are not used: those of an MTP head.
     pub unused: u64,
-    /// Buffers of this program: activations, and the KV cache, which has a copy in CPU memory; `None` if unknown.
+    /// Buffers of this program: activations, the KV cache, which has a copy in CPU memory, and recurrent states; `None` if unknown.
     pub buffers: Option<u64>,
 }
 
@@ -185,7 +185,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Adds the KV cache and the buffers of this program for passes of `n_tokens` tokens. An unknown context needs no memory.
+    /// Adds the KV cache, the recurrent states and the buffers of this program for passes of `n_tokens` tokens. An unknown context needs no memory.
     pub fn add_executor(&mut self, model: &Model, placement: &Placement, n_tokens: u64) {
         let ContextSize { n_seq, types, .. } = self.context;
         let n_ctx = self.context.n_ctx.unwrap_or(0);
@@ -202,8 +202,8 @@ impl Memory {
             gpu.own.compute = Some(compute.gpu_bytes);
             gpu.own.expert_copies = Some(compute.expert_copy_bytes);
         }
-        let kv = layers.iter().map(LayerBytes::kv);
-        self.host.buffers = Some(kv.fold(compute.cpu_bytes(), u64::saturating_add));
+        let caches = layers.iter().map(LayerBytes::total);
+        self.host.buffers = Some(caches.fold(compute.cpu_bytes(), u64::saturating_add));
     }
 
     fn add_layers(

@@ -69,7 +69,7 @@ pub trait BatchSession {
     /// it.
     ///
     /// # Errors
-    /// The slot does not exist.
+    /// The slot does not exist, or the model has recurrent states and `n_past` is neither 0 nor at least the number of positions.
     fn truncate_slot(&mut self, slot: usize, n_past: usize) -> Result<()>;
 
     /// Evaluates tokens of several sequences in one pass. The tokens of a slot are consecutive positions that follow those in the

@@ -56,10 +56,34 @@ impl NodeName {
         }
     }
 
+    /// The name of a view of the node after a reshape: `cache_v_l3 (reshaped) (view)`.
+    pub fn reshaped_view(self) -> NodeName {
+        NodeName {
+            suffix: " (reshaped) (view)",
+            ..self
+        }
+    }
+
     /// The name of the node after a reshape: `ffn_moe_weights-3 (reshaped)`.
     pub fn reshaped(self) -> NodeName {
         NodeName {
             suffix: " (reshaped)",
+            ..self
+        }
+    }
+
+    /// The name of a copy of the node without gaps: `gate-3 (cont)`.
+    pub fn copied(self) -> NodeName {
+        NodeName {
+            suffix: " (cont)",
+            ..self
+        }
+    }
+
+    /// The name of a contiguous copy of the node after a permutation: `fattn_mla-3 (permuted) (cont)`.
+    pub fn permuted_copy(self) -> NodeName {
+        NodeName {
+            suffix: " (permuted) (cont)",
             ..self
         }
     }

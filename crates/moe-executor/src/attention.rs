@@ -1,22 +1,26 @@
 //! The attention of a layer: norm, projections, RoPE, heads, output. [`AttentionSpec`] describes the differences between
 //! architectures.
 
+mod latent;
 mod spec;
+mod state;
 
 use moe_gguf::LayerId;
 
 use crate::activation::{Activation, NodeName};
-use crate::buffers::Inventory;
 use crate::cpu::attention::Shape;
 use crate::device_id::DeviceId;
 use crate::error::Result;
-use crate::hparams::{HParams, Rope};
+use crate::hparams::{HParams, Rope, WindowKind};
 use crate::kv_cache::KvCache;
 use crate::norm::Norm;
 use crate::ops::{At, Ops};
 use crate::weights::{Bias, Linear, Loader, Vector};
 
-pub use spec::{AttentionSpec, Gate, QkNames, QkNorm, RopeLayers};
+use latent::Latent;
+pub use latent::LatentSpec;
+pub use spec::{AttentionSpec, Gate, GatedQueries, QkNames, QkNorm, RopeLayers, Temperature};
+pub use state::AttentionState;
 
 /// Weights of the attention of one layer.
 pub struct AttentionLayer<'g> {
@@ -31,13 +35,17 @@ pub struct AttentionLayer<'g> {
     /// `(n_embd)`
     norm: Norm,
     inputs: Projections<'g>,
-    /// Norms of queries and keys, `(head_dim)` or `(n * head_dim)`.
-    qk_norms: Option<[Norm; 2]>,
+    /// Norms of queries and keys, `(head_dim)` or `(n * head_dim)`; `None` for keys that the layer does not compute.
+    qk_norms: [Option<Norm>; 2],
+    /// Norm of the values of a head.
+    value_norm: Option<Norm>,
+    /// The layer whose keys and values the heads read. If it is another layer, this one computes none.
+    kv_layer: LayerId,
     /// `(n_head)`
     sinks: Option<Vector>,
     /// `(n_embd, n_head * head_dim)` or `(n_embd, n_head)`
     gate: Option<Linear<'g>>,
-    /// `(n_head * head_dim, n_embd)`
+    /// `(n_head * value_dim, n_embd)`
     output: Linear<'g>,
 }
 
@@ -50,11 +58,10 @@ enum RopeFactors {
 }
 
 impl RopeFactors {
-    fn load(loader: &Loader, hp: &HParams) -> Result<RopeFactors> {
+    /// Loads `n` divisors.
+    fn load(loader: &Loader, n: usize) -> Result<RopeFactors> {
         let vector = |name: &str| {
-            let vector = loader
-                .has(name)
-                .then(|| loader.vector(name, hp.rope.n_dims / 2));
+            let vector = loader.has(name).then(|| loader.vector(name, n));
             vector.transpose()
         };
         if let Some(factors) = vector("rope_freqs.weight")? {
@@ -78,81 +85,56 @@ impl RopeFactors {
 
 /// The matrices of queries, keys and values.
 enum Projections<'g> {
-    /// Queries `(n_embd, n_head * head_dim)`, keys and values `(n_embd, n_head_kv * head_dim)`.
-    Separate(Box<[Linear<'g>; 3]>),
+    /// Queries, and their gates if they have any, `(n_embd, n_head * head_dim)`, keys `(n_embd, n_head_kv * head_dim)` and values
+    /// `(n_embd, n_head_kv * value_dim)`. `None` for keys and values of another layer, and for values that are the keys.
+    Separate(Box<[Option<Linear<'g>>; 3]>),
     /// All in one matrix, in this order.
     Fused(Box<Linear<'g>>),
-}
-
-/// Buffers of the attention, shared by all layers.
-pub struct AttentionState {
-    /// Normed input `(token, n_embd)`.
-    normed: Activation,
-    /// Queries `(token, n_head * head_dim)`.
-    q: Activation,
-    /// Keys `(token, n_head_kv * head_dim)`.
-    k: Activation,
-    /// Values `(token, n_head_kv * head_dim)`.
-    v: Activation,
-    /// Queries or keys before their norm, same shapes.
-    projected: Activation,
-    /// Output of the heads `(token, n_head * head_dim)`.
-    heads: Activation,
-    /// Queries, keys and values of one matrix `(token, (n_head + 2 n_head_kv) * head_dim)`.
-    fused: Activation,
-    /// Gates of the heads `(token, n_head * head_dim)` or `(token, n_head)`.
-    gates: Activation,
-}
-
-impl AttentionState {
-    /// Buffers whose ids start at `first_id`.
-    pub fn new(first_id: u64) -> AttentionState {
-        let buffer = |i| Activation::new(first_id + i);
-        AttentionState {
-            normed: buffer(0),
-            q: buffer(1),
-            k: buffer(2),
-            v: buffer(3),
-            projected: buffer(4),
-            heads: buffer(5),
-            fused: buffer(6),
-            gates: buffer(7),
-        }
-    }
-}
-
-impl AttentionState {
-    /// Adds its buffers to an inventory.
-    pub(crate) fn buffers(&self, inventory: &mut Inventory) {
-        inventory.activation("attention input", &self.normed);
-        inventory.activation("queries", &self.q);
-        inventory.activation("keys", &self.k);
-        inventory.activation("values", &self.v);
-        inventory.activation("queries or keys before their norm", &self.projected);
-        inventory.activation("attention heads", &self.heads);
-        inventory.activation("queries, keys and values", &self.fused);
-        inventory.activation("attention gates", &self.gates);
-    }
+    /// Products of compressed rows.
+    Latent(Box<Latent<'g>>),
 }
 
 impl<'g> Projections<'g> {
-    /// Loads `attn_qkv` if the file has it, otherwise `attn_q`, `attn_k` and `attn_v`.
+    /// Loads the matrices of latent attention if `spec` has it, else `attn_qkv` if the file has it, otherwise `attn_q`, `attn_k` and
+    /// `attn_v`.
     fn load(
         loader: &Loader<'g>,
+        hp: &HParams,
         il: LayerId,
         spec: &AttentionSpec,
-        [n_embd, n_q, n_kv]: [usize; 3],
     ) -> Result<Projections<'g>> {
+        if let Some(latent) = &spec.latent {
+            let latent = Latent::load(loader, hp, il, latent)?;
+            return Ok(Projections::Latent(Box::new(latent)));
+        }
+        let heads = &hp.heads[il.index()];
+        let n_q = heads.n_q() * spec.per_query();
         let linear = |part: &str, n| {
             let name = format!("blk.{il}.attn_{part}");
-            loader.linear(&name, [n_embd, n, 1], spec.qkv_bias)
+            loader.linear(&name, [hp.n_embd, n, 1], spec.qkv_bias)
         };
-        if spec.clamp.is_some() || loader.has(&format!("blk.{il}.attn_qkv.weight")) {
-            let fused = linear("qkv", n_q + 2 * n_kv)?;
+        let has = |part: &str| loader.has(&format!("blk.{il}.attn_{part}.weight"));
+        if spec.clamp.is_some() || has("qkv") {
+            let fused = linear("qkv", n_q + heads.n_k() + heads.n_v())?;
             return Ok(Projections::Fused(Box::new(fused)));
         }
-        let separate = [linear("q", n_q)?, linear("k", n_kv)?, linear("v", n_kv)?];
-        Ok(Projections::Separate(Box::new(separate)))
+        let q = linear("q", n_q)?;
+        if heads.kv_layer != il {
+            // llama.cpp accepts these tensors, and does not read them.
+            for part in ["k", "v"] {
+                loader.omit(&format!("blk.{il}.attn_{part}.weight"));
+            }
+            return Ok(Projections::Separate(Box::new([Some(q), None, None])));
+        }
+        let k = linear("k", heads.n_k())?;
+        let has_v = !spec.values_from_keys || has("v");
+        let v = has_v.then(|| linear("v", heads.n_v())).transpose()?;
+        Ok(Projections::Separate(Box::new([Some(q), Some(k), v])))
+    }
+
+    /// Whether the values are the keys before norm and RoPE.
+    fn has_values_from_keys(&self) -> bool {
+        matches!(self, Projections::Separate(linears) if linears[1].is_some() && linears[2].is_none())
     }
 }
 
@@ -163,8 +145,9 @@ impl<'g> AttentionLayer<'g> {
         il: LayerId,
         spec: &AttentionSpec,
     ) -> Result<AttentionLayer<'g>> {
-        let (n_embd, d) = (hp.n_embd, hp.head_dim);
-        let (n_q, n_kv) = (hp.n_head * d, hp.n_head_kv * d);
+        let heads = &hp.heads[il.index()];
+        let (n_embd, d) = (hp.n_embd, heads.k_dim);
+        let has_kv = heads.kv_layer == il;
         let name = |part: &str| format!("blk.{il}.{part}");
         let window = hp
             .window
@@ -172,34 +155,59 @@ impl<'g> AttentionLayer<'g> {
             .filter(|window| window.layers[il.index()]);
         let has_rope = spec.rope_layers.contain(il, window.is_some());
         let rope = has_rope.then(|| window.map_or(hp.rope, |window| window.rope));
-        let rope_factors = if spec.rope_factors {
-            RopeFactors::load(loader, hp)?
+        let has_factors = spec.rope_factors && (spec.rope_factors_in_windows || window.is_none());
+        let rope_factors = if has_factors {
+            RopeFactors::load(loader, spec.rope_factor_dims.unwrap_or(hp.rope.n_dims) / 2)?
         } else {
             RopeFactors::All(None)
         };
-        let qk_norm = |part: &str, n| {
-            let is_row = spec.qk_norm == Some(QkNorm::Row);
-            Norm::load(loader, hp, &name(part), if is_row { n } else { d }, false)
+        let qk_norm = |part: &str, n| -> Result<Option<Norm>> {
+            let norm = match spec.qk_norm {
+                None => return Ok(None),
+                Some(QkNorm::Row) => Norm::load(loader, hp, &name(part), n, false)?,
+                Some(QkNorm::PlainAfterRope) if rope.is_none() => return Ok(None),
+                Some(QkNorm::PlainAfterRope) => Norm::plain(hp, d),
+                Some(_) => Norm::load(loader, hp, &name(part), d, false)?,
+            };
+            Ok(Some(norm))
         };
-        let qk_norms = spec.qk_norm.map(|_| {
-            let q = qk_norm("attn_q_norm", n_q)?;
-            Ok::<_, crate::Error>([q, qk_norm("attn_k_norm", n_kv)?])
-        });
-        let sinks = spec
-            .sinks
-            .then(|| loader.vector(&name("attn_sinks.weight"), hp.n_head));
-        let gate = spec.gate.map(|gate| {
-            let n = if gate.per_head { hp.n_head } else { n_q };
+        let q_norm = qk_norm("attn_q_norm", heads.n_q())?;
+        let k_norm = if has_kv {
+            qk_norm("attn_k_norm", heads.n_k())?
+        } else {
+            loader.omit(&name("attn_k_norm.weight"));
+            None
+        };
+        let sinks = name("attn_sinks.weight");
+        let has_sinks = spec.sinks && (!spec.optional_sinks || loader.has(&sinks));
+        let sinks = has_sinks.then(|| loader.vector(&sinks, heads.n));
+        let has_gate = |gate: &Gate| !gate.per_head || loader.has(&name("attn_gate.weight"));
+        let gate = spec.gate.filter(has_gate).map(|gate| {
+            let n = if gate.per_head {
+                heads.n
+            } else {
+                heads.n_out()
+            };
             loader.linear(&name("attn_gate"), [n_embd, n, 1], Bias::None)
         });
+        let n_out = match spec.latent {
+            Some(latent) => heads.n * latent.value_dim,
+            None => heads.n_out(),
+        };
+        let of_kind = |kind: WindowKind| {
+            let window = window.filter(|window| window.kind == kind);
+            window.map(|window| window.n_positions)
+        };
         Ok(AttentionLayer {
             il,
             spec: *spec,
             shape: Shape {
-                n_head: hp.n_head,
-                n_head_kv: hp.n_head_kv,
+                n_head: heads.n,
+                n_head_kv: heads.n_kv,
                 head_dim: d,
-                window: window.map(|window| window.n_positions),
+                value_dim: heads.v_dim,
+                window: of_kind(WindowKind::Sliding),
+                chunk: of_kind(WindowKind::Chunked),
                 scale: spec.scale.unwrap_or(1.0 / (d as f32).sqrt()),
                 softcap: spec.softcap,
             },
@@ -207,11 +215,13 @@ impl<'g> AttentionLayer<'g> {
             rope,
             rope_factors,
             norm: Norm::load(loader, hp, &name("attn_norm"), n_embd, hp.norm_bias)?,
-            inputs: Projections::load(loader, il, spec, [n_embd, n_q, n_kv])?,
-            qk_norms: qk_norms.transpose()?,
+            inputs: Projections::load(loader, hp, il, spec)?,
+            qk_norms: [q_norm, k_norm],
+            value_norm: spec.value_norm.map(|_| Norm::plain(hp, heads.v_dim)),
+            kv_layer: heads.kv_layer,
             sinks: sinks.transpose()?,
             gate: gate.transpose()?,
-            output: loader.linear(&name("attn_output"), [n_q, n_embd, 1], spec.output_bias)?,
+            output: loader.linear(&name("attn_output"), [n_out, n_embd, 1], spec.output_bias)?,
         })
     }
 
@@ -220,33 +230,76 @@ impl<'g> AttentionLayer<'g> {
         matches!(self.inputs, Projections::Fused(_))
     }
 
+    /// Whether all heads attend to compressed rows.
+    fn is_absorbed(&self) -> bool {
+        matches!(&self.inputs, Projections::Latent(latent) if latent.is_absorbed())
+    }
+
     /// A part of the layer that has no GPU kernel.
     pub(crate) fn without_kernel(&self) -> Option<&'static str> {
         if self.spec.softcap.is_some() {
             return Some("bounded attention scores");
         }
-        if self.spec.scales_queries {
-            return Some("factors on the queries");
+        if self.spec.scales_queries || self.spec.output_scale.is_some() {
+            return Some("factors on the queries or the output");
+        }
+        if self.spec.latent.is_some() {
+            return Some("latent attention");
+        }
+        let is_plain = |norm: &Norm| norm.weight.is_none();
+        if self.value_norm.is_some() || self.qk_norms.iter().flatten().any(is_plain) {
+            return Some("norms without weights");
+        }
+        if self.shape.chunk.is_some() || self.temperature().is_some() {
+            return Some("attention to chunks, or factors that grow with the position");
+        }
+        if self.shape.value_dim != self.shape.head_dim || !self.has_kv() {
+            return Some("values of another width or of another layer");
         }
         let fused = self
             .is_fused()
             .then_some("queries, keys and values in one matrix");
-        fused.or(self.gate.as_ref().map(|_| "a gate of the attention"))
+        let has_gate = self.gate.is_some() || self.spec.gated_queries.is_some();
+        fused.or(has_gate.then_some("a gate of the attention"))
     }
 
     /// Operations of the layer. Each writes one record per pass.
     pub(crate) fn ops(&self) -> usize {
+        let n_parts = if self.has_kv() { 3 } else { 1 };
         let inputs = match &self.inputs {
-            Projections::Separate(linears) => linears.iter().map(Linear::ops).sum(),
-            Projections::Fused(linear) => linear.ops() + usize::from(self.spec.clamp.is_some()),
+            Projections::Separate(linears) => linears.iter().flatten().map(Linear::ops).sum(),
+            Projections::Fused(linear) => {
+                let copies = if self.spec.copies_columns { n_parts } else { 0 };
+                linear.ops() + usize::from(self.spec.clamp.is_some()) + copies
+            }
+            Projections::Latent(latent) => latent.ops(),
         };
         let qk_norms = self.qk_norms.iter().flatten().map(Norm::ops);
-        let norms = self.norm.ops() + qk_norms.sum::<usize>();
-        let rope = if self.rope.is_some() { 2 } else { 0 };
+        let value_norm = usize::from(self.value_norm.is_some() && self.has_kv());
+        let norms = self.norm.ops() + qk_norms.sum::<usize>() + value_norm;
+        let (rotated, store) = match self.has_kv() {
+            true if self.is_absorbed() => (2, 1),
+            true => (2, 2),
+            false => (1, 0),
+        };
+        let rope = if self.rope.is_some() { rotated } else { 0 };
         let gate = self.gate.as_ref().map_or(0, |gate| gate.ops() + 2);
-        let (store, heads) = (2, 1);
-        let scale = usize::from(self.spec.scales_queries);
-        norms + inputs + rope + scale + store + heads + gate + self.output.ops()
+        let gate = gate + self.spec.gated_queries.map_or(0, |_| 3);
+        let heads = if self.spec.in_steps { 7 } else { 1 };
+        let scales = usize::from(self.spec.scales_queries)
+            + usize::from(self.temperature().is_some())
+            + usize::from(self.spec.output_scale.is_some());
+        norms + inputs + rope + scales + store + heads + gate + self.output.ops()
+    }
+
+    /// The factors on the queries, if the layer has them.
+    fn temperature(&self) -> Option<Temperature> {
+        self.spec.temperature.filter(|_| self.rope.is_none())
+    }
+
+    /// Whether the layer computes keys and values.
+    fn has_kv(&self) -> bool {
+        self.kv_layer == self.il
     }
 
     /// Computes the heads for each row of `x (token, n_embd)`. Stores keys and values in the cache.
@@ -258,9 +311,25 @@ impl<'g> AttentionLayer<'g> {
         x: &mut Activation,
         cache: &mut KvCache,
     ) {
+        self.inputs(ops, at, s, x, cache);
+        self.attend(ops, at, s, cache);
+    }
+
+    /// Computes the norm, queries, keys and values for each row of `x (token, n_embd)`. Stores keys and values in the cache.
+    pub fn inputs(
+        &self,
+        ops: &mut Ops,
+        at: At,
+        s: &mut AttentionState,
+        x: &mut Activation,
+        cache: &mut KvCache,
+    ) {
         let name = |stem| NodeName::of(stem, self.il);
-        let norm = ["norm", "attn_norm"].map(name);
+        let norm = ["norm", self.spec.norm].map(name);
         ops.norm(at.device, norm, x, &self.norm, &mut s.normed);
+        if let Projections::Latent(latent) = &self.inputs {
+            return latent.inputs(ops, at, s, cache);
+        }
         if let Projections::Fused(linear) = &self.inputs {
             ops.linear(
                 ["wqkv", "wqkv_b"].map(name),
@@ -272,46 +341,122 @@ impl<'g> AttentionLayer<'g> {
                 ops.clamp(name("wqkv_clamped"), limit, &mut s.fused);
             }
         }
-        let d = self.shape.head_dim;
-        let (n_q, n_kv) = (self.shape.n_head * d, self.shape.n_head_kv * d);
-        let columns = [0..n_q, n_q..n_q + n_kv, n_q + n_kv..n_q + 2 * n_kv];
-        let parts = if self.keys_first {
-            [0, 1, 2]
-        } else {
-            [0, 2, 1]
+        let parts: &[usize] = match (self.has_kv(), self.keys_first) {
+            (true, true) => &[0, 1, 2],
+            (true, false) => &[0, 2, 1],
+            (false, _) => &[0],
         };
-        for part in parts {
-            let name = name(["Qcur", "Kcur", "Vcur"][part]);
-            let dst = match part {
-                0 => &mut s.q,
-                1 => &mut s.k,
-                _ => &mut s.v,
-            };
-            let is_normed = part < 2 && self.qk_norms.is_some();
-            let target = if is_normed {
-                &mut s.projected
-            } else {
-                &mut *dst
-            };
-            match &self.inputs {
-                Projections::Separate(linears) => {
-                    ops.linear([name; 2], &linears[part], &mut s.normed, target);
-                }
-                Projections::Fused(_) => {
-                    ops.columns(name, columns[part].clone(), &mut s.fused, target);
-                }
-            }
-            if part < 2 {
-                let n_ctx = cache.capacity();
-                self.rotate(ops, (at.device, n_ctx), part, &mut s.projected, dst);
-            }
-            if part == 0 && self.spec.scales_queries {
-                ops.scale(name, 1.0 / (d as f32).sqrt(), dst);
-            }
+        for &part in parts {
+            self.project(ops, (at.device, cache.capacity()), part, s);
         }
-        ops.store_kv(at, &mut s.k, &mut s.v, cache);
-        let sinks = self.sinks.as_ref();
-        ops.attention(at, &self.shape, sinks, &mut s.q, cache, &mut s.heads);
+        if self.has_kv() {
+            ops.store_kv(at, &mut s.k, Some(&mut s.v), self.spec.in_steps, cache);
+        }
+    }
+
+    /// Computes the heads after [`AttentionLayer::inputs`].
+    pub fn attend(&self, ops: &mut Ops, at: At, s: &mut AttentionState, cache: &mut KvCache) {
+        if let Projections::Latent(latent) = &self.inputs {
+            return latent.attend(ops, at, &self.shape, s, cache);
+        }
+        let (sinks, cache) = (self.sinks.as_ref(), (cache, self.kv_layer));
+        let (q, heads) = (&mut s.q, &mut s.heads);
+        if self.spec.in_steps {
+            ops.attention_in_steps(at, &self.shape, q, cache, heads);
+        } else {
+            ops.attention(at, &self.shape, sinks, q, cache, heads);
+        }
+    }
+
+    /// The product, norm and RoPE of queries (`part` 0), keys (1) or values (2) for a context of `n_ctx` positions.
+    fn project(
+        &self,
+        ops: &mut Ops,
+        (device, n_ctx): (DeviceId, usize),
+        part: usize,
+        s: &mut AttentionState,
+    ) {
+        let Shape {
+            n_head,
+            n_head_kv,
+            head_dim,
+            value_dim,
+            ..
+        } = self.shape;
+        let stem = match part {
+            0 => "Qcur",
+            // The product has the last name that llama.cpp gives it.
+            1 if !self.inputs.has_values_from_keys() => "Kcur",
+            _ => "Vcur",
+        };
+        let name = NodeName::of(stem, self.il);
+        let dst = match part {
+            0 => &mut s.q,
+            1 => &mut s.k,
+            _ => &mut s.v,
+        };
+        let is_normed = match part {
+            2 => self.value_norm.is_some(),
+            part => self.qk_norms[part].is_some(),
+        };
+        let target = if is_normed {
+            &mut s.projected
+        } else {
+            &mut *dst
+        };
+        let gated = self.spec.gated_queries.filter(|_| part == 0);
+        let (product, node) = match gated {
+            Some(names) => (&mut s.gated_queries, NodeName::of(names.product, self.il)),
+            None => (&mut *target, name),
+        };
+        match &self.inputs {
+            Projections::Separate(linears) => {
+                // Without a matrix of the values, `projected` still contains the product of the keys.
+                if let Some(linear) = &linears[part] {
+                    ops.linear([node; 2], linear, &mut s.normed, product);
+                }
+            }
+            Projections::Fused(_) => {
+                let n_q = n_head * head_dim * self.spec.per_query();
+                let n_k = n_head_kv * head_dim;
+                let ends = [0, n_q, n_q + n_k, n_q + n_k + n_head_kv * value_dim];
+                let columns = ends[part]..ends[part + 1];
+                if self.spec.copies_columns {
+                    ops.copy_columns(node, columns, &mut s.fused, product);
+                } else {
+                    // In ggml this is a view, whose memory belongs to the node of the product.
+                    let fused = s.fused.name;
+                    ops.columns(fused, columns, &mut s.fused, product);
+                }
+            }
+            Projections::Latent(_) => {}
+        }
+        if gated.is_some() {
+            let queries = 0..head_dim;
+            ops.view_groups(node, 2 * head_dim, queries, &mut s.gated_queries, target);
+        }
+        if self.spec.reshaped[part] {
+            let is_view = self.is_fused() && !self.spec.copies_columns;
+            target.name = if is_view {
+                target.name.view()
+            } else {
+                name.reshaped()
+            };
+        }
+        if part < 2 {
+            self.rotate(ops, (device, n_ctx), part, &mut s.projected, dst);
+        }
+        if part == 0 && self.spec.scales_queries {
+            ops.scale(name, 1.0 / (head_dim as f32).sqrt(), dst);
+        }
+        if let (0, Some(temperature)) = (part, self.temperature()) {
+            let factor = |position| temperature.factor(position);
+            ops.scale_rows(name, "inp_attn_scale", factor, dst);
+        }
+        if let (2, Some(norm), Some(stem)) = (part, &self.value_norm, self.spec.value_norm) {
+            let normed = NodeName::of(stem, self.il);
+            ops.norm(device, [normed; 2], &mut s.projected, norm, dst);
+        }
     }
 
     /// `out = output product of the heads`, after [`AttentionLayer::heads`]; `out (token, n_embd)`.
@@ -320,13 +465,35 @@ impl<'g> AttentionLayer<'g> {
         if let (Some(linear), Some(gate)) = (&self.gate, self.spec.gate) {
             let [product, sigmoid, gated] = gate.names.map(name);
             ops.linear([product; 2], linear, &mut s.normed, &mut s.gates);
+            if gate.per_head {
+                s.heads.name = s.heads.name.reshaped(); // llama.cpp reshapes the output to heads
+            }
             ops.multiply_by_sigmoid([sigmoid, gated], &mut s.gates, &mut s.heads);
+        }
+        if let Some(names) = self.spec.gated_queries {
+            let d = self.shape.head_dim;
+            let gates = if names.names_view {
+                (name(names.gates).copied(), "")
+            } else {
+                (name(names.gates), " (view)")
+            };
+            let (from, to, columns) = (&mut s.gated_queries, &mut s.gates, d..2 * d);
+            ops.group_columns(gates, 2 * d, &[columns], from, to);
+            ops.multiply_by_sigmoid(names.gated.map(name), &mut s.gates, &mut s.heads);
         }
         let names = match self.output.bias {
             Some(_) => ["kqv_wo", self.spec.output],
             None => [self.spec.output; 2],
         };
-        ops.linear(names.map(name), &self.output, &mut s.heads, out);
+        let heads = if self.is_absorbed() {
+            s.latent.output()
+        } else {
+            &mut s.heads
+        };
+        ops.linear(names.map(name), &self.output, heads, out);
+        if let Some(factor) = self.spec.output_scale {
+            ops.scale(name("attn_out_scaled"), factor, out);
+        }
     }
 
     /// Norm and RoPE of queries (`part` 0) or keys (`part` 1), of `projected` into `dst`; without a norm they are in `dst`.
@@ -346,7 +513,7 @@ impl<'g> AttentionLayer<'g> {
                 ops.rope(device, name(names.rotated[part]), rope, factors, d, x);
             }
         };
-        let Some(norms) = &self.qk_norms else {
+        let Some(norm) = &self.qk_norms[part] else {
             return rope(ops, dst);
         };
         let normed = match self.rope {
@@ -355,12 +522,13 @@ impl<'g> AttentionLayer<'g> {
         };
         let normed = name(normed[part]);
         let nodes = [name("norm"), normed];
-        if self.spec.qk_norm == Some(QkNorm::HeadAfterRope) {
+        let after_rope = [QkNorm::HeadAfterRope, QkNorm::PlainAfterRope].map(Some);
+        if after_rope.contains(&self.spec.qk_norm) {
             rope(ops, projected);
-            ops.norm(device, nodes, projected, &norms[part], dst);
+            ops.norm(device, nodes, projected, norm, dst);
             return;
         }
-        ops.norm(device, nodes, projected, &norms[part], dst);
+        ops.norm(device, nodes, projected, norm, dst);
         if self.spec.qk_norm == Some(QkNorm::Row) {
             dst.name = normed.reshaped(); // llama.cpp reshapes to heads after this norm
         }

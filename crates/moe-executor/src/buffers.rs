@@ -36,7 +36,7 @@ pub(crate) fn id_at_home<T: Plain>(buffer_id: u64, values: &Mirrored<T>) -> u64 
     id_on(values.home(), buffer_id)
 }
 
-/// Vectors of integers that are inputs of the graph. ggml has a tensor for each use, for example `inp_pos` and
+/// Vectors that are inputs of the graph. ggml has a tensor for each use, for example `inp_pos` and
 /// `attn_inp_k_idxs`; uses that share a vector here have the same buffer id.
 #[derive(Clone, Copy)]
 pub(crate) enum Input {
@@ -46,6 +46,8 @@ pub(crate) enum Input {
     Positions,
     /// Rows whose logits are wanted.
     Wanted,
+    /// A factor of each token.
+    Factors,
 }
 
 impl Input {

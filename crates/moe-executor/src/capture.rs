@@ -59,8 +59,8 @@ struct Described {
 impl Described {
     fn of(source: &Source) -> Described {
         match *source {
-            Source::Weight(place, address) => Described {
-                name: place.name.clone(),
+            Source::Weight(place, address, suffix) => Described {
+                name: format!("{}{suffix}", place.name),
                 is_weight: true,
                 address,
                 size_bytes: place.size_bytes,

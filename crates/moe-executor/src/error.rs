@@ -194,6 +194,19 @@ pub enum Error {
         /// Elements of a head.
         head_dim: usize,
     },
+    /// Keys and values of the model have one row in the KV cache, and it would have two types.
+    #[error(
+        "{file}: the KV cache of this model stores keys and values in one row, so keys of type {k} and values of type {v} are \
+         not possible; use the same type for both"
+    )]
+    CacheTypes {
+        /// Model file.
+        file: PathBuf,
+        /// Type of the keys.
+        k: crate::kv_cache::CacheType,
+        /// Type of the values.
+        v: crate::kv_cache::CacheType,
+    },
     /// The memory of the KV cache cannot be allocated.
     #[error(
         "the memory of the KV cache cannot be allocated: {n_positions} positions of {} need {bytes} bytes; use a shorter \
@@ -207,6 +220,30 @@ pub enum Error {
         n_positions: usize,
         /// Number of sequences.
         n_seq: usize,
+    },
+    /// The memory of the recurrent states cannot be allocated.
+    #[error(
+        "the memory of the recurrent states cannot be allocated: {} need {bytes} bytes; use fewer sequences",
+        counted(*.n_seq, "sequence")
+    )]
+    StateMemory {
+        /// Bytes of the states of all sequences in all layers.
+        bytes: u64,
+        /// Number of sequences.
+        n_seq: usize,
+    },
+    /// A sequence with recurrent states cannot keep only the first of its positions.
+    #[error(
+        "slot {slot} cannot be truncated from {n_past} to {n} positions, because the recurrent states of the model cannot be \
+         rewound; truncate it to 0 positions, and evaluate its tokens again"
+    )]
+    TruncatedState {
+        /// The slot.
+        slot: usize,
+        /// Number of positions of its sequence.
+        n_past: usize,
+        /// Number of positions to keep.
+        n: usize,
     },
     /// The KV cache has no such slot.
     #[error("slot {slot} of the KV cache is out of range (0..={})", .n_slots.saturating_sub(1))]

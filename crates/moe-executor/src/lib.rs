@@ -39,6 +39,7 @@ mod norm;
 mod ops;
 pub mod placement;
 pub mod recorder;
+mod recurrent;
 pub mod replay;
 pub mod session;
 pub mod tokenizer;

@@ -7,8 +7,9 @@ use moe_gguf::GgmlType;
 use moe_gguf::names::{Projection, Role};
 
 use crate::arch::decoder::{DenseBlock, OutputRows};
+use crate::attention::LatentSpec;
 use crate::cpu::quant::Kernel;
-use crate::hparams::Gating;
+use crate::hparams::{Gating, HParams, Heads, LayerCache};
 use crate::model::Model;
 use crate::moe::SharedWidth;
 
@@ -89,8 +90,21 @@ impl Model<'_> {
         let moe = &spec.moe;
         let (t, f, w) = (rows.tokens, rows.block, rows.wanted);
         let n_embd = hp.n_embd as u64;
-        let (n_q, n_kv) = (hp.n_head * hp.head_dim, hp.n_head_kv * hp.head_dim);
-        let (n_q, n_kv) = (n_q as u64, n_kv as u64);
+        // The widest heads of the layers with one of the caches.
+        let most = |caches: &[LayerCache], width: &dyn Fn(&Heads) -> usize| {
+            let layers = hp.heads.iter().zip(&hp.caches);
+            let layers = layers.filter(|(_, cache)| caches.contains(cache));
+            let widths = layers.map(|(heads, _)| width(heads) as u64);
+            t * widths.max().unwrap_or(0)
+        };
+        let with_values = [LayerCache::KeysAndValues];
+        let attending = [LayerCache::KeysAndValues, LayerCache::Keys];
+        let normed = most(&attending, &|heads| {
+            let qk = [heads.n_q(), heads.n_k()].into_iter();
+            let qk = qk.filter(|_| spec.attention.qk_norm.is_some());
+            let v = spec.attention.value_norm.map(|_| heads.n_v());
+            qk.chain(v).max().unwrap_or(0)
+        });
         let n_expert = hp.n_expert as u64;
         let widest = |width: &dyn Fn(usize) -> u64| {
             let layers = rows.moe_layers.iter();
@@ -111,23 +125,35 @@ impl Model<'_> {
         let dense_of_moe = match spec.dense_block {
             DenseBlock::None => 0,
             DenseBlock::BeforeExperts => routed * n_embd,
-            DenseBlock::WithExperts => widest(&|layer| hp.n_ff_by_layer[layer] as u64),
+            DenseBlock::WithExperts | DenseBlock::Normed => {
+                widest(&|layer| hp.n_ff_by_layer[layer] as u64)
+            }
         };
         let dense = dense.max().unwrap_or(0).max(dense_of_moe);
         let kept_scores = if moe.routes_ahead { n_expert } else { 0 };
-        let is_fused = self.decoder.has_fused_inputs();
-        let gates = spec.attention.gate.map_or(0, |gate| {
-            let width = if gate.per_head {
-                hp.n_head
-            } else {
-                hp.n_head * hp.head_dim
-            };
-            t * width as u64
+        let has_gated_queries = spec.attention.gated_queries.is_some();
+        let fused = self.decoder.fused_heads().map(|heads| {
+            let queries = if has_gated_queries { 2 } else { 1 };
+            queries * heads.n_q() + heads.n_k() + heads.n_v()
         });
+        let fused = fused.max();
+        let gates = match spec.attention.gate {
+            Some(gate) if gate.per_head => most(&attending, &|heads| heads.n),
+            Some(_) => most(&attending, &Heads::n_out),
+            None if has_gated_queries => most(&attending, &Heads::n_q),
+            None => 0,
+        };
+        // Queries and their gates.
+        let joint = if has_gated_queries {
+            2 * most(&attending, &Heads::n_q)
+        } else {
+            0
+        };
         let input = match spec.post_attention_norm {
             Some(_) if !spec.norms_output_rows => t,
             _ => f.max(w),
         };
+        let gates_of = |up: u64| if moe.ungated.is_some() { 0 } else { up };
         let is_selected_twice = moe.selection_bias || hp.expert_groups.is_some();
         let has_probs = moe.gating != Gating::SoftmaxOfSelected;
         let shared = moe.shared.map_or([0; 4], |shared| {
@@ -135,10 +161,17 @@ impl Model<'_> {
                 SharedWidth::Own(width) => width as u64,
                 SharedWidth::Experts(n) => (n as u64).saturating_mul(n_ff(layer)),
             });
-            let gate = if shared.gated { routed } else { 0 };
-            [width, width, gate, routed * n_embd]
+            let score = if shared.gated { routed } else { 0 };
+            let weight = if shared.sigmoid.is_some() { 0 } else { score };
+            [width, score, weight, routed * n_embd]
         });
-        vec![
+        let latent = moe.latent.map_or(0, |n_latent| routed * n_latent as u64);
+        let expert_out = moe.latent.map_or(n_embd, |n_latent| n_latent as u64);
+        let recurrent = spec.recurrent.map(|spec| {
+            let has_joint_inputs = self.decoder.has_joint_inputs();
+            spec.buffers(hp, t, has_joint_inputs)
+        });
+        let mut sizes = vec![
             ("residual stream", t * n_embd),
             ("block input", input * n_embd),
             ("block output", t * n_embd),
@@ -146,23 +179,14 @@ impl Model<'_> {
             ("experts next to a dense block", beside),
             ("kept rows", w * n_embd.max(kept_scores)),
             ("logits", w * hp.n_vocab as u64),
-            ("attention input", t * n_embd),
-            ("queries", t * n_q),
-            ("keys", t * n_kv),
-            ("values", t * n_kv),
-            (
-                "queries or keys before their norm",
-                if spec.attention.qk_norm.is_some() {
-                    t * n_q
-                } else {
-                    0
-                },
-            ),
-            ("attention heads", t * n_q),
-            (
-                "queries, keys and values",
-                if is_fused { t * (n_q + 2 * n_kv) } else { 0 },
-            ),
+            ("attention input", most(&attending, &|_| hp.n_embd)),
+            ("queries", most(&attending, &Heads::n_q)),
+            ("keys", most(&attending, &Heads::n_k)),
+            ("values", most(&with_values, &Heads::n_v)),
+            ("queries, keys or values before their norm", normed),
+            ("attention heads", most(&attending, &Heads::n_out)),
+            ("queries, keys and values", t * fused.unwrap_or(0) as u64),
+            ("queries and their gates", joint),
             ("attention gates", gates),
             ("dense gate", dense),
             ("dense up", dense),
@@ -181,16 +205,31 @@ impl Model<'_> {
             ),
             ("selected experts", rows.selected()),
             ("weights of the selected experts", rows.selected()),
-            ("dense gate", shared[0]),
-            ("dense up", shared[1]),
-            ("expert gate", hidden),
+            ("dense gate", gates_of(shared[0])),
+            ("dense up", shared[0]),
+            ("expert gate", gates_of(hidden)),
             ("expert up", hidden),
-            ("expert down", rows.selected().saturating_mul(n_embd)),
-            ("shared expert score", shared[2]),
+            ("expert down", rows.selected().saturating_mul(expert_out)),
+            (
+                "weighted inputs of experts",
+                if moe.weights_first {
+                    rows.selected().saturating_mul(n_embd)
+                } else {
+                    0
+                },
+            ),
+            ("shared expert score", shared[1]),
             ("shared expert weight", shared[2]),
             ("sum of the selected experts", shared[3]),
             ("shared expert", shared[3]),
-        ]
+            ("latent expert input", latent),
+            ("latent sum of the selected experts", latent),
+        ];
+        if let Some(latent) = &spec.attention.latent {
+            sizes.extend(latent_buffers(hp, latent, t));
+        }
+        sizes.extend(recurrent.into_iter().flatten());
+        sizes
     }
 
     /// The matrix products of a pass.
@@ -232,6 +271,29 @@ impl Model<'_> {
     }
 }
 
+/// Names of the buffers of latent attention over `t` tokens and their number of 4-byte values.
+fn latent_buffers(hp: &HParams, latent: &LatentSpec, t: u64) -> [(&'static str, u64); 8] {
+    let (n_head, n_rot) = (hp.n_head as u64, hp.rope.n_dims as u64);
+    let [rank, key_dim, value_dim] =
+        [latent.kv_rank, latent.key_dim, latent.value_dim].map(|n| n as u64);
+    let q_rank = latent.q_rank.unwrap_or(0) as u64;
+    let [queries, rotated, decompressed] = if latent.absorbed {
+        [key_dim, 0, value_dim]
+    } else {
+        [0, n_rot, key_dim - n_rot + value_dim]
+    };
+    [
+        ("compressed queries", t * q_rank),
+        ("normed compressed queries", t * q_rank),
+        ("queries of decompressed keys", t * n_head * queries),
+        ("compressed rows with rotated elements", t * (rank + n_rot)),
+        ("compressed keys and values", t * rank),
+        ("normed compressed keys and values", t * rank),
+        ("rotated elements of keys", t * rotated),
+        ("decompressed keys and values", t * n_head * decompressed),
+    ]
+}
+
 /// A product of rows of activations with a matrix.
 struct Product {
     ty: GgmlType,
@@ -262,6 +324,10 @@ struct Rows {
     moe_layers: Vec<(usize, u64)>,
     /// Selected experts per token, by layer.
     n_expert_used: Vec<usize>,
+    /// Number of query heads.
+    n_head: u64,
+    /// Whether each selected expert reads a row of its own.
+    weights_first: bool,
 }
 
 impl Rows {
@@ -275,16 +341,20 @@ impl Rows {
                 tokens
             }
         };
-        let layers =
-            |from: usize, to: usize| (from..to).map(|layer| (layer, rows(layer))).collect();
-        let n_dense = spec.n_dense.min(hp.n_layer);
+        let layers = |is_moe: bool| {
+            let layers = (0..hp.n_layer).filter(|&layer| hp.has_block[layer]);
+            let layers = layers.filter(|&layer| spec.is_moe(layer) == is_moe);
+            layers.map(|layer| (layer, rows(layer))).collect()
+        };
         Rows {
             tokens,
             wanted: 1,
             block: (0..hp.n_layer).map(rows).max().unwrap_or(0),
-            dense_layers: layers(0, n_dense),
-            moe_layers: layers(n_dense, hp.n_layer),
+            dense_layers: layers(false),
+            moe_layers: layers(true),
+            weights_first: spec.moe.weights_first,
             n_expert_used: hp.n_expert_used_by_layer.clone(),
+            n_head: hp.n_head as u64,
         }
     }
 
@@ -305,13 +375,22 @@ impl Rows {
                 .map(|&(_, rows)| rows)
         };
         match part {
-            "attn_q" | "attn_k" | "attn_v" | "attn_qkv" | "attn_gate" | "attn_output" => {
+            "attn_q" | "attn_k" | "attn_v" | "attn_qkv" | "attn_gate" | "attn_output"
+            | "attn_q_a" | "attn_q_b" | "attn_kv_a_mqa" | "attn_kv_b" => Some(self.tokens),
+            "attn_k_b" | "attn_v_b" => Some(self.tokens.saturating_mul(self.n_head)),
+            // Of recurrent layers.
+            "in_proj" | "out_proj" | "ssm_in" | "ssm_ba" | "ssm_alpha" | "ssm_beta" | "ssm_out" => {
                 Some(self.tokens)
             }
             "ffn_gate" | "ffn_up" | "ffn_down" | "ffn_gate_inp" | "ffn_gate_inp_shexp"
-            | "ffn_gate_exps" | "ffn_up_exps" | "ffn_gate_shexp" | "ffn_up_shexp"
-            | "ffn_down_shexp" => of_block(),
-            "ffn_down_exps" => Some(of_block()? * self.n_expert_used[layer] as u64),
+            | "ffn_gate_shexp" | "ffn_up_shexp" | "ffn_down_shexp" | "ffn_latent_down"
+            | "ffn_latent_up" => of_block(),
+            "ffn_gate_exps" | "ffn_up_exps" | "ffn_gate_up_exps" if !self.weights_first => {
+                of_block()
+            }
+            "ffn_gate_exps" | "ffn_up_exps" | "ffn_gate_up_exps" | "ffn_down_exps" => {
+                Some(of_block()? * self.n_expert_used[layer] as u64)
+            }
             _ => None,
         }
     }

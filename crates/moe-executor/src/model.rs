@@ -53,7 +53,7 @@ impl<'g> Model<'g> {
             warnings: hparams::ignored(&keys),
             tokenizer: read_tokenizer(gguf, n_vocab)?,
             tok_embd: loader.matrix("token_embd.weight", n_embd, n_vocab)?,
-            output_norm: Norm::load(&loader, hp, "output_norm", n_embd, hp.norm_bias)?,
+            output_norm: Norm::load(&loader, hp, spec.output_norm.tensor, n_embd, hp.norm_bias)?,
             output: loader.linear(output, [n_embd, n_vocab, 1], spec.logits_bias)?,
             decoder,
         };

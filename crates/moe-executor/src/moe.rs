@@ -1,19 +1,25 @@
 //! The MoE layer: router, selected experts, their weighted sum, shared expert. [`MoeSpec`] describes the differences
 //! between architectures.
 
+mod latent;
+mod state;
+
 use moe_gguf::LayerId;
 
 use crate::activation::{Activation, NodeName};
-use crate::buffers::Inventory;
 use crate::device_id::DeviceId;
 use crate::error::Result;
-use crate::ffn::{FFN_OPS, Ffn, FfnState};
+use crate::ffn::{FFN_OPS, Ffn, LIMIT_OPS, ungated_ffn_ops};
 use crate::hparams::{Gating, Groups, HParams, Keys, MAX_WIDTH};
 use crate::ops::{
-    At, ExpertIo, ExpertNodes, Glu, MergeNames, Ops, Projection, RouterSpec, RouterState,
+    At, ExpertIo, ExpertNodes, ExpertScales, Glu, MergeNames, Ops, Projection, RouterSpec,
+    SwigluLimit, Unary, UngatedNodes,
 };
 use crate::recorder::{LaneCounts, Routing};
 use crate::weights::{Bias, Linear, Loader, Matrix, Vector};
+
+use latent::Latent;
+pub use state::MoeState;
 
 /// The MoE layers of an architecture.
 #[derive(Clone, Copy)]
@@ -26,16 +32,31 @@ pub struct MoeSpec {
     pub norm_weights: bool,
     /// Factor on the expert weights.
     pub weights_scale: f32,
-    /// Activation of an expert.
+    /// Activation of an expert with a gate.
     pub glu: Glu,
+    /// Activation of routed and shared experts without a gate; `None` if they have a gate.
+    pub ungated: Option<Unary>,
+    /// Width of the input and the output of the routed experts if a matrix projects the width of the residual stream to it, and
+    /// another one back.
+    pub latent: Option<usize>,
     /// Whether router and experts have biases.
     pub biases: bool,
+    /// Whether a file may have a factor for the output of each expert (`ffn_down_exps.scale`).
+    pub expert_scales: bool,
     /// Name of the weighted sum of the experts.
     pub sum: &'static str,
     /// Whether the router reads the input of the layer, before its norm.
     pub routes_ahead: bool,
+    /// Whether experts are selected by their scores instead of their probabilities.
+    pub selects_by_scores: bool,
+    /// Whether the weights of the experts are applied to their inputs instead of their outputs.
+    pub weights_first: bool,
     /// The expert that processes all tokens, if the architecture has one.
     pub shared: Option<SharedExpert>,
+    /// Name of the sum of the selected experts and the shared expert.
+    pub shared_sum: &'static str,
+    /// Factor on this sum.
+    pub shared_scale: Option<f32>,
 }
 
 /// An expert that processes all tokens.
@@ -45,6 +66,9 @@ pub struct SharedExpert {
     pub width: SharedWidth,
     /// Whether its output is multiplied by the sigmoid of a score from `ffn_gate_inp_shexp`.
     pub gated: bool,
+    /// Names of the score, of its sigmoid and of the product, if the sigmoid is one node. Otherwise llama.cpp computes it as
+    /// `silu(x) / x`.
+    pub sigmoid: Option<[&'static str; 3]>,
     /// Name of its down product.
     pub node: &'static str,
 }
@@ -72,6 +96,7 @@ impl SharedExpert {
         SharedExpert {
             width,
             gated: false,
+            sigmoid: None,
             node: "ffn_shexp",
         }
     }
@@ -94,11 +119,35 @@ impl MoeSpec {
         norm_weights: false,
         weights_scale: 1.0,
         glu: Glu::Swiglu,
+        ungated: None,
+        latent: None,
         biases: false,
+        expert_scales: false,
         sum: "ffn_moe_out",
         routes_ahead: false,
+        selects_by_scores: false,
+        weights_first: false,
         shared: None,
+        shared_sum: "ffn_out",
+        shared_scale: None,
     };
+
+    /// Routed experts of an architecture whose header contains `expert_weights_norm` and `expert_weights_scale`.
+    pub(crate) fn from_keys(
+        keys: &Keys,
+        gating: Gating,
+        selection_bias: bool,
+        shared: Option<SharedExpert>,
+    ) -> Result<MoeSpec> {
+        Ok(MoeSpec {
+            gating,
+            selection_bias,
+            norm_weights: keys.bool_or("expert_weights_norm", false)?,
+            weights_scale: keys.weights_scale()?,
+            shared,
+            ..MoeSpec::PLAIN
+        })
+    }
 
     /// For a layer with `n_expert_used` selected experts: the number of operations that write one record per pass, and
     /// the number of operations that write one record per token.
@@ -107,18 +156,33 @@ impl MoeSpec {
             + usize::from(self.biases)
             + 1 // softmax or sigmoid
             + usize::from(self.selection_bias)
-            + 2 * usize::from(hp.expert_groups.is_some())
+            + 7 * usize::from(hp.expert_groups.is_some())
             + 2 // argsort, weights
             + 3 * usize::from(self.norm_weights)
             + usize::from(self.weights_scale != 1.0);
-        let merge = 1 + (n_expert_used.max(2) - 1);
+        let repeat = usize::from(self.weights_first);
+        let merge = repeat + 1 + (n_expert_used.max(2) - 1);
+        let (activation, projections, ffn) = match self.ungated {
+            None => (1, 3, FFN_OPS),
+            Some(unary) => (unary.ops(), 2, ungated_ffn_ops(unary)),
+        };
+        let latent = 2 * usize::from(self.latent.is_some());
         let shared = match self.shared {
-            Some(SharedExpert { gated: true, .. }) => FFN_OPS + 5,
-            Some(SharedExpert { gated: false, .. }) => FFN_OPS + 1,
+            Some(SharedExpert {
+                gated: true,
+                sigmoid: Some(_),
+                ..
+            }) => ffn + 4,
+            Some(SharedExpert { gated: true, .. }) => ffn + 5,
+            Some(SharedExpert { gated: false, .. }) => ffn + 1,
             None => 0,
         };
-        let per_token = if self.biases { 6 } else { 3 };
-        (router + 1 + merge + shared, per_token)
+        let per_token = if self.biases {
+            2 * projections
+        } else {
+            projections
+        };
+        (router + latent + activation + merge + shared, per_token)
     }
 }
 
@@ -132,87 +196,34 @@ pub struct MoeLayer<'g> {
     router: Linear<'g>,
     /// `(n_expert)`
     selection_bias: Option<Vector>,
-    /// `(n_embd, n_ff_exp, n_expert)`
-    gate: Linear<'g>,
-    /// `(n_embd, n_ff_exp, n_expert)`
+    latent: Option<Latent<'g>>,
+    gate: Gate<'g>,
+    /// `(n_in, n_ff_exp, n_expert)`: `n_in` is `n_embd` or the latent width.
     up: Linear<'g>,
-    /// `(n_ff_exp, n_embd, n_expert)`
+    /// `(n_ff_exp, n_in, n_expert)`
     down: Linear<'g>,
+    /// Factors of the output of each expert `(n_expert)`.
+    scales: Option<Vector>,
+    /// Limit of the activation of the experts.
+    limit: Option<f32>,
     shared: Option<Shared<'g>>,
+}
+
+/// The gates of the routed experts.
+enum Gate<'g> {
+    /// `(n_in, n_ff_exp, n_expert)`
+    Glu(Box<Linear<'g>>),
+    /// The activation of experts without a gate.
+    None(Unary),
 }
 
 /// Weights of a shared expert.
 struct Shared<'g> {
     node: &'static str,
+    sigmoid: Option<[&'static str; 3]>,
     ffn: Ffn<'g>,
     /// `(n_embd, 1)`
     gate: Option<Matrix<'g>>,
-}
-
-/// Buffers of a MoE layer, shared by all layers.
-pub struct MoeState {
-    pub(crate) router: RouterState,
-    gate: Activation,
-    up: Activation,
-    down: Activation,
-    ffn: FfnState,
-    shared: SharedState,
-    routing: Routing,
-}
-
-/// Buffers of a shared expert.
-struct SharedState {
-    /// Score of each token `(token, 1)`.
-    score: Activation,
-    /// Sigmoid of the score `(token, 1)`.
-    weight: Activation,
-    /// Weighted sum of the selected experts `(token, n_embd)`.
-    routed: Activation,
-    /// Output of the shared expert `(token, n_embd)`.
-    out: Activation,
-}
-
-impl MoeState {
-    /// Buffers whose ids start at `first_id`.
-    pub fn new(first_id: u64) -> MoeState {
-        let buffer = |i| Activation::new(first_id + i);
-        MoeState {
-            router: RouterState::new(first_id),
-            gate: buffer(3),
-            up: buffer(4),
-            down: buffer(5),
-            ffn: FfnState::new(first_id + 6),
-            shared: SharedState {
-                score: buffer(8),
-                weight: buffer(9),
-                routed: buffer(10),
-                out: buffer(11),
-            },
-            routing: Routing::default(),
-        }
-    }
-}
-
-impl MoeState {
-    /// The routing decisions of the layer that ran last.
-    #[cfg(test)]
-    pub(crate) fn routing(&self) -> &Routing {
-        &self.routing
-    }
-
-    /// Adds its buffers to an inventory.
-    pub(crate) fn buffers(&self, inventory: &mut Inventory) {
-        self.router.buffers(inventory);
-        self.routing.buffers(inventory);
-        self.ffn.buffers(inventory);
-        inventory.activation("expert gate", &self.gate);
-        inventory.activation("expert up", &self.up);
-        inventory.activation("expert down", &self.down);
-        inventory.activation("shared expert score", &self.shared.score);
-        inventory.activation("shared expert weight", &self.shared.weight);
-        inventory.activation("sum of the selected experts", &self.shared.routed);
-        inventory.activation("shared expert", &self.shared.out);
-    }
 }
 
 impl<'g> MoeLayer<'g> {
@@ -223,6 +234,7 @@ impl<'g> MoeLayer<'g> {
         spec: &MoeSpec,
     ) -> Result<MoeLayer<'g>> {
         let (n_embd, n_ff, n_expert) = (hp.n_embd, hp.n_ff_exp_by_layer[il.index()], hp.n_expert);
+        let n_in = spec.latent.unwrap_or(n_embd);
         let bias = if spec.biases {
             Bias::Required
         } else {
@@ -232,6 +244,7 @@ impl<'g> MoeLayer<'g> {
         let selection_bias = spec
             .selection_bias
             .then(|| loader.vector(&format!("blk.{il}.exp_probs_b.bias"), n_expert));
+        let limits = hp.swiglu_limits[il.index()];
         let shared = spec.shared.map(|shared| {
             let name = format!("blk.{il}.ffn_gate_inp_shexp.weight");
             let gate = shared.gated.then(|| loader.matrix(&name, n_embd, 1));
@@ -239,12 +252,38 @@ impl<'g> MoeLayer<'g> {
                 SharedWidth::Own(width) => width,
                 SharedWidth::Experts(n) => n * n_ff,
             };
+            let ffn = match spec.ungated {
+                None => Ffn::load(loader, il, "_shexp", n_embd, width)?,
+                Some(unary) => Ffn::load_ungated(loader, il, "_shexp", [n_embd, width], unary)?,
+            };
             Ok::<_, crate::Error>(Shared {
                 node: shared.node,
-                ffn: Ffn::load(loader, il, "_shexp", n_embd, width)?,
+                sigmoid: shared.sigmoid,
+                ffn: ffn.with_limit(limits.dense),
                 gate: gate.transpose()?,
             })
         });
+        let latent = spec.latent.map(|n| Latent::load(loader, il, n_embd, n));
+        let scales = format!("blk.{il}.ffn_down_exps.scale");
+        let has_scales = spec.expert_scales && loader.has(&scales);
+        let scales = has_scales.then(|| loader.vector(&scales, n_expert));
+        let both = format!("blk.{il}.ffn_gate_up_exps.weight");
+        let shape = [n_in, n_ff, n_expert];
+        let (gate, up) = match spec.ungated {
+            Some(unary) => (Gate::None(unary), linear("ffn_up_exps", shape)?),
+            None if loader.has(&both) && !spec.biases => {
+                let halves = loader.halves(&both, n_in, n_ff, n_expert)?;
+                let [gate, up] = halves.map(|weights| Linear {
+                    weights,
+                    bias: None,
+                });
+                (Gate::Glu(Box::new(gate)), up)
+            }
+            None => {
+                let gate = linear("ffn_gate_exps", shape)?;
+                (Gate::Glu(Box::new(gate)), linear("ffn_up_exps", shape)?)
+            }
+        };
         Ok(MoeLayer {
             il,
             spec: *spec,
@@ -252,11 +291,45 @@ impl<'g> MoeLayer<'g> {
             n_expert_used: hp.n_expert_used_by_layer[il.index()],
             router: linear("ffn_gate_inp", [n_embd, n_expert, 1])?,
             selection_bias: selection_bias.transpose()?,
-            gate: linear("ffn_gate_exps", [n_embd, n_ff, n_expert])?,
-            up: linear("ffn_up_exps", [n_embd, n_ff, n_expert])?,
-            down: linear("ffn_down_exps", [n_ff, n_embd, n_expert])?,
+            latent: latent.transpose()?,
+            gate,
+            up,
+            down: linear("ffn_down_exps", [n_ff, n_in, n_expert])?,
+            scales: scales.transpose()?,
+            limit: limits.experts,
             shared: shared.transpose()?,
         })
+    }
+
+    /// Whether gate and up are in one tensor.
+    fn is_fused(&self) -> bool {
+        matches!(&self.gate, Gate::Glu(gate) if gate.weights.shares_tensor(&self.up.weights))
+    }
+
+    /// A part of the layer that has no GPU kernel.
+    pub(crate) fn without_kernel(&self) -> Option<&'static str> {
+        if self.is_fused() {
+            return Some("gate and up of the experts in one tensor");
+        }
+        if self.spec.shared_scale.is_some() {
+            return Some("factors on the sums of experts");
+        }
+        if self.spec.weights_first || self.spec.selects_by_scores {
+            return Some("weights on the inputs of experts");
+        }
+        self.scales.as_ref().map(|_| "factors of experts")
+    }
+
+    /// The number of operations that write one record per pass, and the number of those that write one record per token.
+    pub(crate) fn ops(&self, hp: &HParams) -> (usize, usize) {
+        let (pass, token) = self.spec.ops(hp, self.n_expert_used);
+        let scales = if self.scales.is_some() { 3 } else { 0 };
+        let shared = self.shared.as_ref();
+        let shared = shared.map_or(0, |shared| shared.ffn.limit_ops());
+        let limit = self.limit.map_or(0, |_| LIMIT_OPS);
+        let factor = self.shared.as_ref().and(self.spec.shared_scale);
+        let pass = pass + scales + shared + limit + usize::from(factor.is_some());
+        (pass, token - usize::from(self.is_fused()))
     }
 
     /// `out = Σ weight · expert(x) + shared expert(x)` over the selected experts, for each row of `x (token, n_embd)`.
@@ -274,6 +347,7 @@ impl<'g> MoeLayer<'g> {
         let weights = ops.route(self.il, &router, &mut s.router, &mut s.routing);
         ops.end_routing(device);
         self.experts(ops, device, s, weights, x, out);
+        self.finish(ops, device, s, x, out);
     }
 
     /// Computes the scores of a router that reads another input than the experts, `x (token, n_embd)`.
@@ -300,6 +374,7 @@ impl<'g> MoeLayer<'g> {
         ops.begin_call(device);
         ops.end_routing(device);
         self.experts(ops, device, s, weights, x, out);
+        self.finish(ops, device, s, x, out);
     }
 
     fn router(&self, ops: &Ops, tokens: usize) -> RouterSpec<'_, 'g> {
@@ -308,6 +383,7 @@ impl<'g> MoeLayer<'g> {
             gating: self.spec.gating,
             selection_bias: self.selection_bias.as_ref(),
             groups: self.groups,
+            selects_by_scores: self.spec.selects_by_scores,
             norm_weights: self.spec.norm_weights,
             weights_scale: self.spec.weights_scale,
             n_expert_used: self.n_expert_used,
@@ -330,18 +406,22 @@ impl<'g> MoeLayer<'g> {
         ops.begin_call(device);
         std::mem::swap(&mut s.routing, routing);
         let lanes = self.experts(ops, device, s, weights, x, out);
+        self.finish(ops, device, s, x, out);
         std::mem::swap(&mut s.routing, routing);
         lanes
     }
 
-    /// Gate, up and down of the routed experts.
-    pub(crate) fn projections(&self) -> [&Linear<'g>; 3] {
-        [&self.gate, &self.up, &self.down]
+    /// Gate, up and down of the routed experts; `None` if they have no gate.
+    pub(crate) fn projections(&self) -> Option<[&Linear<'g>; 3]> {
+        match &self.gate {
+            Gate::Glu(gate) => Some([gate.as_ref(), &self.up, &self.down]),
+            Gate::None(_) => None,
+        }
     }
 
     /// Number of experts.
     pub(crate) fn n_expert(&self) -> usize {
-        self.gate.weights.n_expert
+        self.up.weights.n_expert
     }
 
     /// Bytes of the shared expert's weights; 0 without one.
@@ -352,7 +432,7 @@ impl<'g> MoeLayer<'g> {
         })
     }
 
-    /// The operations after the router.
+    /// The operations of the selected experts.
     fn experts(
         &self,
         ops: &mut Ops,
@@ -368,52 +448,127 @@ impl<'g> MoeLayer<'g> {
             il,
             names: names.map(name),
             linear,
+            scales: None,
         };
-        let gate = projection(["ffn_moe_gate", "ffn_moe_gate_biased"], &self.gate);
-        let up = projection(["ffn_moe_up", "ffn_moe_up_biased"], &self.up);
+        let at = At { il, device };
+        let merge = MergeNames {
+            weights,
+            weights_first: self.spec.weights_first,
+            sum: name(self.spec.sum),
+        };
+        let [gate_name, up_name] = if self.is_fused() {
+            ["ffn_moe_gate_up"; 2]
+        } else {
+            ["ffn_moe_gate", "ffn_moe_up"]
+        };
+        let up = projection([up_name, "ffn_moe_up_biased"], &self.up);
         let down = projection(["ffn_moe_down", "ffn_moe_down_biased"], &self.down);
+        let scales = self.scales.as_ref().map(|factors| ExpertScales {
+            il,
+            factors,
+            names: [
+                "ffn_moe_down_scales",
+                "ffn_moe_down_scale",
+                "ffn_moe_down_scaled",
+            ]
+            .map(name),
+        });
+        let down = Projection { scales, ..down };
+        let (x, dst) = match (&self.latent, &self.shared) {
+            (Some(latent), _) => {
+                latent.project(ops, x, &mut s.latent);
+                s.latent.io()
+            }
+            (None, Some(_)) => (x, &mut s.shared.routed),
+            (None, None) => (x, out),
+        };
+        let io = ExpertIo {
+            x,
+            weighted: &mut s.weighted,
+            routing: &mut s.routing,
+            buffers: [&mut s.gate, &mut s.up, &mut s.down],
+            dst,
+        };
+        let gate = match &self.gate {
+            Gate::Glu(gate) => gate.as_ref(),
+            Gate::None(unary) => {
+                let activated = match unary {
+                    Unary::SquaredRelu => ["ffn_moe_relu", "ffn_moe_relu_sqr"],
+                };
+                let nodes = UngatedNodes {
+                    at,
+                    up,
+                    down,
+                    unary: *unary,
+                    activated: activated.map(name),
+                    merge,
+                };
+                return ops.ungated_experts(&nodes, io);
+            }
+        };
+        let gate = projection([gate_name, "ffn_moe_gate_biased"], gate);
         let activated = match self.spec.glu {
+            Glu::Swiglu if self.limit.is_some() => "ffn_moe_swiglu_limited",
             Glu::Swiglu => "ffn_moe_swiglu",
             Glu::SwigluOai => "ffn_moe_swiglu_oai",
             Glu::Reglu => "ffn_moe_reglu",
             Glu::Geglu => "ffn_moe_geglu",
         };
         let nodes = ExpertNodes {
-            at: At { il, device },
+            at,
             projections: [gate, up, down],
             activated: name(activated),
             glu: self.spec.glu,
-            merge: MergeNames {
-                weights,
-                sum: name(self.spec.sum),
-            },
+            limit: self.limit.map(|limit| SwigluLimit {
+                limit,
+                names: ["ffn_moe_silu", "ffn_moe_silu_clamped", "ffn_moe_up_clamped"].map(name),
+            }),
+            merge,
         };
-        let routed = match &self.shared {
-            Some(_) => &mut s.shared.routed,
-            None => &mut *out,
-        };
-        let lanes = ops.experts(
-            &nodes,
-            ExpertIo {
-                x,
-                routing: &mut s.routing,
-                buffers: [&mut s.gate, &mut s.up, &mut s.down],
-                dst: routed,
-            },
-        );
+        ops.experts(&nodes, io)
+    }
+
+    /// The operations after the selected experts: the projection to the width of the residual stream, and the shared expert.
+    fn finish(
+        &self,
+        ops: &mut Ops,
+        device: DeviceId,
+        s: &mut MoeState,
+        x: &mut Activation,
+        out: &mut Activation,
+    ) {
+        let name = |stem| NodeName::of(stem, self.il);
+        if let Some(latent) = &self.latent {
+            let dst = match &self.shared {
+                Some(_) => &mut s.shared.routed,
+                None => &mut *out,
+            };
+            latent.project_back(ops, &mut s.latent, dst);
+        }
         let Some(shared) = &self.shared else {
-            return lanes;
+            return;
         };
         let (routed, own) = (&mut s.shared.routed, &mut s.shared.out);
         let node = name(shared.node);
         shared.ffn.forward(ops, &mut s.ffn, node, x, own);
         if let Some(gate) = &shared.gate {
             let (score, weight) = (&mut s.shared.score, &mut s.shared.weight);
-            ops.mul_mat(name("ffn_shexp_gate_inp"), gate, x, score);
-            let names = ["ffn_shexp_gate_silu", "ffn_shexp_gate", "ffn_shexp_out"];
-            ops.scale_by_sigmoid(device, names.map(name), score, weight, own);
+            if let Some([product, sigmoid, gated]) = shared.sigmoid {
+                ops.mul_mat(name(product), gate, x, score);
+                ops.multiply_by_sigmoid([sigmoid, gated].map(name), score, own);
+            } else {
+                ops.mul_mat(name("ffn_shexp_gate_inp"), gate, x, score);
+                let names = ["ffn_shexp_gate_silu", "ffn_shexp_gate", "ffn_shexp_out"];
+                ops.scale_by_sigmoid(device, names.map(name), score, weight, own);
+            }
         }
-        ops.add(device, name("ffn_out"), routed, own, out);
-        lanes
+        let sum = name(self.spec.shared_sum);
+        match self.spec.shared_scale {
+            Some(factor) => {
+                ops.add(device, name("ffn_out_sum"), routed, own, out);
+                ops.scale(sum, factor, out);
+            }
+            None => ops.add(device, sum, routed, own, out),
+        }
     }
 }

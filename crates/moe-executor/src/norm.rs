@@ -4,14 +4,16 @@ use crate::error::Result;
 use crate::hparams::{HParams, NormKind};
 use crate::weights::{Loader, Vector};
 
-/// A norm over groups of `weight.n` elements.
+/// A norm over groups of `n` elements.
 pub struct Norm {
     /// How it scales the elements.
     pub kind: NormKind,
     /// Added to the mean of the squares, or to the variance.
     pub eps: f32,
-    /// Factors `(n)`.
-    pub weight: Vector,
+    /// Elements of a group.
+    pub n: usize,
+    /// Factors `(n)`, or `(n_group, n)` for the groups of a row; `None` for a norm without weights.
+    pub weight: Option<Vector>,
     /// Added after the multiplication `(n)`.
     pub bias: Option<Vector>,
 }
@@ -29,13 +31,25 @@ impl Norm {
         Ok(Norm {
             kind: hp.norm,
             eps: hp.norm_eps,
-            weight: loader.vector(&format!("{part}.weight"), n)?,
+            n,
+            weight: Some(loader.vector(&format!("{part}.weight"), n)?),
             bias: bias.transpose()?,
         })
     }
 
+    /// A norm over groups of `n` elements without weights.
+    pub(crate) fn plain(hp: &HParams, n: usize) -> Norm {
+        Norm {
+            kind: hp.norm,
+            eps: hp.norm_eps,
+            n,
+            weight: None,
+            bias: None,
+        }
+    }
+
     /// Operations of the norm. Each writes one record per pass.
     pub(crate) fn ops(&self) -> usize {
-        2 + usize::from(self.bias.is_some())
+        1 + usize::from(self.weight.is_some()) + usize::from(self.bias.is_some())
     }
 }

@@ -10,7 +10,7 @@ use moe_placement::update::Exchange;
 use moe_trace::{Phase, RunWriter, manifest};
 
 use crate::activation::NodeName;
-use crate::arch::decoder::State;
+use crate::arch::decoder::{OutputRows, State};
 use crate::buffers::{Inventory, Ledger};
 use crate::cpu::threads::Threads;
 use crate::devices::Devices;
@@ -237,22 +237,29 @@ impl<'a, 'g> Session<'a, 'g> {
         let (ops, s) = (&mut self.ops, &mut self.state);
         self.model.decoder.embed(ops, &self.model.tok_embd, s);
         self.model.decoder.forward(ops, s, &mut self.cache);
-        if !s.wanted.is_empty() {
+        let norms_all = self.model.decoder.spec().output_rows == OutputRows::AfterNorm;
+        if norms_all || !s.wanted.is_empty() {
             self.head();
         }
     }
 
-    /// Final norm and output product for the rows whose logits are wanted.
+    /// Final norm and output product for the rows whose logits are wanted. If they are selected after the norm, it is computed for all
+    /// rows, like in llama.cpp.
     fn head(&mut self) {
         let (ops, s, model) = (&mut self.ops, &mut self.state, self.model);
         let device = ops.output_device();
-        let names = ["norm", "result_norm"].map(NodeName::global);
+        let names = ["norm", model.decoder.spec().output_norm.node].map(NodeName::global);
         ops.norm(device, names, &mut s.x, &model.output_norm, &mut s.normed);
+        if s.wanted.is_empty() {
+            return;
+        }
+        model.decoder.select_normed_rows(ops, s);
         let result = NodeName::global("result_output");
-        let scale = model.decoder.spec().scales.logits;
-        let unscaled = match scale {
-            Some(_) => NodeName::global("result_output_unscaled"),
-            None => result,
+        let spec = model.decoder.spec();
+        let (scale, bound) = (spec.scales.logits, spec.logits_bound);
+        let unscaled = match (scale, bound) {
+            (None, None) => result,
+            _ => NodeName::global("result_output_unscaled"),
         };
         let names = match &model.output.bias {
             Some(_) => [NodeName::global("result_output_no_bias"), unscaled],
@@ -261,6 +268,10 @@ impl<'a, 'g> Session<'a, 'g> {
         ops.linear(names, &model.output, &mut s.normed, &mut s.logits);
         if let Some(factor) = scale {
             ops.scale(result, factor, &mut s.logits);
+        }
+        if let Some(bound) = bound {
+            let steps = ["result_output_scaled", "result_output_tanh"].map(NodeName::global);
+            ops.bound([steps[0], steps[1], result], bound, &mut s.logits);
         }
         ops.recorder.result((&s.logits).into());
         ops.fetch_rows(&mut s.logits);
@@ -344,7 +355,7 @@ impl<'a, 'g> Session<'a, 'g> {
 impl Decode for Session<'_, '_> {
     fn begin_sequence(&mut self, sequence_id: u32) {
         self.sequence_ids[self.slot] = sequence_id;
-        self.cache.truncate(self.slot, 0);
+        self.cache.clear(self.slot);
     }
 
     fn n_past(&self) -> usize {

@@ -66,10 +66,12 @@ pub struct Matrix<'g> {
     pub n_expert: usize,
     /// Bytes of a row.
     pub row_size: usize,
+    /// Rows between the starts of two matrices: `n_out`, or more if the tensor also contains another projection of each expert.
+    stride: usize,
     data: &'g [u8],
 }
 
-/// Matrices of one type and shape in CPU memory, one after the other.
+/// Matrices of one type and shape in CPU memory.
 #[derive(Clone, Copy)]
 pub struct Stack<'a> {
     /// Matrix products for their type.
@@ -80,13 +82,15 @@ pub struct Stack<'a> {
     pub n_out: usize,
     /// Bytes of a row.
     pub row_size: usize,
+    /// Rows between the starts of two matrices.
+    stride: usize,
     data: &'a [u8],
 }
 
 impl<'a> Stack<'a> {
     /// The bytes of rows `rows` of a matrix.
     pub fn rows(&self, matrix: usize, rows: std::ops::Range<usize>) -> &'a [u8] {
-        let first = matrix * self.n_out;
+        let first = matrix * self.stride;
         &self.data[(first + rows.start) * self.row_size..(first + rows.end) * self.row_size]
     }
 }
@@ -109,21 +113,30 @@ impl<'g> Matrix<'g> {
 
     /// Its matrices without their location in the file.
     pub fn stack(&self) -> Stack<'g> {
-        self.stack_of(self.data)
+        Stack {
+            stride: self.stride,
+            ..self.stack_of(self.data)
+        }
     }
 
-    /// Matrices of the same type and shape whose bytes are `data`.
+    /// Matrices of the same type and shape whose bytes are `data`, one after the other.
     pub fn stack_of<'a>(&self, data: &'a [u8]) -> Stack<'a> {
         Stack {
             kernel: self.kernel,
             n_in: self.n_in,
             n_out: self.n_out,
             row_size: self.row_size,
+            stride: self.n_out,
             data,
         }
     }
 
-    /// The bytes of all matrices.
+    /// Whether both are parts of the same tensor.
+    pub fn shares_tensor(&self, other: &Matrix) -> bool {
+        self.place.tensor_idx == other.place.tensor_idx
+    }
+
+    /// The bytes of all matrices, which must not share their tensor with others.
     pub fn all(&self) -> &'g [u8] {
         self.data
     }
@@ -148,6 +161,27 @@ impl Vector {
     /// The vector of an expert.
     pub fn expert(&self, expert: usize) -> &[f32] {
         &self.data[expert * self.n..][..self.n]
+    }
+}
+
+#[cfg(test)]
+impl Vector {
+    /// Vectors of `n` elements that are in no file.
+    pub(crate) fn of_values(data: Vec<f32>, n: usize) -> Vector {
+        Vector {
+            place: Place {
+                name: String::new(),
+                tensor_idx: 0,
+                file: 0,
+                layer: None,
+                offset: 0,
+                size_bytes: 0,
+                ne: [1; 4],
+                ty: GgmlType::F32,
+            },
+            data,
+            n,
+        }
     }
 }
 
@@ -240,6 +274,41 @@ impl<'g> Loader<'g> {
         }
     }
 
+    /// Checks that the file has a tensor.
+    pub(crate) fn require(&self, name: &str) -> Result<()> {
+        if self.has(name) {
+            Ok(())
+        } else {
+            Err(self.missing(name))
+        }
+    }
+
+    fn missing(&self, name: &str) -> Error {
+        Error::MissingTensor {
+            file: self.file(),
+            tensor: name.into(),
+            arch: self.arch.clone(),
+        }
+    }
+
+    /// Marks a tensor as used, if the file has it: llama.cpp accepts it and does not read it.
+    pub(crate) fn omit(&self, name: &str) {
+        if let Some(tensor) = self.gguf.tensor(name) {
+            self.used.borrow_mut().insert(tensor.index);
+        }
+    }
+
+    /// Number of layers before the first one with the tensor `blk.N.part`.
+    pub(crate) fn n_without(&self, part: &str) -> usize {
+        let layer = |t: &Tensor| {
+            let layer = layer_of(&t.name)?;
+            let is_part = t.name == format!("blk.{layer}.{part}");
+            is_part.then_some(layer.index())
+        };
+        let layers = self.gguf.tensors().iter().filter_map(layer);
+        layers.min().unwrap_or(0)
+    }
+
     /// Whether the routers have a bias for the selection. `n_dense` layers without a router come first.
     pub(crate) fn has_selection_bias(&self, n_dense: usize) -> bool {
         self.has(&format!("blk.{n_dense}.exp_probs_b.bias"))
@@ -258,11 +327,8 @@ impl<'g> Loader<'g> {
     }
 
     fn tensor(&self, name: &str, expected: &[usize]) -> Result<&'g Tensor> {
-        let tensor = self.gguf.tensor(name).ok_or_else(|| Error::MissingTensor {
-            file: self.file(),
-            tensor: name.into(),
-            arch: self.arch.clone(),
-        })?;
+        let tensor = self.gguf.tensor(name);
+        let tensor = tensor.ok_or_else(|| self.missing(name))?;
         self.used.borrow_mut().insert(tensor.index);
         let mut want = [1u64; 4];
         for (w, &e) in want.iter_mut().zip(expected) {
@@ -312,8 +378,30 @@ impl<'g> Loader<'g> {
             n_out,
             n_expert,
             row_size,
+            stride: n_out,
             data,
         })
+    }
+
+    /// Two stacks of expert matrices in one tensor of `ne = [n_in, 2 * n_out, n_expert]`: the first and the last `n_out` rows of each
+    /// expert.
+    pub(crate) fn halves(
+        &self,
+        name: &str,
+        n_in: usize,
+        n_out: usize,
+        n_expert: usize,
+    ) -> Result<[Matrix<'g>; 2]> {
+        let half = |first: usize| -> Result<Matrix<'g>> {
+            let both = self.stack(name, n_in, 2 * n_out, n_expert)?;
+            let data = &both.data[first * both.row_size..];
+            Ok(Matrix {
+                n_out,
+                data,
+                ..both
+            })
+        };
+        Ok([half(0)?, half(n_out)?])
     }
 
     /// The matrices `part.weight` of `ne = [n_in, n_out, n_expert]`, and `part.bias`.
@@ -340,6 +428,18 @@ impl<'g> Loader<'g> {
     /// A vector of `ne = [n]`, converted to f32.
     pub(crate) fn vector(&self, name: &str, n: usize) -> Result<Vector> {
         self.vectors(name, n, 1)
+    }
+
+    /// The kernels of a convolution, `ne = [n, channels]`, converted to f32 and transposed: `(n, channels)`.
+    pub(crate) fn kernels(&self, name: &str, n: usize, channels: usize) -> Result<Vector> {
+        let kernels = self.vectors(name, n, channels)?;
+        let element = |at: usize| kernels.data[at % channels * n + at / channels];
+        let data = (0..n * channels).map(element).collect();
+        Ok(Vector {
+            place: kernels.place,
+            data,
+            n: channels,
+        })
     }
 
     /// One vector per expert, `ne = [n, n_expert]`, converted to f32.

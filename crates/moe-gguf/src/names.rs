@@ -31,7 +31,7 @@ pub enum Category {
     SharedExpert,
     /// Weights and biases of the router.
     Router,
-    /// Attention, linear attention and state-space layers.
+    /// Attention, linear attention, state-space layers and short convolutions.
     Attention,
     /// Normalization weights.
     Norm,
@@ -220,7 +220,7 @@ fn category(stem: &str, in_layer: bool) -> Category {
     if stem == "norm" || stem.ends_with("_norm") || stem.contains("_norm_") {
         return Category::Norm;
     }
-    if stem.starts_with("attn_") || stem.starts_with("ssm_") {
+    if stem.starts_with("attn_") || stem.starts_with("ssm_") || stem == "shortconv" {
         return Category::Attention;
     }
     if stem.contains("token_embd") || matches!(stem, "position_embd" | "token_types") {

@@ -23,7 +23,8 @@ pub fn add(
     let described: Vec<(String, Vec<u64>, Node<'_>)> = node
         .sources()
         .map(|source| {
-            let name = source.storage().0.name();
+            // The name of a copy has a suffix of its own, which the name of the source repeats.
+            let name = base_name(source.storage().0.name());
             let name = format!("{name}{}", view_suffix(source.name()));
             (name, shape(&source), source)
         })

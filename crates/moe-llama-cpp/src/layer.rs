@@ -14,10 +14,10 @@ pub fn layer_of(name: &str) -> Option<LayerId> {
     name.rsplit_once('-')?.1.parse().ok()
 }
 
-/// Whether the name is an automatic one (`node_35`).
+/// Whether the name is an automatic one: `node_35`, or the suffix of a view or a copy of a node without a name (` (view)`).
 pub fn is_unnamed(name: &str) -> bool {
-    name.strip_prefix("node_")
-        .is_some_and(|number| number.parse::<u32>().is_ok())
+    let number = name.strip_prefix("node_");
+    name.starts_with(" (") || number.is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
 /// Whether the name is that of a layer's result.
@@ -48,7 +48,7 @@ mod tests {
         ] {
             assert_eq!(layer_of(name), layer.map(LayerId), "{name}");
         }
-        assert!(is_unnamed("node_35"));
+        assert!(is_unnamed("node_35") && is_unnamed(" (view)"));
         assert!(ends_layer("l_out-3") && !ends_layer("attn_out-3"));
         assert!(!is_unnamed("node_") && !is_unnamed("norm-0"));
     }

@@ -403,6 +403,16 @@ fn reduces_batch(node: Node<'_>) -> bool {
     node.op() == sys::GGML_OP_GET_ROWS && node.source(1).is_some_and(|ids| ids.name() == "out_ids")
 }
 
+/// Whether a node clears or reads the state of a recurrent layer.
+fn reads_state(node: Node<'_>) -> bool {
+    let is_state = |source: Node<'_>| {
+        let name = source.storage().0.name();
+        name.starts_with("cache_r_") || name.starts_with("cache_s_")
+    };
+    [sys::GGML_OP_GET_ROWS, sys::GGML_OP_SCALE].contains(&node.op())
+        && node.source(0).is_some_and(is_state)
+}
+
 impl EvalCallback for Recording<'_> {
     fn before(&mut self, node: Node<'_>) -> bool {
         if self.writer.is_none() && self.observer.is_none() {
@@ -424,7 +434,10 @@ impl EvalCallback for Recording<'_> {
         }
         self.is_reduced |= reduces_batch(node);
         let layer = self.find_layer(node);
-        self.layer = if ends_layer(node.name()) { None } else { layer };
+        // The state of a recurrent layer may be read among the nodes of the layer before it.
+        if !reads_state(node) {
+            self.layer = if ends_layer(node.name()) { None } else { layer };
+        }
         let routing = if node.is_expert_operation() {
             self.routing(node, layer)
         } else {

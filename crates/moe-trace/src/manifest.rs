@@ -253,6 +253,9 @@ pub struct KvCache {
     /// Bytes of the keys and values of these positions in all layers; missing if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
+    /// Bytes of the recurrent states of these sequences in all layers; missing for a model without them, and if unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state_bytes: Option<u64>,
 }
 
 /// The machine of a run.

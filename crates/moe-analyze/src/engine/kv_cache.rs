@@ -59,6 +59,7 @@ pub fn describe(params: &CacheParams, hp: &HParams) -> manifest::KvCache {
         n_seq: Some(params.n_seq as u64),
         n_positions: Some(params.n_positions as u64),
         size_bytes: Some(params.size_bytes(hp, params.n_positions)),
+        state_bytes: Some(params.state_bytes(hp)).filter(|&bytes| bytes > 0),
     }
 }
 
@@ -70,8 +71,11 @@ pub fn note(cache: &manifest::KvCache) -> String {
         Some(n @ 2..) => format!("{n} sequences of {positions} each"),
         _ => positions,
     };
+    let state = cache.state_bytes.map_or(String::new(), |bytes| {
+        format!("; recurrent states: {}", human_bytes(bytes))
+    });
     format!(
-        "KV cache: {}, keys {}, values {}, {positions}",
+        "KV cache: {}, keys {}, values {}, {positions}{state}",
         size.as_deref().unwrap_or("unknown size"),
         cache.type_k,
         cache.type_v

@@ -148,15 +148,17 @@ fn describe(cache: CacheArgs, gguf: &Gguf, n_positions: u64, n_batch: u64) -> ma
         let cells = Cells::of_llama_cpp(n_positions, 1, n_batch, shape.window());
         shape.bytes(cache.types(), cells)
     });
-    let sum = |layers: Vec<LayerBytes>| {
-        let bytes = layers.iter().map(LayerBytes::kv);
-        bytes.fold(0, u64::saturating_add)
+    let layers = layers.ok();
+    let sum = |bytes: fn(&LayerBytes) -> u64| {
+        let bytes = layers.as_ref()?.iter().map(bytes);
+        Some(bytes.fold(0, u64::saturating_add))
     };
     manifest::KvCache {
         type_k: cache.cache_type_k.name().to_owned(),
         type_v: cache.cache_type_v.name().to_owned(),
         n_seq: Some(1),
         n_positions: Some(n_positions),
-        size_bytes: layers.ok().map(sum),
+        size_bytes: sum(LayerBytes::kv),
+        state_bytes: sum(|layer| layer.state).filter(|&bytes| bytes > 0),
     }
 }

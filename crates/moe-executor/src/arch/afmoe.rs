@@ -11,9 +11,7 @@
 use crate::arch::decoder::{Decoder, DecoderSpec, LayerNorm, Scales};
 use crate::attention::{AttentionSpec, Gate, QkNames, QkNorm, RopeLayers};
 use crate::error::Result;
-use crate::hparams::{
-    ExpertWidth, Gating, HParams, Keys, Layout, Rotated, WindowRope, WindowRules,
-};
+use crate::hparams::{Gating, HParams, Keys, Layout, Rotated, WindowRope, WindowRules};
 use crate::moe::{MoeSpec, SharedExpert};
 use crate::weights::Loader;
 
@@ -44,15 +42,15 @@ const WINDOW: WindowRules = WindowRules {
 pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> {
     let n_dense = keys.n_dense()?;
     let layout = Layout {
-        n_dense,
         rotated: Rotated::Part,
-        ..Layout::all_moe(ExpertWidth::Own)
+        ..Layout::dense_first(n_dense)
     };
     let mut hp = HParams::read(keys, layout)?;
     hp.read_window(keys, WINDOW)?;
     let has_shared = keys.is_set("expert_shared_count")?;
     let shared = has_shared.then(|| SharedExpert::counted(keys, &hp));
     let embedding = (hp.n_embd as f32).sqrt();
+    let gating = keys.gating_or(Gating::Sigmoid)?;
     let spec = DecoderSpec {
         attention: ATTENTION,
         post_attention_norm: Some(LayerNorm {
@@ -64,14 +62,7 @@ pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> 
             node: "ffn_post_norm",
         }),
         n_dense,
-        moe: MoeSpec {
-            gating: keys.gating_or(Gating::Sigmoid)?,
-            selection_bias: true,
-            norm_weights: keys.bool_or("expert_weights_norm", false)?,
-            weights_scale: keys.weights_scale()?,
-            shared: shared.transpose()?,
-            ..MoeSpec::PLAIN
-        },
+        moe: MoeSpec::from_keys(keys, gating, true, shared.transpose()?)?,
         scales: Scales {
             embedding: Some((embedding, ["embd", "inp_embd_scaled"])),
             ..Scales::NONE

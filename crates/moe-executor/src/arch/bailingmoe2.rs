@@ -11,16 +11,15 @@
 use crate::arch::decoder::{Decoder, DecoderSpec};
 use crate::attention::{AttentionSpec, QkNorm};
 use crate::error::Result;
-use crate::hparams::{ExpertWidth, HParams, Keys, Layout, MAX_WIDTH, Rotated};
+use crate::hparams::{HParams, Keys, Layout, MAX_WIDTH, Rotated};
 use crate::moe::{MoeSpec, SharedExpert, SharedWidth};
 use crate::weights::Loader;
 
 pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> {
     let n_dense = keys.n_dense()?;
     let layout = Layout {
-        n_dense,
         rotated: Rotated::Part,
-        ..Layout::all_moe(ExpertWidth::Own)
+        ..Layout::dense_first(n_dense)
     };
     let hp = HParams::read(keys, layout)?;
     loader.omit_mtp(hp.n_layer, keys.n_block());
@@ -34,6 +33,7 @@ pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> 
         }
         _ => SharedExpert::counted(keys, &hp)?,
     };
+    let has_bias = loader.has_selection_bias(n_dense);
     let spec = DecoderSpec {
         attention: AttentionSpec {
             qk_norm: Some(QkNorm::Head),
@@ -41,14 +41,7 @@ pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> 
         },
         ffn_inp: "sa_out",
         n_dense,
-        moe: MoeSpec {
-            gating: keys.gating()?,
-            selection_bias: loader.has_selection_bias(n_dense),
-            norm_weights: keys.bool_or("expert_weights_norm", false)?,
-            weights_scale: keys.weights_scale()?,
-            shared: Some(shared),
-            ..MoeSpec::PLAIN
-        },
+        moe: MoeSpec::from_keys(keys, keys.gating()?, has_bias, Some(shared))?,
         ..DecoderSpec::PLAIN
     };
     Decoder::load(loader, hp, spec)

@@ -9,7 +9,7 @@
 use crate::arch::decoder::{Decoder, DecoderSpec};
 use crate::attention::{AttentionSpec, QkNorm};
 use crate::error::Result;
-use crate::hparams::{ExpertWidth, HParams, Keys, Layout};
+use crate::hparams::{HParams, Keys, Layout};
 use crate::moe::{MoeSpec, SharedExpert};
 use crate::weights::Loader;
 
@@ -20,20 +20,10 @@ const ATTENTION: AttentionSpec = AttentionSpec {
 
 pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> {
     let n_dense = keys.n_dense()?;
-    let layout = Layout {
-        n_dense,
-        ..Layout::all_moe(ExpertWidth::Own)
-    };
-    let hp = HParams::read(keys, layout)?;
+    let hp = HParams::read(keys, Layout::dense_first(n_dense))?;
     let shared = SharedExpert::counted(keys, &hp)?;
-    let moe = MoeSpec {
-        gating: keys.gating()?,
-        selection_bias: loader.has_selection_bias(n_dense),
-        norm_weights: keys.bool_or("expert_weights_norm", false)?,
-        weights_scale: keys.weights_scale()?,
-        shared: Some(shared),
-        ..MoeSpec::PLAIN
-    };
+    let has_bias = loader.has_selection_bias(n_dense);
+    let moe = MoeSpec::from_keys(keys, keys.gating()?, has_bias, Some(shared))?;
     let spec = DecoderSpec {
         attention: ATTENTION,
         n_dense,

@@ -7,7 +7,7 @@
 
 use crate::arch::decoder::{Decoder, DecoderSpec};
 use crate::error::Result;
-use crate::hparams::{ExpertWidth, HParams, Keys, Layout, RopeLayout};
+use crate::hparams::{HParams, Keys, Layout, RopeLayout};
 use crate::moe::{MoeSpec, SharedExpert};
 use crate::weights::Loader;
 
@@ -19,11 +19,7 @@ pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> 
         return Err(keys.bad(STEP, step, "the only supported value is 1"));
     }
     let n_dense = keys.n_dense()?;
-    let layout = Layout {
-        n_dense,
-        ..Layout::all_moe(ExpertWidth::Own)
-    };
-    let mut hp = HParams::read(keys, layout)?;
+    let mut hp = HParams::read(keys, Layout::dense_first(n_dense))?;
     hp.rope.layout = RopeLayout::Neighbours;
     let spec = DecoderSpec {
         n_dense,

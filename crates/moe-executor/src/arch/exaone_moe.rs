@@ -10,7 +10,7 @@
 use crate::arch::decoder::{Decoder, DecoderSpec};
 use crate::attention::{AttentionSpec, QkNorm, RopeLayers};
 use crate::error::Result;
-use crate::hparams::{ExpertWidth, HParams, Keys, Layout, WindowRope, WindowRules};
+use crate::hparams::{HParams, Keys, Layout, WindowRope, WindowRules};
 use crate::moe::{MoeSpec, SharedExpert, SharedWidth};
 use crate::weights::Loader;
 
@@ -29,26 +29,16 @@ const WINDOW: WindowRules = WindowRules {
 
 pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> {
     let n_dense = keys.n_dense()?;
-    let layout = Layout {
-        n_dense,
-        ..Layout::all_moe(ExpertWidth::Own)
-    };
-    let mut hp = HParams::read(keys, layout)?;
+    let mut hp = HParams::read(keys, Layout::dense_first(n_dense))?;
     hp.read_window(keys, WINDOW)?;
     loader.omit_mtp(hp.n_layer, keys.n_block());
     let shared = SharedExpert::of_key(keys)?;
     let shared = shared.unwrap_or(SharedExpert::of_width(SharedWidth::Experts(1)));
+    let has_bias = loader.has_selection_bias(n_dense);
     let spec = DecoderSpec {
         attention: ATTENTION,
         n_dense,
-        moe: MoeSpec {
-            gating: keys.gating()?,
-            selection_bias: loader.has_selection_bias(n_dense),
-            norm_weights: keys.bool_or("expert_weights_norm", false)?,
-            weights_scale: keys.weights_scale()?,
-            shared: Some(shared),
-            ..MoeSpec::PLAIN
-        },
+        moe: MoeSpec::from_keys(keys, keys.gating()?, has_bias, Some(shared))?,
         ..DecoderSpec::PLAIN
     };
     Decoder::load(loader, hp, spec)

@@ -18,9 +18,9 @@ pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> 
     refuse_time_sections(keys)?;
     let n_dense = keys.n_dense()?;
     let layout = Layout {
-        n_dense,
+        expert_width: ExpertWidth::OwnOrShare,
         rotated: Rotated::Part,
-        ..Layout::all_moe(ExpertWidth::OwnOrShare)
+        ..Layout::dense_first(n_dense)
     };
     let hp = HParams::read(keys, layout)?;
     loader.omit_mtp(hp.n_layer, keys.n_block());
@@ -28,6 +28,7 @@ pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> 
         node: "ffn_shexp_out",
         ..SharedExpert::counted(keys, &hp)?
     };
+    let gating = keys.gating_or(Gating::Sigmoid)?;
     let spec = DecoderSpec {
         attention: AttentionSpec {
             qk_norm: loader
@@ -40,14 +41,7 @@ pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> 
             node: "post_attn_norm",
         },
         n_dense,
-        moe: MoeSpec {
-            gating: keys.gating_or(Gating::Sigmoid)?,
-            selection_bias: true,
-            norm_weights: keys.bool_or("expert_weights_norm", false)?,
-            weights_scale: keys.weights_scale()?,
-            shared: Some(shared),
-            ..MoeSpec::PLAIN
-        },
+        moe: MoeSpec::from_keys(keys, gating, true, Some(shared))?,
         ..DecoderSpec::PLAIN
     };
     Decoder::load(loader, hp, spec)

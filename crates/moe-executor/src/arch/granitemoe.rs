@@ -1,12 +1,12 @@
 //! `granitemoe` (Granite 3 and 4 MoE, IBM).
 //!
-//! - RoPE of adjacent pairs ([`RopeLayout::Neighbours`]).
+//! - RoPE of adjacent pairs ([`RopeLayout::Neighbours`]), unless `rope.scaling.finetuned` is false.
 //! - Factors on the embeddings, on the outputs of attention and experts, on the attention scores and on the logits.
 //! - Softmax router; the weights of the selected experts are normalized to a sum of 1.
 //! - The experts have the width of `feed_forward_length`. Some models have a shared expert.
 
 use crate::arch::decoder::{Decoder, DecoderSpec, Scales};
-use crate::attention::AttentionSpec;
+use crate::attention::{AttentionSpec, RopeLayers};
 use crate::error::Result;
 use crate::hparams::{ExpertWidth, HParams, Keys, Layout, RopeLayout};
 use crate::moe::{MoeSpec, SharedExpert};
@@ -27,6 +27,7 @@ pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> 
     let spec = DecoderSpec {
         attention: AttentionSpec {
             output_bias: Bias::Optional,
+            rope_layers: RopeLayers::of_granite(keys)?,
             rope_factors: true,
             scale: keys.opt_factor("attention.scale")?,
             ..AttentionSpec::PLAIN

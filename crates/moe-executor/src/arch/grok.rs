@@ -47,6 +47,7 @@ pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> 
         attention: AttentionSpec {
             scale: Some(keys.f32_or("attention.output_scale", 0.088_388_35)?),
             softcap: Some(softcap),
+            in_steps: true,
             ..AttentionSpec::PLAIN
         },
         post_attention_norm: Some(LayerNorm {

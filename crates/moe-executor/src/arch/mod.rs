@@ -3,24 +3,36 @@
 mod afmoe;
 mod arctic;
 mod bailingmoe2;
+mod cohere2moe;
 mod dbrx;
 pub mod decoder;
+mod deepseek2;
+mod deepseek2_ocr;
 mod dots1;
 mod ernie4_5_moe;
 mod exaone_moe;
+mod gemma4;
 mod glm4moe;
 mod gpt_oss;
+mod granitehybrid;
 mod granitemoe;
 mod grok;
 mod hunyuan_moe;
+mod lfm2moe;
 mod llama;
+mod llama4;
 mod mellum;
+mod mimo2;
 mod minimax_m2;
+mod nemotron_h_moe;
 mod olmoe;
 mod phimoe;
 mod qwen2moe;
+mod qwen35moe;
 mod qwen3moe;
+mod qwen3next;
 mod smallthinker;
+mod step35;
 
 use crate::error::{Error, Result};
 use crate::hparams::Keys;
@@ -35,7 +47,8 @@ type Load = for<'g> fn(&Loader<'g>, &Keys) -> Result<Decoder<'g>>;
 pub struct Architecture {
     /// Value of `general.architecture`.
     pub name: &'static str,
-    /// Whether all operations have a GPU kernel. A model with queries, keys and values in one matrix is an exception.
+    /// Whether all operations have a GPU kernel. Models with queries, keys and values in one matrix, or with gate and up of the experts
+    /// in one tensor, are exceptions.
     pub runs_on_gpu: bool,
 }
 
@@ -49,23 +62,36 @@ const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("afmoe", CPU, afmoe::load),
     ("arctic", GPU, arctic::load),
     ("bailingmoe2", CPU, bailingmoe2::load),
+    ("cohere2moe", CPU, cohere2moe::load),
     ("dbrx", CPU, dbrx::load),
+    ("deepseek2", CPU, deepseek2::load),
+    ("deepseek2-ocr", GPU, deepseek2_ocr::load),
     ("dots1", GPU, dots1::load),
     ("ernie4_5-moe", GPU, ernie4_5_moe::load),
     ("exaone-moe", GPU, exaone_moe::load),
+    ("gemma4", CPU, gemma4::load),
     ("glm4moe", GPU, glm4moe::load),
     ("gpt-oss", GPU, gpt_oss::load),
+    ("granitehybrid", CPU, granitehybrid::load),
     ("granitemoe", CPU, granitemoe::load),
     ("grok", CPU, grok::load),
     ("hunyuan-moe", GPU, hunyuan_moe::load),
+    ("lfm2moe", CPU, lfm2moe::load),
     ("llama", GPU, llama::load),
+    ("llama4", CPU, llama4::load),
     ("mellum", GPU, mellum::load),
+    ("mimo2", CPU, mimo2::load),
     ("minimax-m2", GPU, minimax_m2::load),
+    ("mistral4", CPU, deepseek2::load),
+    ("nemotron_h_moe", CPU, nemotron_h_moe::load),
     ("olmoe", GPU, olmoe::load),
     ("phimoe", CPU, phimoe::load),
     ("qwen2moe", GPU, qwen2moe::load),
+    ("qwen35moe", CPU, qwen35moe::load),
     ("qwen3moe", GPU, qwen3moe::load),
+    ("qwen3next", CPU, qwen3next::load),
     ("smallthinker", CPU, smallthinker::load),
+    ("step35", CPU, step35::load),
 ];
 
 /// The supported architectures, sorted by name.

@@ -9,7 +9,7 @@
 use crate::arch::decoder::{Decoder, DecoderSpec};
 use crate::attention::{AttentionSpec, RopeLayers};
 use crate::error::Result;
-use crate::hparams::{ExpertWidth, HParams, Keys, Layout, WindowRope, WindowRules};
+use crate::hparams::{ExpertWidth, HParams, Keys, Layout, WindowRules};
 use crate::moe::MoeSpec;
 use crate::ops::Glu;
 use crate::weights::Loader;
@@ -19,7 +19,7 @@ const WINDOW: WindowRules = WindowRules {
     dense_first: true,
     fixed: Some(4096),
     optional: true,
-    rope: WindowRope::Own,
+    ..WindowRules::ALTERNATING
 };
 
 pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> {

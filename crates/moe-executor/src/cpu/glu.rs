@@ -1,5 +1,9 @@
 //! Gated activations of feed-forward blocks.
 
+use std::sync::OnceLock;
+
+use half::f16;
+
 use crate::cpu::simd::{self, Kernel, Simd, exp};
 use crate::cpu::threads::Threads;
 
@@ -12,8 +16,17 @@ pub enum Glu {
     SwigluOai,
     /// `max(gate, 0) · up`.
     Reglu,
-    /// `gelu(gate) · up` with the approximation `gelu(x) = x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`.
+    /// `gelu(gate) · up` with the approximation `gelu(x) = x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`. Like in ggml
+    /// (`ggml_vec_geglu_f32`), `x` and `gelu(x)` are rounded to half precision for `x` between -10 and 10.
     Geglu,
+}
+
+/// The activations that consist of vector instructions.
+#[derive(Clone, Copy)]
+enum Vectorized {
+    Swiglu,
+    SwigluOai,
+    Reglu,
 }
 
 /// √(2/π), as in ggml.
@@ -39,13 +52,47 @@ impl Glu {
     }
 
     fn pairs(self, gate: &mut [f32], up: &[f32]) {
-        let glu = self;
+        let glu = match self {
+            Glu::Swiglu => Vectorized::Swiglu,
+            Glu::SwigluOai => Vectorized::SwigluOai,
+            Glu::Reglu => Vectorized::Reglu,
+            Glu::Geglu => return geglu(gate, up),
+        };
         simd::dispatch(Pairs { glu, gate, up });
     }
 }
 
+/// [`Glu::Geglu`] of each pair.
+fn geglu(gate: &mut [f32], up: &[f32]) {
+    let table = gelu_table();
+    for (gate, up) in gate.iter_mut().zip(up) {
+        let x = *gate;
+        *gate = if x <= -10.0 {
+            0.0
+        } else if x >= 10.0 {
+            x * up
+        } else {
+            table[usize::from(f16::from_f32(x).to_bits())] * up
+        };
+    }
+}
+
+/// The activation of each half-precision number, by its bits, rounded to half precision.
+fn gelu_table() -> &'static [f32] {
+    static TABLE: OnceLock<Vec<f32>> = OnceLock::new();
+    TABLE.get_or_init(|| {
+        let numbers = (0..=u16::MAX).map(|bits| f16::from_bits(bits).to_f32());
+        let rounded = |x: f32| f16::from_f32(gelu(x)).to_f32();
+        numbers.map(rounded).collect()
+    })
+}
+
+fn gelu(x: f32) -> f32 {
+    0.5 * x * (1.0 + (SQRT_2_OVER_PI * x * (1.0 + 0.044_715 * x * x)).tanh())
+}
+
 struct Pairs<'a> {
-    glu: Glu,
+    glu: Vectorized,
     gate: &'a mut [f32],
     up: &'a [f32],
 }
@@ -74,25 +121,17 @@ impl Kernel for Pairs<'_> {
 /// # Safety
 /// The CPU has the instructions of `S`.
 #[inline(always)]
-unsafe fn vector<S: Simd>(glu: Glu, gate: S::Vector, up: S::Vector) -> S::Vector {
+unsafe fn vector<S: Simd>(glu: Vectorized, gate: S::Vector, up: S::Vector) -> S::Vector {
     // SAFETY: by the contract of this function.
     unsafe {
         match glu {
-            Glu::Swiglu => S::mul(silu::<S>(gate, 1.0), up),
-            Glu::SwigluOai => {
+            Vectorized::Swiglu => S::mul(silu::<S>(gate, 1.0), up),
+            Vectorized::SwigluOai => {
                 let gate = S::min(S::splat(7.0), gate);
                 let up = S::min(S::splat(7.0), S::max(S::splat(-7.0), up));
                 S::mul(silu::<S>(gate, 1.702), S::add(up, S::splat(1.0)))
             }
-            Glu::Reglu => S::mul(S::max(S::splat(0.0), gate), up),
-            Glu::Geglu => {
-                // (1 + tanh(y)) / 2 = sigmoid(2 y)
-                let cube = S::mul(S::mul(gate, gate), gate);
-                let inner = S::add(gate, S::mul(cube, S::splat(0.044_715)));
-                let twice = S::mul(inner, S::splat(-2.0 * SQRT_2_OVER_PI));
-                let sigmoid = S::div(gate, S::add(S::splat(1.0), exp::<S>(twice)));
-                S::mul(sigmoid, up)
-            }
+            Vectorized::Reglu => S::mul(S::max(S::splat(0.0), gate), up),
         }
     }
 }
@@ -134,19 +173,19 @@ mod tests {
             .map(|i| ((i * 37) % 200) as f32 * 0.1 - 10.0)
             .collect();
         let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
-        for glu in [Glu::Swiglu, Glu::SwigluOai, Glu::Reglu, Glu::Geglu] {
+        for (glu, vectorized) in [
+            (Glu::Swiglu, Vectorized::Swiglu),
+            (Glu::SwigluOai, Vectorized::SwigluOai),
+            (Glu::Reglu, Vectorized::Reglu),
+        ] {
             let want = |g: f32, u: f32| {
                 let (g, u) = (f64::from(g), f64::from(u));
-                match glu {
-                    Glu::Swiglu => g * sigmoid(g) * u,
-                    Glu::SwigluOai => {
+                match vectorized {
+                    Vectorized::Swiglu => g * sigmoid(g) * u,
+                    Vectorized::SwigluOai => {
                         g.min(7.0) * sigmoid(1.702 * g.min(7.0)) * (u.clamp(-7.0, 7.0) + 1.0)
                     }
-                    Glu::Reglu => g.max(0.0) * u,
-                    Glu::Geglu => {
-                        let y = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g.powi(3));
-                        0.5 * g * (1.0 + y.tanh()) * u
-                    }
+                    Vectorized::Reglu => g.max(0.0) * u,
                 }
             };
             for isa in Isa::available() {
@@ -154,7 +193,7 @@ mod tests {
                 simd::dispatch_with(
                     isa,
                     Pairs {
-                        glu,
+                        glu: vectorized,
                         gate: &mut out,
                         up: &up,
                     },
@@ -172,6 +211,30 @@ mod tests {
             glu.apply(&Threads::new(2).unwrap(), &mut out, &up);
             assert!((f64::from(out[2099]) - want(gate[2099], up[2099])).abs() < 1e-4);
             assert!((f64::from(out[5]) - want(gate[5], up[5])).abs() < 1e-4);
+        }
+    }
+
+    #[test]
+    fn geglu_agrees_with_its_formula_in_half_precision() {
+        let gate: Vec<f32> = (0..2100).map(|i| (i as f32 - 1000.0) * 0.0125).collect();
+        let up: Vec<f32> = (0..2100).map(|i| (i % 7) as f32 - 3.0).collect();
+        let mut out = gate.clone();
+        Glu::Geglu.apply(&Threads::new(2).unwrap(), &mut out, &up);
+        for (i, got) in out.iter().enumerate() {
+            let (exact, u) = (f64::from(gate[i]), f64::from(up[i]));
+            let x = f64::from(f16::from_f32(gate[i]).to_f32());
+            let y = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+            let want = match exact {
+                x if x <= -10.0 => 0.0,
+                x if x >= 10.0 => x * u,
+                _ => 0.5 * x * (1.0 + y.tanh()) * u,
+            };
+            // Half a unit in the last place of half precision, and the cancellation of `1 + tanh` in f32.
+            let tolerance = want.abs() / 2048.0 + u.abs() * 1e-6 + 1e-9;
+            assert!(
+                (f64::from(*got) - want).abs() <= tolerance,
+                "{got} {want} at {i}"
+            );
         }
     }
 

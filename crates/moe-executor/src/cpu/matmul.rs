@@ -18,17 +18,17 @@ pub struct Quantized {
 }
 
 impl Quantized {
-    /// Converts `rows (row, n_in)`.
-    fn fill(&mut self, threads: &Threads, weights: Stack, rows: &[f32]) {
+    /// Converts the first `n_in` elements of each row of `rows (row, width)`.
+    fn fill(&mut self, threads: &Threads, weights: Stack, rows: &[f32], width: usize) {
         let n_in = weights.n_in;
         let activation = weights.kernel.activation();
         self.row_size = activation.row_size(n_in);
-        let n = self.row_size * (rows.len() / n_in);
+        let n = self.row_size * (rows.len() / width);
         self.bytes.reserve_exact(n.saturating_sub(self.bytes.len()));
         self.bytes.resize(n, 0);
         let (row_size, bytes) = (self.row_size, &mut self.bytes);
-        threads.zip_rows(rows, n_in, bytes, row_size, |row, out| {
-            activation.quantize(row, out)
+        threads.zip_rows(rows, width, bytes, row_size, |row, out| {
+            activation.quantize(&row[..n_in], out)
         });
     }
 
@@ -53,7 +53,7 @@ pub fn mul_mat(
     let weights = weights.stack();
     let n_out = weights.n_out;
     let n_rows = rows.len() / weights.n_in;
-    scratch.fill(threads, weights, rows);
+    scratch.fill(threads, weights, rows, weights.n_in);
     let out = Disjoint::new(out);
     let scratch = &*scratch;
     let panel = panel(n_rows);
@@ -68,6 +68,47 @@ pub fn mul_mat(
             // token.
             unsafe { out.slice(at..at + values.len()) }.copy_from_slice(values);
         });
+    });
+}
+
+/// `out[t, h] = weights[h] · rows[t, h]` for each token `t` and head `h`; `weights` has a matrix for each head. The inputs are the first
+/// `n_in` elements of the heads of `rows (token, head, widths[0])`, and the results the first `n_out` elements of the heads of
+/// `out (token, head, widths[1])`, whose other elements do not change.
+pub fn mul_mat_heads(
+    threads: &Threads,
+    weights: &Matrix,
+    rows: &[f32],
+    out: &mut [f32],
+    widths: [usize; 2],
+    scratch: &mut Quantized,
+) {
+    let n_head = weights.n_expert;
+    let weights = weights.stack();
+    let n_out = weights.n_out;
+    assert!(weights.n_in <= widths[0] && n_out <= widths[1]);
+    let n_tokens = rows.len() / (n_head * widths[0]);
+    scratch.fill(threads, weights, rows, widths[0]);
+    let out = Disjoint::new(out);
+    let scratch = &*scratch;
+    let panel = panel(n_tokens);
+    let panels = n_out.div_ceil(panel);
+    let bytes = n_head * n_out * weights.row_size * n_tokens.max(1);
+    threads.split(n_head * panels, bytes, |range| {
+        let mut at = range.start;
+        while at < range.end {
+            let (head, p) = (at / panels, at % panels);
+            let end = panels.min(p + range.end - at);
+            let first = p * panel;
+            let block = weights.rows(head, first..n_out.min(end * panel));
+            let act = |t: usize| scratch.row(t * n_head + head);
+            products(weights, block, n_tokens, &act, &mut |t, row, values| {
+                let at = (t * n_head + head) * widths[1] + first + row;
+                // SAFETY: threads have disjoint ranges of (head, panel), and each is a range of output elements of its own in each
+                // token.
+                unsafe { out.slice(at..at + values.len()) }.copy_from_slice(values);
+            });
+            at += end - p;
+        }
     });
 }
 
@@ -204,7 +245,7 @@ pub fn mul_mat_id(
 ) {
     let n_out = weights.n_out;
     let work = x.work;
-    scratch.fill(threads, weights, x.rows);
+    scratch.fill(threads, weights, x.rows, weights.n_in);
     let out = Disjoint::new(out);
     let scratch = &*scratch;
     let panel = panel(work.entries.len() / work.active.len().max(1));
@@ -237,7 +278,44 @@ pub fn mul_mat_id(
 
 #[cfg(test)]
 mod tests {
+    use moe_gguf::{GgmlType, Gguf};
+    use moe_synth::model::{Description, Synth};
+
     use super::*;
+    use crate::weights::Loader;
+
+    /// Heads of 16 elements of 20, and results of 32 elements of 40.
+    #[test]
+    fn multiplies_each_head_by_its_matrix() {
+        const N_HEAD: usize = 4;
+        let path = moe_testkit::fixture("architectures/deepseek2.json");
+        let json = std::fs::read(path).unwrap();
+        let description: Description = serde_json::from_slice(&json).unwrap();
+        let synth = Synth::described(&description, GgmlType::F32, 5).unwrap();
+        let gguf = Gguf::from_bytes("heads", synth.write(Vec::new()).unwrap()).unwrap();
+        let loader = Loader::new(&gguf, "deepseek2");
+        let name = "blk.1.attn_k_b.weight";
+        let weights = loader.stack(name, 16, 32, N_HEAD).unwrap();
+        let threads = Threads::new(2).unwrap();
+        for n_tokens in [1, 3, 70] {
+            let value = |i: usize| (i * 37 % 101) as f32 / 50.0 - 1.0;
+            let rows: Vec<f32> = (0..n_tokens * N_HEAD * 20).map(value).collect();
+            let mut out = vec![7.0; n_tokens * N_HEAD * 40];
+            let scratch = &mut Quantized::default();
+            mul_mat_heads(&threads, &weights, &rows, &mut out, [20, 40], scratch);
+            let heads = rows.chunks_exact(20).zip(out.chunks_exact(40));
+            for (i, (row, out)) in heads.enumerate() {
+                for (r, got) in out[..32].iter().enumerate() {
+                    let bytes = weights.rows(i % N_HEAD, r..r + 1).as_chunks::<4>().0;
+                    let weights = bytes.iter().map(|bytes| f32::from_le_bytes(*bytes));
+                    let products = weights.zip(row).map(|(w, x)| f64::from(w) * f64::from(*x));
+                    let want: f64 = products.sum();
+                    assert!((f64::from(*got) - want).abs() < 1e-5, "{got} {want}");
+                }
+                assert_eq!(out[32..], [7.0; 8]);
+            }
+        }
+    }
 
     #[test]
     fn worklist_groups_entries_by_expert_in_order() {

@@ -1,7 +1,9 @@
-//! CPU kernels: quantized matrix products, attention, RoPE, gated activations; the thread pool.
+//! CPU kernels: quantized matrix products, attention, RoPE, gated activations, recurrent layers; the thread pool.
 
 pub(crate) mod attention;
 pub mod bandwidth;
+pub(crate) mod convolution;
+pub(crate) mod delta_net;
 pub(crate) mod disjoint;
 pub(crate) mod glu;
 pub(crate) mod matmul;
@@ -9,4 +11,5 @@ mod prefetch;
 pub mod quant;
 pub(crate) mod rope;
 mod simd;
+pub(crate) mod state_space;
 pub mod threads;

@@ -8,14 +8,15 @@ use crate::mirrored::Mirrored;
 /// once per pass.
 #[derive(Default)]
 pub struct Angles {
-    rope: Option<Rope>,
+    /// The parameters, and whether there are divisors.
+    key: Option<(Rope, bool)>,
     positions: Vec<u32>,
     values: Mirrored<f32>,
 }
 
 impl Angles {
-    /// The values of [`angles`] for each position `(position, n_dims)`. They are cached by `rope` and `positions`; `divisors`
-    /// must always be the same for the same `rope`.
+    /// The values of [`angles`] for each position `(position, n_dims)`. They are cached by `rope`, `positions`, and whether there are
+    /// divisors, which must always be the same for the same `rope`.
     pub fn of(
         &mut self,
         threads: &Threads,
@@ -23,8 +24,9 @@ impl Angles {
         divisors: Option<&[f32]>,
         positions: &[u32],
     ) -> &mut Mirrored<f32> {
-        if self.rope != Some(*rope) || self.positions != positions {
-            self.rope = Some(*rope);
+        let key = Some((*rope, divisors.is_some()));
+        if self.key != key || self.positions != positions {
+            self.key = key;
             self.positions.clear();
             self.positions.extend(positions);
             self.values.resize(positions.len() * rope.n_dims);
@@ -130,16 +132,19 @@ mod tests {
             freq_base: 500.0,
             ..plain(8)
         };
-        for (rope, positions) in [
-            (plain(8), [3, 4]),
-            (plain(8), [3, 4]),
-            (other, [3, 4]),
-            (other, [4, 9]),
+        let divisors = Some(&[1.0, 2.0, 4.0, 8.0][..]);
+        for (rope, divisors, positions) in [
+            (plain(8), None, [3, 4]),
+            (plain(8), None, [3, 4]),
+            (plain(8), divisors, [3, 4]),
+            (other, None, [3, 4]),
+            (other, None, [4, 9]),
         ] {
-            let got = kept.of(&threads, &rope, None, &positions).host().to_vec();
+            let got = kept.of(&threads, &rope, divisors, &positions);
+            let got = got.host().to_vec();
             for (got, position) in got.chunks_exact(8).zip(positions) {
                 let mut want = [0.0; 8];
-                angles(&rope, None, position as usize, &mut want);
+                angles(&rope, divisors, position as usize, &mut want);
                 assert_eq!(got, want);
             }
         }

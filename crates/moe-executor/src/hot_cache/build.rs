@@ -7,7 +7,7 @@ use moe_placement::plan::MAX_LANES;
 use super::contents::{Compact, LaneLayer, LayerCache, Projections};
 use super::{
     DroppedLayer, Error, HotCache, HotCacheReport, LaneContents, LaneEvents, LaneScratch, Profile,
-    Sampling,
+    Sampling, UNGATED,
 };
 use crate::device_id::DeviceId;
 use crate::devices::Devices;
@@ -81,7 +81,9 @@ impl HotCache {
         let (Some(moe), Some(index)) = (model.decoder.moe(layer), LaneIndex::hot(lane)) else {
             return Ok(0);
         };
-        let projections = moe.projections();
+        let Some(projections) = moe.projections() else {
+            return Err(UNGATED.to_owned());
+        };
         let placed = projections.map(|linear| devices.placed(&linear.weights));
         if let Some(gpu) = placed.into_iter().find(|&device| device != DeviceId::Cpu) {
             return Err(format!("expert matrices of the layer are on {gpu} already"));

@@ -46,7 +46,9 @@ impl HotCache {
         let Some(part) = &mut cache.lanes[lane] else {
             return false;
         };
-        let (slot, projections) = (from.index as usize, moe.projections());
+        let (slot, Some(projections)) = (from.index as usize, moe.projections()) else {
+            return false;
+        };
         let copied = match (&mut part.on_cpu, devices.gpu_mut(self.devices[lane])) {
             (Some(copies), _) => {
                 for (copy, linear) in copies.iter_mut().zip(projections) {

@@ -49,6 +49,9 @@ use times::Sampling;
 pub(crate) use times::{CallTimes, PendingTimes, Span};
 pub(crate) use worklist::{LANES, LaneWorklist, N_LANES};
 
+/// Why a layer whose experts have no gate is not cached.
+const UNGATED: &str = "experts without a gate projection cannot be cached";
+
 /// Experts of a lane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LaneContents {

@@ -37,6 +37,12 @@ impl Profile {
         direct_merge: true,
     };
 
+    /// The fork's settings for architectures that decode a few tokens at a time.
+    const SMALL_BATCH: Profile = Profile {
+        cpu_routing_max_tokens: 4,
+        direct_merge: true,
+    };
+
     /// The profile of an architecture, by the value of `general.architecture`.
     pub fn of(arch: &str) -> Option<Profile> {
         let found = PROFILES.iter().find(|(name, _)| *name == arch);
@@ -44,28 +50,42 @@ impl Profile {
     }
 }
 
-/// The profiles, by architecture. The fork has profiles for glm4moe, gpt-oss and mellum; the others have its settings for the same kind of router.
+/// The profiles, by architecture. The fork has profiles for deepseek2, glm4moe, gpt-oss, mellum, qwen35moe and qwen3next; the others have
+/// its settings for the same kind of router.
 const PROFILES: &[(&str, Profile)] = &[
     ("afmoe", Profile::SINGLE_TOKEN),
     ("arctic", Profile::SINGLE_TOKEN),
     ("bailingmoe2", Profile::SINGLE_TOKEN),
+    ("cohere2moe", Profile::SINGLE_TOKEN),
     ("dbrx", Profile::SINGLE_TOKEN),
+    ("deepseek2", Profile::SINGLE_TOKEN),
+    ("deepseek2-ocr", Profile::SINGLE_TOKEN),
     ("dots1", Profile::SINGLE_TOKEN),
     ("ernie4_5-moe", Profile::SINGLE_TOKEN),
     ("exaone-moe", Profile::SINGLE_TOKEN),
+    ("gemma4", Profile::SINGLE_TOKEN),
     ("glm4moe", Profile::SINGLE_TOKEN),
     ("gpt-oss", Profile::SINGLE_TOKEN),
+    ("granitehybrid", Profile::SINGLE_TOKEN),
     ("granitemoe", Profile::SINGLE_TOKEN),
     ("grok", Profile::SINGLE_TOKEN),
     ("hunyuan-moe", Profile::SINGLE_TOKEN),
+    ("lfm2moe", Profile::SINGLE_TOKEN),
     ("llama", Profile::SINGLE_TOKEN),
+    ("llama4", Profile::SINGLE_TOKEN),
     ("mellum", Profile::SINGLE_TOKEN),
+    ("mimo2", Profile::SINGLE_TOKEN),
     ("minimax-m2", Profile::SINGLE_TOKEN),
+    ("mistral4", Profile::SINGLE_TOKEN),
+    ("nemotron_h_moe", Profile::SINGLE_TOKEN),
     ("olmoe", Profile::SINGLE_TOKEN),
     ("phimoe", Profile::SINGLE_TOKEN),
     ("qwen2moe", Profile::SINGLE_TOKEN),
+    ("qwen35moe", Profile::SINGLE_TOKEN),
     ("qwen3moe", Profile::SINGLE_TOKEN),
+    ("qwen3next", Profile::SMALL_BATCH),
     ("smallthinker", Profile::SINGLE_TOKEN),
+    ("step35", Profile::SINGLE_TOKEN),
 ];
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ fn check_copies(model: &Model, cache: &HotCache) {
             .flat_map(|cached| cached.lanes.iter().flatten());
         for part in parts {
             let linears = model.decoder.moe(LayerId(layer)).unwrap().projections();
+            let linears = linears.unwrap();
             let copies = part.on_cpu.as_ref().unwrap();
             for (copy, linear) in copies.iter().zip(linears) {
                 let (stack, n_out) = (copy.stack(linear), linear.weights.n_out);

@@ -1,7 +1,5 @@
 //! Typed access to the `<arch>.*` keys of a GGUF file. Errors name the file, the key and its value.
 
-use std::ops::Range;
-
 use moe_gguf::{Gguf, PerLayer, Value, ValueType};
 
 use crate::error::{Error, Result};
@@ -136,21 +134,22 @@ impl<'g> Keys<'g> {
         self.opt_usize(suffix)?.ok_or_else(|| self.missing(suffix))
     }
 
-    /// The values of the layers `used`, and 0 for the layers before them; `None` if the key is missing.
+    /// The values of the layers `used`, and 0 for the others of `n_layer` layers; `None` if the key is missing.
     ///
     /// # Errors
     /// The value of a layer in `used` is not in `1..=max`.
     pub(crate) fn opt_counts(
         &self,
         suffix: &str,
-        used: Range<usize>,
+        used: &[usize],
+        n_layer: usize,
         max: usize,
     ) -> Result<Option<Vec<usize>>> {
         let Some(values) = self.values(suffix)? else {
             return Ok(None);
         };
-        let mut counts = vec![0; used.end];
-        for layer in used {
+        let mut counts = vec![0; n_layer];
+        for &layer in used {
             let value = values.get(layer).map_or(0, to_usize);
             if value == 0 || value > max {
                 let reason = format!("{value} in layer {layer} is out of range (1..={max})");
@@ -164,17 +163,18 @@ impl<'g> Keys<'g> {
         Ok(Some(counts))
     }
 
-    /// The values of the layers `used`, and 0 for the layers before them.
+    /// The values of the layers `used`, and 0 for the others of `n_layer` layers.
     ///
     /// # Errors
     /// The key is missing, or the value of a layer in `used` is not in `1..=max`.
     pub(crate) fn counts(
         &self,
         suffix: &str,
-        used: Range<usize>,
+        used: &[usize],
+        n_layer: usize,
         max: usize,
     ) -> Result<Vec<usize>> {
-        let counts = self.opt_counts(suffix, used, max)?;
+        let counts = self.opt_counts(suffix, used, n_layer, max)?;
         counts.ok_or_else(|| self.missing(suffix))
     }
 
@@ -208,6 +208,38 @@ impl<'g> Keys<'g> {
         self.bad(suffix, value, &format!("it is out of range (1..={max})"))
     }
 
+    /// By layer, whether it is recurrent: `attention.recurrent_layers`, or all layers except the last of each
+    /// `full_attention_interval` layers (4 if the key is missing).
+    pub(crate) fn recurrent_layers(&self, n_layer: usize) -> Result<Vec<bool>> {
+        const KEY: &str = "attention.recurrent_layers";
+        let metadata = self.gguf.metadata();
+        let flags = match metadata.get(&self.key(KEY)) {
+            Some(Value::Bool(flag)) => Some(PerLayer::Same(u64::from(*flag))),
+            Some(Value::Array(list)) if list.element_type() == ValueType::Bool => {
+                let flags = list.iter().take(self.n_block.saturating_add(1));
+                let flags = flags.map(|flag| u64::from(matches!(flag, Value::Bool(true))));
+                Some(self.checked(KEY, PerLayer::Each(flags.collect()))?)
+            }
+            _ => self.values(KEY)?,
+        };
+        if let Some(flags) = flags {
+            let is_set = |layer| flags.get(layer).is_some_and(|flag| flag != 0);
+            return Ok((0..n_layer).map(is_set).collect());
+        }
+        let interval = self.count_or("full_attention_interval", 4, MAX_WIDTH)?;
+        let is_recurrent = |layer: usize| !(layer + 1).is_multiple_of(interval);
+        Ok((0..n_layer).map(is_recurrent).collect())
+    }
+
+    /// The length of the kernel of a convolution over tokens, minus 1: the number of earlier tokens that it reads.
+    pub(crate) fn convolution_past(&self, suffix: &str) -> Result<usize> {
+        const MAX: usize = 1 << 10;
+        match self.count(suffix, MAX)? {
+            1 => Err(self.bad(suffix, 1, "a kernel must have at least 2 elements")),
+            n => Ok(n - 1),
+        }
+    }
+
     /// By layer, whether its attention is limited to a window (`attention.sliding_window_pattern`).
     ///
     /// The value is a list of flags or a period; without it, the period is `period`. The last layer of each period is not
@@ -238,6 +270,23 @@ impl<'g> Keys<'g> {
             PerLayer::Each(flags) => flags.get(layer).is_some_and(|&flag| flag != 0),
         };
         Ok((0..n_layer).map(is_windowed).collect())
+    }
+
+    /// Checks that the header lists the layers whose attention is limited to a window.
+    ///
+    /// # Errors
+    /// `attention.sliding_window_pattern` is missing, or not a list.
+    pub(super) fn require_window_list(&self) -> Result<()> {
+        const KEY: &str = "attention.sliding_window_pattern";
+        match self.gguf.metadata().get(&self.key(KEY)) {
+            Some(Value::Array(_)) => Ok(()),
+            Some(_) => Err(self.bad(
+                KEY,
+                "one value",
+                "it must be a list with a flag for each layer",
+            )),
+            None => Err(self.missing(KEY)),
+        }
     }
 
     /// The gating function of the router (`expert_gating_func`); `default` if the key is missing or 0.
@@ -280,6 +329,31 @@ impl<'g> Keys<'g> {
         match value.filter(|value| !value.is_finite()) {
             Some(value) => Err(self.bad(suffix, value, "it must be finite")),
             None => Ok(value),
+        }
+    }
+
+    /// The numbers of a key that is one number for all blocks or a list with one number per block; `None` if the key is missing.
+    pub(crate) fn f32_by_block(&self, suffix: &str) -> Result<Option<Vec<f32>>> {
+        let Some(Value::Array(list)) = self.gguf.metadata().get(&self.key(suffix)) else {
+            let value = self.opt_f32(suffix)?;
+            return Ok(value.map(|value| vec![value; self.n_block]));
+        };
+        let numbers = list
+            .iter()
+            .map(|value| value.as_f64().map(|value| value as f32));
+        let numbers: Option<Vec<f32>> = numbers.collect();
+        let is_valid = |numbers: &Vec<f32>| {
+            numbers.len() == self.n_block && numbers.iter().all(|number| number.is_finite())
+        };
+        match numbers.filter(is_valid) {
+            Some(numbers) => Ok(Some(numbers)),
+            None => {
+                let reason = format!(
+                    "a list must have a finite floating-point number for each of the {} blocks (`block_count`)",
+                    self.n_block
+                );
+                Err(self.bad(suffix, format!("a list of {} values", list.len()), &reason))
+            }
         }
     }
 

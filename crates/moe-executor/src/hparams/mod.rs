@@ -1,5 +1,7 @@
 //! Hyper-parameters of all architectures, read from the `<arch>.*` keys of a GGUF file.
 
+mod cache;
+mod heads;
 mod keys;
 mod known;
 mod rope;
@@ -10,12 +12,14 @@ use moe_gguf::LayerId;
 
 use crate::error::{Error, Result};
 
+pub use cache::{LayerCache, StateShape};
+pub use heads::Heads;
 pub(crate) use keys::{Keys, MAX_WIDTH};
 pub(crate) use known::ignored;
 pub use rope::{Rope, RopeLayout};
 pub(crate) use router::Gating;
 pub use router::Groups;
-pub use window::Window;
+pub use window::{Window, WindowKind};
 pub(crate) use window::{WindowRope, WindowRules};
 
 /// Hyper-parameters of a decoder with mixture-of-experts layers.
@@ -29,11 +33,15 @@ pub struct HParams {
     pub n_ctx_train: usize,
     /// Width of the residual stream.
     pub n_embd: usize,
-    /// Number of query heads.
+    /// Attention heads, by layer.
+    pub heads: Vec<Heads>,
+    /// Number of query heads of the first layer.
     pub n_head: usize,
-    /// Number of key and value heads.
+    /// Number of key and value heads of a layer with attention: the maximum over the layers, at least 1.
     pub n_head_kv: usize,
-    /// Width of one head.
+    /// What each layer keeps of earlier tokens. An architecture with recurrent layers sets their states after [`HParams::read`].
+    pub caches: Vec<LayerCache>,
+    /// Width of a query or a key in layers without a sliding window.
     pub head_dim: usize,
     /// Experts per MoE layer.
     pub n_expert: usize,
@@ -45,6 +53,8 @@ pub struct HParams {
     pub n_ff_exp_by_layer: Vec<usize>,
     /// Hidden width of the dense block, by layer; 0 in a MoE layer without one.
     pub n_ff_by_layer: Vec<usize>,
+    /// By layer, whether it has a MoE or dense block.
+    pub has_block: Vec<bool>,
     /// Expert groups, if experts are selected from the best groups only.
     pub expert_groups: Option<Groups>,
     /// Tokens in the vocabulary.
@@ -59,6 +69,17 @@ pub struct HParams {
     pub rope: Rope,
     /// Sliding attention window, if the architecture has one.
     pub window: Option<Window>,
+    /// Limits of SwiGLU activations, by layer.
+    pub swiglu_limits: Vec<SwigluLimits>,
+}
+
+/// Limits of the SwiGLU activations of a layer: an upper bound of the activated gate, and a bound of the absolute values of up.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct SwigluLimits {
+    /// Of the selected experts.
+    pub experts: Option<f32>,
+    /// Of the shared expert, or of the dense block.
+    pub dense: Option<f32>,
 }
 
 /// How a norm scales the elements of a row.
@@ -98,13 +119,25 @@ pub(crate) struct Layout {
     pub expert_width: ExpertWidth,
     /// Number of dense layers, which come first.
     pub n_dense: usize,
+    /// Period of the MoE layers, at least 1: among the other layers, only the last layer of each period is a MoE layer.
+    pub moe_step: usize,
     /// Whether MoE layers also have a dense block of the width `feed_forward_length`.
     pub dense_everywhere: bool,
     pub rotated: Rotated,
+    /// Whether the numbers of heads may differ between layers.
+    pub heads_by_layer: bool,
     /// Whether RoPE with factors for short and long contexts is supported.
     pub longrope: bool,
     pub norm: NormKind,
     pub norm_bias: bool,
+    /// Whether the number of key and value heads is 0 in layers without attention. Their [`LayerCache`] is then `Nothing`.
+    pub layers_without_heads: bool,
+    /// Whether values may have another width than keys.
+    pub own_value_length: bool,
+    /// Whether `feed_forward_length` is 0 in layers without a MoE or dense block.
+    pub layers_without_block: bool,
+    /// Whether the epsilon of RMS norms is in `attention.layer_norm_epsilon` if its own key is missing.
+    pub shares_epsilon: bool,
 }
 
 impl Layout {
@@ -113,12 +146,31 @@ impl Layout {
         Layout {
             expert_width,
             n_dense: 0,
+            moe_step: 1,
             dense_everywhere: false,
             rotated: Rotated::Head,
+            heads_by_layer: false,
             longrope: false,
             norm: NormKind::Rms,
             norm_bias: false,
+            layers_without_heads: false,
+            own_value_length: false,
+            layers_without_block: false,
+            shares_epsilon: false,
         }
+    }
+
+    /// The first `n_dense` layers are dense. Experts have their own width.
+    pub(crate) const fn dense_first(n_dense: usize) -> Layout {
+        Layout {
+            n_dense,
+            ..Layout::all_moe(ExpertWidth::Own)
+        }
+    }
+
+    /// Whether a layer is a MoE layer.
+    fn is_moe(&self, layer: usize) -> bool {
+        layer >= self.n_dense && (layer + 1).is_multiple_of(self.moe_step)
     }
 }
 
@@ -128,10 +180,16 @@ impl HParams {
         (0..).map(LayerId).take(self.n_layer)
     }
 
+    /// By layer, whether its attention is limited to a window.
+    pub(crate) fn windowed_layers(&self) -> impl Iterator<Item = bool> {
+        let window = self.window.as_ref();
+        (0..self.n_layer).map(move |layer| window.is_some_and(|window| window.layers[layer]))
+    }
+
     /// Reads the keys that all architectures have.
     ///
-    /// Head counts must be the same in all layers. Numbers of selected experts and feed-forward widths may be lists with
-    /// one value per layer.
+    /// Numbers of selected experts and feed-forward widths may be lists with one value per layer; head counts only if `layout` allows
+    /// it.
     ///
     /// # Errors
     /// A key is missing, or its value is not supported.
@@ -140,56 +198,60 @@ impl HParams {
         let gguf = keys.gguf;
         let n_layer = read_n_layer(keys)?;
         let n_embd = keys.count("embedding_length", MAX_WIDTH)?;
-        let n_head = keys.count("attention.head_count", 1 << 14)?;
-        let head_dim = keys.count_or("attention.key_length", n_embd / n_head, 1 << 14)?;
-        let value_length = keys.count_or("attention.value_length", head_dim, 1 << 14)?;
-        if value_length != head_dim {
-            let reason = format!("it must equal the key length, {head_dim}");
-            return Err(keys.bad("attention.value_length", value_length, &reason));
-        }
-        let n_head_kv = keys.count_or("attention.head_count_kv", n_head, n_head)?;
-        if n_head % n_head_kv != 0 {
-            return Err(keys.bad(
-                "attention.head_count_kv",
-                n_head_kv,
-                "`attention.head_count` must be a multiple of it",
-            ));
-        }
+        let heads = Heads::read(keys, &layout, n_layer, n_embd)?;
+        // `n_layer` is at least 1.
+        let first = heads[0];
+        let n_head_kv = heads.iter().map(|heads| heads.n_kv).max();
+        let caches = heads.iter().map(|heads| match heads.n_kv {
+            0 => LayerCache::Nothing,
+            _ => LayerCache::KeysAndValues,
+        });
+        let caches = caches.collect();
         if !keys.is_set("expert_count")? {
             return Err(keys.no_experts());
         }
         let n_expert = keys.count("expert_count", 1 << 14)?;
-        let n_dense = layout.n_dense.min(n_layer);
-        let with_experts = n_dense..n_layer;
-        let n_used = keys.counts("expert_used_count", with_experts.clone(), n_expert)?;
         const OWN: &str = "expert_feed_forward_length";
         const DENSE: &str = "feed_forward_length";
+        let has_block = read_blocks(keys, &layout, n_layer)?;
+        let layers = |is_used: &dyn Fn(usize) -> bool| -> Vec<usize> {
+            let layers = 0..n_layer;
+            layers
+                .filter(|&layer| has_block[layer] && is_used(layer))
+                .collect()
+        };
+        let with_experts = layers(&|layer| layout.is_moe(layer));
+        let dense = layers(&|layer| !layout.is_moe(layer));
+        let counts = |key: &str, max| keys.counts(key, &with_experts, n_layer, max);
+        let n_used = counts("expert_used_count", n_expert)?;
         let n_ff_exp = match layout.expert_width {
-            ExpertWidth::Own => keys.counts(OWN, with_experts, MAX_WIDTH)?,
-            ExpertWidth::Dense => keys.counts(DENSE, with_experts, MAX_WIDTH)?,
+            ExpertWidth::Own => counts(OWN, MAX_WIDTH)?,
+            ExpertWidth::Dense => counts(DENSE, MAX_WIDTH)?,
             ExpertWidth::OwnOrShare | ExpertWidth::OwnOrDense if keys.is_set(OWN)? => {
-                keys.counts(OWN, with_experts, MAX_WIDTH)?
+                counts(OWN, MAX_WIDTH)?
             }
-            ExpertWidth::OwnOrDense => keys.counts(DENSE, with_experts, MAX_WIDTH)?,
+            ExpertWidth::OwnOrDense => counts(DENSE, MAX_WIDTH)?,
             ExpertWidth::OwnOrShare => {
-                let n_ff = keys.counts(DENSE, with_experts, MAX_WIDTH)?;
+                let n_ff = counts(DENSE, MAX_WIDTH)?;
                 let shares = n_ff.iter().zip(&n_used).map(|(n_ff, k)| n_ff / k.max(&1));
                 shares.collect()
             }
         };
-        if let Some(layer) = (n_dense..n_layer).find(|&layer| n_ff_exp[layer] == 0) {
+        if let Some(&layer) = with_experts.iter().find(|&&layer| n_ff_exp[layer] == 0) {
             let reason = format!(
                 "`feed_forward_length` divided by it is 0, which is the width of the experts of layer {layer}"
             );
             return Err(keys.bad("expert_used_count", n_used[layer], &reason));
         }
-        let mut n_ff = match n_dense {
-            _ if layout.dense_everywhere => keys.counts(DENSE, 0..n_layer, MAX_WIDTH)?,
+        let n_ff = if layout.dense_everywhere {
+            let with_block = layers(&|_| true);
+            keys.counts(DENSE, &with_block, n_layer, MAX_WIDTH)?
+        } else if !dense.is_empty() {
+            keys.counts(DENSE, &dense, n_layer, MAX_WIDTH)?
+        } else {
             // Like llama.cpp, checks the length of a list that is not used.
-            0 => keys.values(DENSE).map(|_| Vec::new())?,
-            _ => keys.counts(DENSE, 0..n_dense, MAX_WIDTH)?,
+            keys.values(DENSE).map(|_| vec![0; n_layer])?
         };
-        n_ff.resize(n_layer, 0);
         let n_ctx_train = keys.count("context_length", 1 << 30)?;
         let file = || gguf.files()[0].path.clone();
         let embd = gguf
@@ -204,25 +266,56 @@ impl HParams {
             n_layer,
             n_ctx_train,
             n_embd,
-            n_head,
-            n_head_kv,
-            head_dim,
+            heads,
+            n_head: first.n,
+            n_head_kv: n_head_kv.unwrap_or(0).max(1),
+            caches,
+            head_dim: first.k_dim,
             n_expert,
             n_expert_used: n_used.iter().copied().max().unwrap_or(0),
             n_expert_used_by_layer: n_used,
             n_ff_exp_by_layer: n_ff_exp,
             n_ff_by_layer: n_ff,
+            has_block,
             expert_groups: read_groups(keys, n_expert)?,
             n_vocab: embd.ne[1] as usize,
             norm: layout.norm,
             norm_bias: layout.norm_bias,
-            norm_eps: keys.f32(match layout.norm {
-                NormKind::Rms => "attention.layer_norm_rms_epsilon",
-                NormKind::Layer => "attention.layer_norm_epsilon",
-            })?,
-            rope: Rope::read(keys, head_dim, n_ctx_train, &layout)?,
+            norm_eps: read_epsilon(keys, &layout)?,
+            rope: Rope::read(keys, first.k_dim, n_ctx_train, &layout)?,
             window: None,
+            swiglu_limits: vec![SwigluLimits::default(); n_layer],
         })
+    }
+}
+
+/// By layer, whether it has a MoE or dense block. At least one layer has a block.
+fn read_blocks(keys: &Keys, layout: &Layout, n_layer: usize) -> Result<Vec<bool>> {
+    const KEY: &str = "feed_forward_length";
+    if !layout.layers_without_block {
+        return Ok(vec![true; n_layer]);
+    }
+    let values = keys.values(KEY)?;
+    let width = |layer| values.as_ref().and_then(|values| values.get(layer));
+    let has_block: Vec<bool> = (0..n_layer)
+        .map(|layer| width(layer).unwrap_or(0) > 0)
+        .collect();
+    if !has_block.contains(&true) {
+        return Err(keys.bad(KEY, 0, "no layer has experts"));
+    }
+    Ok(has_block)
+}
+
+fn read_epsilon(keys: &Keys, layout: &Layout) -> Result<f32> {
+    const RMS: &str = "attention.layer_norm_rms_epsilon";
+    const LAYER: &str = "attention.layer_norm_epsilon";
+    match layout.norm {
+        NormKind::Layer => keys.f32(LAYER),
+        NormKind::Rms if layout.shares_epsilon => match keys.opt_f32(RMS)? {
+            Some(epsilon) => Ok(epsilon),
+            None => keys.f32(LAYER),
+        },
+        NormKind::Rms => keys.f32(RMS),
     }
 }
 

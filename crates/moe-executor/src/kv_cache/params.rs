@@ -8,7 +8,7 @@ use zerocopy::IntoBytes;
 
 use crate::cpu::quant::quantize_q8_0_block;
 use crate::error::{Error, Result};
-use crate::hparams::HParams;
+use crate::hparams::{HParams, LayerCache};
 
 /// Type of the keys or the values in a cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -139,39 +139,61 @@ impl CacheParams {
         CacheParams { n_seq, ..self }
     }
 
-    /// Bytes of the keys and values of `n_positions` positions of each sequence in all layers; `u64::MAX` if the number is too
+    /// Bytes of the keys and values of `n_positions` positions of each sequence in all layers that have them; `u64::MAX` if the number is too
     /// large.
     pub fn size_bytes(&self, hp: &HParams, n_positions: usize) -> u64 {
-        self.bytes(hp.n_layer, hp.n_head_kv * hp.head_dim, n_positions)
+        self.bytes(&hp.row_widths(), n_positions)
     }
 
-    /// Like [`CacheParams::size_bytes`] for rows of `width` elements.
-    pub(crate) fn bytes(&self, n_layer: usize, width: usize, n_positions: usize) -> u64 {
-        let row = self
-            .k
-            .row_size(width)
-            .saturating_add(self.v.row_size(width));
+    /// Bytes of the recurrent states of all sequences in all layers, which are allocated at the first pass.
+    pub fn state_bytes(&self, hp: &HParams) -> u64 {
+        let sizes = hp.caches.iter().map(|layer| match layer {
+            LayerCache::State(shape) => shape.size_bytes(),
+            LayerCache::KeysAndValues | LayerCache::Keys | LayerCache::Nothing => 0,
+        });
+        let bytes = sizes.fold(0, u64::saturating_add);
+        bytes.saturating_mul(self.n_seq.max(1) as u64)
+    }
+
+    /// Like [`CacheParams::size_bytes`] for layers with rows of `widths` elements (keys, values).
+    pub(crate) fn bytes(&self, widths: &[[usize; 2]], n_positions: usize) -> u64 {
         let rows = (n_positions as u64).saturating_mul(self.n_seq as u64);
-        rows.saturating_mul(row as u64)
-            .saturating_mul(n_layer as u64)
+        let sizes = widths.iter().map(|&[k, v]| {
+            let row = self.k.row_size(k).saturating_add(self.v.row_size(v));
+            rows.saturating_mul(row as u64)
+        });
+        sizes.fold(0, u64::saturating_add)
     }
 
-    /// Checks that heads consist of complete blocks of the types.
+    /// Checks that heads consist of complete blocks of the types, and that the types are equal if keys contain the values.
     ///
     /// # Errors
-    /// [`Error::CacheType`].
+    /// [`Error::CacheType`], [`Error::CacheTypes`].
     pub fn check(&self, gguf: &Gguf, hp: &HParams) -> Result<()> {
-        for (what, ty) in [("keys", self.k), ("values", self.v)] {
-            let block = ty.ggml().block_size();
-            if !(hp.head_dim as u64).is_multiple_of(block) {
-                return Err(Error::CacheType {
-                    file: gguf.files()[0].path.clone(),
-                    what,
-                    ty,
-                    block,
-                    head_dim: hp.head_dim,
-                });
+        let file = || gguf.files()[0].path.clone();
+        for heads in &hp.heads {
+            for (what, ty, head_dim) in [
+                ("keys", self.k, heads.k_dim),
+                ("values", self.v, heads.v_dim),
+            ] {
+                let block = ty.ggml().block_size();
+                if !(head_dim as u64).is_multiple_of(block) {
+                    return Err(Error::CacheType {
+                        file: file(),
+                        what,
+                        ty,
+                        block,
+                        head_dim,
+                    });
+                }
             }
+        }
+        if self.k != self.v && hp.caches.contains(&LayerCache::Keys) {
+            return Err(Error::CacheTypes {
+                file: file(),
+                k: self.k,
+                v: self.v,
+            });
         }
         Ok(())
     }

@@ -9,9 +9,11 @@ use crate::cpu::attention::Rows;
 use crate::cuda;
 use crate::mirrored::Mirrored;
 
-/// The keys or the values of a layer: rows `(position, sequence, n_head_kv * head_dim)` with the memory layout of ggml's type.
+/// The keys or the values of a layer: rows `(position, sequence, n_head_kv * width of a head)` with the memory layout of ggml's type.
 pub struct CacheTensor {
     ty: CacheType,
+    /// Elements of a row.
+    width: usize,
     /// Bytes of a row.
     row_size: usize,
     /// The rows without gaps, in words of four bytes so that F32 and F16 are aligned.
@@ -23,6 +25,7 @@ impl CacheTensor {
     pub fn new(ty: CacheType, width: usize) -> CacheTensor {
         CacheTensor {
             ty,
+            width,
             row_size: ty.row_size(width),
             words: Mirrored::default(),
         }
@@ -31,6 +34,11 @@ impl CacheTensor {
     /// Type of the elements.
     pub fn ty(&self) -> CacheType {
         self.ty
+    }
+
+    /// Elements of a row; 0 for what the layer does not keep.
+    pub fn width(&self) -> usize {
+        self.width
     }
 
     /// Bytes of a row.

@@ -2,6 +2,7 @@ use moe_gguf::GgmlType;
 
 use super::*;
 use crate::cpu::quant::dequantize_row;
+use crate::hparams::StateShape;
 
 fn params(ty: CacheType, n_seq: usize) -> CacheParams {
     CacheParams::of_type(ty, 1000).with_sequences(n_seq)
@@ -9,7 +10,21 @@ fn params(ty: CacheType, n_seq: usize) -> CacheParams {
 
 /// A cache of three layers with two heads of 32 elements.
 fn cache(params: CacheParams) -> KvCache {
-    KvCache::with_shape(3, 64, params)
+    KvCache::with_shape(&[LayerCache::KeysAndValues; 3], vec![[64; 2]; 3], params)
+}
+
+/// A cache of a layer with attention, two recurrent layers, and a layer with neither.
+fn hybrid(params: CacheParams) -> KvCache {
+    let [short, long] = [(4, 2, 0), (6, 3, 10)].map(|(channels, n_past, state)| {
+        LayerCache::State(StateShape {
+            channels,
+            n_past,
+            state,
+        })
+    });
+    let layers = [LayerCache::KeysAndValues, short, LayerCache::Nothing, long];
+    let widths = vec![[64; 2], [0; 2], [0; 2], [0; 2]];
+    KvCache::with_shape(&layers, widths, params)
 }
 
 fn pass(cache: &mut KvCache, sequence: usize, n: usize) {
@@ -86,8 +101,13 @@ fn size_is_that_of_the_rows_in_all_layers() {
     ] {
         assert_eq!(ty.ggml().row_size(64), Some(bytes), "{ty}");
         let params = params(ty, 5);
-        assert_eq!(params.bytes(3, 64, 10), 3 * 2 * bytes * 5 * 10, "{ty}");
-        assert_eq!(params.bytes(3, 64, usize::MAX), u64::MAX);
+        let layers = [[64; 2]; 3];
+        assert_eq!(params.bytes(&layers, 10), 3 * 2 * bytes * 5 * 10, "{ty}");
+        assert_eq!(params.bytes(&layers, usize::MAX), u64::MAX);
+        assert_eq!(params.bytes(&[[64, 0]], 10), bytes * 5 * 10, "{ty}");
+        // Layers with other widths, and a layer that reads the cache of another layer.
+        let layers = [[64, 128], [128, 64], [0, 0]];
+        assert_eq!(params.bytes(&layers, 10), 2 * 3 * bytes * 5 * 10, "{ty}");
     }
     assert_eq!(CacheType::Q8_0.ggml(), GgmlType::Q8_0);
 }
@@ -104,7 +124,8 @@ fn memory_grows_in_steps_up_to_the_expected_number_of_positions() {
         let mut inventory = Inventory::default();
         cache.buffers(&mut inventory);
         let total: u64 = inventory.sizes().sum();
-        assert_eq!(total, cache.params.bytes(3, 64, cache.reserved()));
+        let expected = cache.params.bytes(&[[64; 2]; 3], cache.reserved());
+        assert_eq!(total, expected);
         sizes.push(cache.reserved());
     }
     assert_eq!(sizes, [10, 20, 20, 46, 92, 106]);
@@ -116,9 +137,9 @@ fn truncation_keeps_the_first_positions() {
     let mut cache = cache(params(CacheType::F32, 3));
     pass(&mut cache, 0, 4);
     pass(&mut cache, 2, 7);
-    cache.truncate(2, 5);
-    cache.truncate(0, 9);
-    cache.truncate(7, 0);
+    cache.truncate(2, 5).unwrap();
+    cache.truncate(0, 9).unwrap();
+    cache.truncate(7, 0).unwrap();
     assert_eq!(
         [0, 1, 2, 7].map(|sequence| cache.len(sequence)),
         [4, 0, 5, 0]
@@ -161,4 +182,61 @@ fn memory_that_cannot_be_allocated_is_an_error_with_its_size() {
         )
     );
     assert_eq!((cache.reserved(), cache.len(0)), (0, 0));
+}
+
+#[test]
+fn recurrent_states_have_constant_sizes_and_names() {
+    let mut cache = hybrid(params(CacheType::F16, 3));
+    let mut sizes = Vec::new();
+    for n in [4, 50] {
+        pass(&mut cache, 1, n);
+        let mut inventory = Inventory::default();
+        cache.buffers(&mut inventory);
+        // Keys, values, then the convolution states of both layers, and the states of one.
+        sizes = inventory.sizes().collect::<Vec<_>>();
+        assert_eq!(sizes[2..], [4 * 2 * 3 * 4, 6 * 3 * 3 * 4, 10 * 3 * 4]);
+    }
+    assert_eq!(sizes[0] + sizes[1], cache.params.bytes(&[[64; 2]], 54));
+}
+
+#[test]
+fn states_are_reset_when_a_sequence_starts() {
+    let mut cache = hybrid(params(CacheType::F32, 3));
+    let long = LayerId(3);
+    for sequence in 0..3 {
+        pass(&mut cache, sequence, 2);
+        let (convolution, state) = cache.state_mut(long).1.of(sequence);
+        convolution.fill(sequence as f32 + 1.0);
+        state.fill(-1.0);
+    }
+    cache.clear(1);
+    for sequence in 0..3 {
+        pass(&mut cache, sequence, 1);
+    }
+    let mut first = |sequence| {
+        let (convolution, state) = cache.state_mut(long).1.of(sequence);
+        assert_eq!((convolution.len(), state.len()), (18, 10));
+        [convolution[17], state[9]]
+    };
+    assert_eq!(
+        [0, 1, 2].map(&mut first),
+        [[1.0, -1.0], [0.0, 0.0], [3.0, -1.0]]
+    );
+    assert_eq!(cache.state_mut(long).1.shape().n_past, 3);
+}
+
+#[test]
+fn states_cannot_be_truncated_to_a_prefix() {
+    let mut cache = hybrid(params(CacheType::F32, 2));
+    pass(&mut cache, 1, 7);
+    let error = cache.truncate(1, 5).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "slot 1 cannot be truncated from 7 to 5 positions, because the recurrent states of the model cannot be rewound; \
+         truncate it to 0 positions, and evaluate its tokens again"
+    );
+    cache.truncate(1, 7).unwrap();
+    assert_eq!(cache.len(1), 7);
+    cache.truncate(1, 0).unwrap();
+    assert_eq!(cache.len(1), 0);
 }

@@ -69,6 +69,13 @@ impl Ops<'_> {
         self.record(&mut scope, number::ADD, name, &[before, bias.into()]);
     }
 
+    /// Adds `bias` to each row, in place, as an operation that does not follow a product.
+    pub fn add_bias(&mut self, name: NodeName, bias: &Vector, x: &mut Activation) {
+        let scope = self.start();
+        self.fetch(&mut x.values);
+        self.bias(scope, name, bias, x);
+    }
+
     /// Multiplies each row of `x` by the sigmoid of its `score (row, 1)`, in place. Like in llama.cpp's graph, the sigmoid is
     /// `silu(score) / score`.
     pub fn scale_by_sigmoid(

@@ -11,7 +11,7 @@ use crate::cpu::matmul::{self, Entries, RowOf};
 use crate::cuda::{Device, Policy, Ptr};
 use crate::device_id::DeviceId;
 use crate::hot_cache::replace_lanes;
-use crate::ops::{MergeNames, Ops, Scope, number, router};
+use crate::ops::{ExpertScales, MergeNames, Ops, Scope, SwigluLimit, number, router};
 use crate::recorder::{LaneCounts, Lanes, Routing, Source};
 use crate::weights::{Linear, Matrix, Vector};
 
@@ -47,17 +47,26 @@ pub struct Projection<'a, 'g> {
     pub names: Names,
     /// Its weights.
     pub linear: &'a Linear<'g>,
+    /// Factors of the experts' results, before the bias.
+    pub scales: Option<ExpertScales<'a>>,
+}
+
+impl Projection<'_, '_> {
+    /// Whether its matrices and those of `other` are in one tensor. Then they are one node, with one record.
+    pub(super) fn shares_node(&self, other: &Projection) -> bool {
+        self.linear.weights.shares_tensor(&other.linear.weights)
+    }
 }
 
 impl Ops<'_> {
-    /// `gate = glu(W_gate · x, W_up · x)` for each token and each of its selected experts.
+    /// `gate = glu(W_gate · x, W_up · x)` for each token and each of its selected experts. A limited activation runs on the CPU.
     ///
     /// `x (token, n_embd)`, `gate` and `up (token, slot, n_ff)`.
     pub fn gate_up(
         &mut self,
         layer: &mut Experts,
         [gate, up]: [Projection; 2],
-        (activated, glu): (NodeName, Glu),
+        (activated, glu, limit): (NodeName, Glu, Option<&SwigluLimit>),
         x: &mut Activation,
         routing: &mut Routing,
         [gate_out, up_out]: [&mut Activation; 2],
@@ -100,8 +109,21 @@ impl Ops<'_> {
             [] => Lanes::All(lane),
             split => Lanes::Each(split),
         };
-        self.project_rows(&mut scope, &gate_rows, x, (routing, lanes), gate_out);
+        if gate_rows.shares_node(&up_rows) {
+            self.multiply_rows(&scope, &gate_rows, x, routing, gate_out);
+        } else {
+            self.project_rows(&mut scope, &gate_rows, x, (routing, lanes), gate_out);
+        }
+        if let Some(limit) = limit {
+            self.limit_gate(limit, gate_out);
+        }
         self.project_rows(&mut scope, &up_rows, x, (routing, lanes), up_out);
+        if let Some(limit) = limit {
+            self.limit_up(limit, up_out);
+            self.multiply_gate(activated, gate_out, up_out);
+            self.end_window(layer, window_start);
+            return;
+        }
         let before = Source::from(&*gate_out);
         if !done {
             glu.apply(self.threads, gate_out.data_mut(), up_out.data());
@@ -172,9 +194,9 @@ impl Ops<'_> {
         (done && has_kernel).then_some(scope)
     }
 
-    /// The products of `src (token, slot, n_in)` with the matrices of the selected experts, into `dst (token, slot, n_out)`.
-    /// Returns the number of products per lane.
-    fn project(
+    /// The products of `src (token, slot, n_in)` or `(token, n_in)` with the matrices of the selected experts, into
+    /// `dst (token, slot, n_out)`. Returns the number of products per lane.
+    pub(super) fn project(
         &mut self,
         layer: Experts,
         projection: Projection,
@@ -183,7 +205,7 @@ impl Ops<'_> {
         dst: &mut Activation,
     ) -> LaneCounts {
         let weights = &projection.linear.weights;
-        dst.shape(projection.names[0], weights.n_out, src.rows);
+        dst.shape(projection.names[0], weights.n_out, routing.ids.len());
         if let Some(gpu) = layer.fetches {
             return self.project_fetched(gpu, &projection, src, routing, dst);
         }
@@ -242,18 +264,16 @@ impl Ops<'_> {
         }
     }
 
-    /// Computes product and bias of a projection on the CPU, unless a GPU has computed them, and records both. `src` has one
-    /// row per token, which the record names ` (reshaped)`, or one row per token and slot.
-    pub(super) fn project_rows(
+    /// Computes the product of a projection on the CPU, unless a GPU has computed it. `src` has one row per token, or one row per token
+    /// and slot.
+    fn multiply_rows(
         &mut self,
-        scope: &mut Scope,
+        scope: &Scope,
         projection: &Projection,
         src: &Activation,
-        (routing, lanes): (&Routing, Lanes),
+        routing: &Routing,
         dst: &mut Activation,
     ) {
-        let product = projection.names[0];
-        let Linear { weights, bias } = projection.linear;
         let rows_per = routing.ids.len() / src.rows.max(1);
         // The transfers start during the first product of a layer, or after its launch.
         let mut start_transfers = || self.devices.start_transfers();
@@ -266,10 +286,26 @@ impl Ops<'_> {
                 work: &self.work,
             };
             let (out, quantized) = (dst.data_mut(), &mut self.quantized);
-            let weights = weights.stack();
+            let weights = projection.linear.weights.stack();
             matmul::mul_mat_id(self.threads, weights, x, out, quantized, start_transfers);
         }
-        dst.name = product;
+        dst.name = projection.names[0];
+    }
+
+    /// Computes product, factors and bias of a projection on the CPU, unless a GPU has computed them, and records them. `src` has one
+    /// row per token, which the record names ` (reshaped)`, or one row per token and slot.
+    pub(super) fn project_rows(
+        &mut self,
+        scope: &mut Scope,
+        projection: &Projection,
+        src: &Activation,
+        (routing, lanes): (&Routing, Lanes),
+        dst: &mut Activation,
+    ) {
+        let product = projection.names[0];
+        let Linear { weights, bias } = projection.linear;
+        self.multiply_rows(scope, projection, src, routing, dst);
+        let rows_per = routing.ids.len() / src.rows.max(1);
         let suffix = if rows_per > 1 { " (reshaped)" } else { "" };
         let sources = [
             weights.into(),
@@ -278,6 +314,9 @@ impl Ops<'_> {
         ];
         let experts = (routing, lanes);
         self.record_experts(scope, number::MUL_MAT_ID, product, &sources, experts);
+        if let Some(scales) = &projection.scales {
+            self.scale_experts(scope, scales, routing, dst);
+        }
         if let Some(bias) = bias {
             self.add_id(scope, projection, bias, experts, dst);
         }
@@ -335,7 +374,7 @@ impl Ops<'_> {
         (DeviceId::Cpu, lane::CPU)
     }
 
-    /// `dst[t] = Σ weight[t, slot] · experts[t, slot]`.
+    /// `dst[t] = Σ weight[t, slot] · experts[t, slot]`, or without weights if they were applied to the inputs.
     fn merge_experts(
         &mut self,
         il: LayerId,
@@ -370,16 +409,18 @@ impl Ops<'_> {
         let done = scope.is_done();
         let name = |stem| NodeName::of(stem, il);
         let (width, k) = (experts.width, routing.n_expert_used);
-        let before = Source::from(&*experts);
-        if !done {
-            let weights = routing.weights.host();
-            self.threads.rows(experts.data_mut(), width, |i, row| {
-                row.iter_mut().for_each(|x| *x *= weights[i]);
-            });
+        if !merge.weights_first {
+            let before = Source::from(&*experts);
+            if !done {
+                let weights = routing.weights.host();
+                self.threads.rows(experts.data_mut(), width, |i, row| {
+                    row.iter_mut().for_each(|x| *x *= weights[i]);
+                });
+            }
+            experts.name = name("ffn_moe_weighted");
+            let sources = [before, router::weights(merge.weights, routing)];
+            self.record(&mut scope, number::MUL, experts.name, &sources);
         }
-        experts.name = name("ffn_moe_weighted");
-        let sources = [before, router::weights(merge.weights, routing)];
-        self.record(&mut scope, number::MUL, experts.name, &sources);
 
         // Like in llama.cpp's graph, the first addition adds two slots, and a single slot is copied.
         for slot in 1..k.max(2) {

@@ -5,13 +5,27 @@
 //! | name | node |
 //! |---|---|
 //! | `kqv_out-N` | fused attention |
-//! | `attn_out-N` | output product of the attention |
+//! | `k_pe_repeated-N` | rotated dimensions of the keys, repeated for each head |
+//! | `ffn_residual-N` | sum of a block next to the attention and the residual stream |
+//! | `ffn_out_sum-N` | sum of the selected experts and the shared expert, before a multiplication by a constant |
+//! | `ffn_inp_normed-N` | norm before the experts of Llama 4 |
+//! | `attn_out-N`, `attn_o-N` | output product of the attention |
 //! | `ffn_moe_sum-N` | partial sum of the experts |
+//! | `ffn_moe_down_scales-N`, `ffn_moe_down_scale-N` | factors of the experts for each token, and those of the selected experts |
+//! | `ffn_moe_repeated-N` | input of the experts for each selected expert |
+//! | `ffn_moe_inp_normed-N`, `ffn_moe_inp_scaled-N`, `ffn_moe_inp-N` | input of a router with its own norm |
 //! | `ffn_shexp_gate_silu-N` | first operation of a sigmoid, which llama.cpp's graph computes as `silu(x) / x` |
+//! | `conv_input-N`, `conv_gated-N` | products of the input and the output of a short convolution with its gates |
+//! | `ssm_…-N` | operations of a Mamba-2 layer |
+//! | `ffn_moe_relu-N` | first operation of a squared ReLU |
+//! | `ffn_latent_down-N`, `ffn_latent_up-N` | products before and after experts of another width |
 //! | `attn_out_rows-N`, `l_out_rows-N`, `ffn_moe_logits_rows-N` | selection of the rows whose logits are wanted |
-//! | `embd_unscaled`, `attn_out_scaled-N`, `ffn_out_scaled-N`, `result_output_unscaled` | before or after a multiplication by a constant |
+//! | `embd_unscaled`, `attn_out_scaled-N`, `ffn_out_scaled-N`, `l_out_unscaled-N`, `result_output_unscaled` | before or after a multiplication by a constant |
+//! | `result_output_scaled`, `result_output_tanh` | steps of a bound of the logits |
+//! | `ffn_moe_group_…-N` | selection of expert groups |
+//! | `kq_capped-N` | attention scores divided by their bound |
 //!
-//! The selection of expert groups is seven nodes in llama.cpp and two operations here.
+//! The copies of the states of recurrent layers are nodes in llama.cpp and part of an operation here.
 //!
 //! An operation runs on the GPU of its weights or of its layer. The CPU computes it if the GPU cannot. Values are copied
 //! between devices when an operation needs them. If one kernel computes several operations, the record of the first
@@ -23,16 +37,23 @@
 mod attention;
 mod dynamic;
 mod elementwise;
+mod expert_scales;
 mod experts;
 mod hot_cache;
+mod latent;
+mod limits;
+mod mamba2;
 mod norm;
 pub(crate) mod number;
 mod observed;
 mod post_fetch;
+mod recurrent;
 mod router;
 mod run;
 mod scaling;
 mod scope;
+mod ungated;
+mod weighted_inputs;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -52,11 +73,14 @@ use crate::recorder::Recorder;
 use crate::weights::{Linear, Matrix, Vector};
 
 pub(crate) use crate::cpu::glu::Glu;
+pub(crate) use expert_scales::ExpertScales;
 pub(crate) use experts::Projection;
 pub(crate) use hot_cache::{ExpertIo, ExpertNodes, MergeNames};
+pub(crate) use limits::SwigluLimit;
 use observed::BatchObserver;
 pub(crate) use router::{RouterSpec, RouterState};
 use scope::Scope;
+pub(crate) use ungated::{Unary, UngatedNodes};
 
 /// Smallest size in bytes of values that all threads check together. The threads sleep while a GPU computes; waking them takes longer
 /// than a smaller check.
@@ -97,6 +121,8 @@ pub(crate) struct Ops<'a> {
     groups: Vec<u32>,
     /// Sum of the weights of the selected experts `(token)`.
     sums: Vec<f32>,
+    /// Factors of an operation that multiplies rows `(token)`.
+    row_factors: Vec<f32>,
 }
 
 /// A layer and its device.
@@ -130,6 +156,7 @@ impl<'a> Ops<'a> {
             order: Vec::new(),
             groups: Vec::new(),
             sums: Vec::new(),
+            row_factors: Vec::new(),
         }
     }
 

@@ -8,9 +8,10 @@ use crate::ops::{Ops, number};
 use crate::recorder::Source;
 
 impl Ops<'_> {
-    /// Normalizes each group of `norm.weight.n` elements: `x / sqrt(mean(x²) + eps) * weight` (Zhang and Sennrich, "Root Mean
+    /// Normalizes each group of `norm.n` elements: `x / sqrt(mean(x²) + eps) * weight` (Zhang and Sennrich, "Root Mean
     /// Square Layer Normalization", 2019), or `(x - mean(x)) / sqrt(variance(x) + eps) * weight` (Ba, Kiros and Hinton, "Layer
-    /// Normalization", 2016). The multiplication and the addition of a bias are operations of their own.
+    /// Normalization", 2016). The weight may have several rows: one for each group of a row. The multiplication and the addition of a
+    /// bias are operations of their own. Without weights, there is one operation, whose result is `name`.
     pub fn norm(
         &mut self,
         device: DeviceId,
@@ -20,13 +21,17 @@ impl Ops<'_> {
         dst: &mut Activation,
     ) {
         let mut scope = self.start();
-        let (width, eps) = (norm.weight.n, norm.eps);
+        let (width, eps) = (norm.n, norm.eps);
+        let first = if norm.weight.is_some() { first } else { name };
         dst.shape(first, src.width, src.rows);
-        let has_kernel = norm.kind == NormKind::Rms && norm.bias.is_none();
-        let on_gpu = has_kernel
-            && self.on(&mut scope, device, |gpu| {
-                gpu.rms_norm(src, &norm.weight, eps, dst)
-            });
+        let weight = norm.weight.as_ref();
+        let n_weights = weight.map_or(1, |weight| weight.data.len() / width);
+        let has_kernel = norm.kind == NormKind::Rms && norm.bias.is_none() && n_weights == 1;
+        let on_gpu = weight.filter(|_| has_kernel).is_some_and(|weight| {
+            self.on(&mut scope, device, |gpu| {
+                gpu.rms_norm(src, weight, eps, dst)
+            })
+        });
         if !on_gpu {
             self.fetch(&mut src.values);
             let scale = match norm.kind {
@@ -44,18 +49,21 @@ impl Ops<'_> {
         };
         self.record(&mut scope, op, first, &[(&*src).into()]);
 
+        let Some(weight) = weight else {
+            return;
+        };
         let normed = Source::from(&*dst);
         if !on_gpu {
-            let weight = &norm.weight.data;
-            self.threads.rows(dst.data_mut(), width, |_, row| {
-                row.iter_mut().zip(weight).for_each(|(x, w)| *x *= w);
+            self.threads.rows(dst.data_mut(), width, |i, row| {
+                let factors = &weight.data[i % n_weights * width..][..width];
+                row.iter_mut().zip(factors).for_each(|(x, w)| *x *= w);
             });
         }
         dst.name = match norm.bias {
             Some(_) => first.stem("norm_w"),
             None => name,
         };
-        let sources = [normed, (&norm.weight).into()];
+        let sources = [normed, weight.into()];
         self.record(&mut scope, number::MUL, dst.name, &sources);
         if let Some(bias) = &norm.bias {
             self.bias(scope, name, bias, dst);
@@ -97,7 +105,39 @@ fn sum_of_squares(x: &[f32], mean: f32) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{layer_norm, rms_norm};
+    use super::*;
+    use crate::cpu::threads::Threads;
+    use crate::devices::Devices;
+    use crate::recorder::Recorder;
+    use crate::weights::Vector;
+
+    #[test]
+    fn groups_of_a_row_have_weights_of_their_own() {
+        let threads = Threads::new(1).unwrap();
+        let mut ops = Ops::new(&threads, Recorder::new(None), Devices::cpu());
+        let name = NodeName::global("x");
+        let [mut src, mut dst] = [1, 2].map(Activation::new);
+        src.shape(name, 6, 2);
+        src.data_mut()
+            .copy_from_slice(&[1.0, 2.0, 2.0, -4.0, 0.0, 3.0, 5.0, 1.0, -1.0, 2.0, 2.0, 0.5]);
+        let weight = Vector::of_values(vec![1.0, 2.0, 3.0, -1.0, 0.5, 4.0], 3);
+        let norm = Norm {
+            kind: NormKind::Rms,
+            eps: 1e-5,
+            n: 3,
+            weight: Some(weight),
+            bias: None,
+        };
+        ops.norm(DeviceId::Cpu, [name; 2], &mut src, &norm, &mut dst);
+        for (i, (x, got)) in src.data().chunks(3).zip(dst.data().chunks(3)).enumerate() {
+            let mean = x.iter().map(|x| f64::from(x * x)).sum::<f64>() / 3.0;
+            let weights = &norm.weight.as_ref().unwrap().data[i % 2 * 3..][..3];
+            for ((got, x), weight) in got.iter().zip(x).zip(weights) {
+                let want = f64::from(*x) / (mean + 1e-5).sqrt() * f64::from(*weight);
+                assert!((f64::from(*got) - want).abs() < 1e-5, "{got}, not {want}");
+            }
+        }
+    }
 
     #[test]
     fn norms_agree_with_their_formulas() {

@@ -18,7 +18,10 @@ numbers! {
     ADD = 2,
     MUL = 7,
     DIV = 8,
+    SQR = 9,
     SUM_ROWS = 15,
+    REPEAT = 20,
+    CONCAT = 22,
     NORM = 24,
     RMS_NORM = 25,
     SCALE = 32,
@@ -28,9 +31,13 @@ numbers! {
     ROPE = 48,
     CLAMP = 50,
     ARGSORT = 68,
+    FILL = 72,
     FLASH_ATTN_EXT = 73,
+    SSM_CONV = 75,
+    SSM_SCAN = 76,
     UNARY = 85,
     GLU = 94,
+    GATED_DELTA_NET = 95,
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@ use crate::weights::{Matrix, Place, Vector};
 /// A tensor that an operation reads.
 #[derive(Clone, Copy)]
 pub enum Source<'a> {
-    /// A tensor of the model file, and the address of its values.
-    Weight(&'a Place, u64),
+    /// A tensor of the model file, the address of its values, and the suffix that llama.cpp appends to the name of a view.
+    Weight(&'a Place, u64, &'static str),
     /// A buffer of the executor.
     Buffer {
         /// Name of the node that wrote it.
@@ -33,13 +33,13 @@ pub enum Source<'a> {
 
 impl<'a> From<&'a Matrix<'_>> for Source<'a> {
     fn from(matrix: &'a Matrix<'_>) -> Self {
-        Source::Weight(&matrix.place, matrix.address())
+        Source::Weight(&matrix.place, matrix.address(), "")
     }
 }
 
 impl<'a> From<&'a Vector> for Source<'a> {
     fn from(vector: &'a Vector) -> Self {
-        Source::Weight(&vector.place, vector.data.as_ptr() as u64)
+        Source::of_vector(vector, "")
     }
 }
 
@@ -49,7 +49,12 @@ impl From<&Activation> for Source<'_> {
     }
 }
 
-impl Source<'_> {
+impl<'a> Source<'a> {
+    /// A view of a vector; `suffix` is the suffix of its name in llama.cpp.
+    pub fn of_vector(vector: &'a Vector, suffix: &'static str) -> Self {
+        Source::Weight(&vector.place, vector.data.as_ptr() as u64, suffix)
+    }
+
     /// A view of an activation; `suffix` is the suffix of its name in llama.cpp.
     pub fn view(activation: &Activation, suffix: &'static str) -> Self {
         Source::Buffer {
@@ -59,6 +64,19 @@ impl Source<'_> {
             address: activation.address(),
             size_bytes: activation.size_bytes(),
             ne: [activation.width as u64, activation.rows as u64],
+            dtype: "f32",
+        }
+    }
+
+    /// A part of an activation that is a tensor of its own in ggml: `width` elements of each row.
+    pub fn part(activation: &Activation, width: usize) -> Self {
+        Source::Buffer {
+            name: activation.name,
+            suffix: "",
+            buffer_id: id_at_home(activation.buffer_id, &activation.values),
+            address: activation.address(),
+            size_bytes: (activation.rows * width * size_of::<f32>()) as u64,
+            ne: [width as u64, activation.rows as u64],
             dtype: "f32",
         }
     }
@@ -94,8 +112,8 @@ pub(super) fn template(op: u8, dst: NodeName, sources: &[Source]) -> TensorAcces
     for (at, source) in sources.iter().take(MAX_SOURCES).enumerate() {
         let log = &mut record.sources[at];
         match source {
-            Source::Weight(place, address) => {
-                record::set_name(&mut log.name, &place.name);
+            Source::Weight(place, address, suffix) => {
+                record::set_name(&mut log.name, &format!("{}{suffix}", place.name));
                 log.tensor_ptr.set(*address);
                 log.layer_id.set(record::layer_number(place.layer));
                 log.memory_source = record::SOURCE_DISK;

@@ -31,14 +31,13 @@ impl BatchSession for Session<'_, '_> {
     fn begin_slot(&mut self, slot: usize, sequence_id: u32) -> moe_engine::Result<()> {
         let slot = self.existing(slot)?;
         self.sequence_ids[slot] = sequence_id;
-        self.cache.truncate(slot, 0);
+        self.cache.clear(slot);
         Ok(())
     }
 
     fn truncate_slot(&mut self, slot: usize, n_past: usize) -> moe_engine::Result<()> {
         let slot = self.existing(slot)?;
-        self.cache.truncate(slot, n_past);
-        Ok(())
+        Ok(self.cache.truncate(slot, n_past)?)
     }
 
     /// The slot that [`Session::select_slot`] selects does not change.

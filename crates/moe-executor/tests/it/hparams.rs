@@ -7,7 +7,8 @@ use moe_engine::{Decode, Logits};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
 use moe_executor::{CacheParams, CacheType, Error, Model, Session, Warning};
-use moe_gguf::{Array, Gguf, Value, ValueType};
+use moe_gguf::{Array, GgmlType, Gguf, Value, ValueType};
+use moe_synth::model::{Description, Synth};
 use moe_synth::write;
 use moe_trace::Phase;
 
@@ -348,5 +349,64 @@ fn warns_about_keys_without_effect() {
             let gguf = with_keys(arch, &[(key, value)]);
             assert_eq!(Model::load(&gguf).unwrap().warnings(), [], "{arch}.{key}");
         }
+    }
+}
+
+/// The error for the model of a description with another value of a key.
+fn rejected_description(arch: &str, key: &str, value: serde_json::Value) -> String {
+    let path = moe_testkit::fixture(format!("architectures/{arch}.json"));
+    let mut json: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    json["keys"][key] = value;
+    let description: Description = serde_json::from_value(json).unwrap();
+    let synth = Synth::described(&description, GgmlType::F32, 5).unwrap();
+    let gguf = Gguf::from_bytes(arch, synth.write(Vec::new()).unwrap()).unwrap();
+    Model::load(&gguf).err().unwrap().to_string()
+}
+
+#[test]
+fn rejects_invalid_keys_of_recurrent_layers() {
+    use serde_json::json;
+    for (arch, key, value, reason) in [
+        (
+            "lfm2moe",
+            "shortconv.l_cache",
+            json!(1),
+            "at least 2 elements",
+        ),
+        (
+            "lfm2moe",
+            "attention.head_count_kv",
+            json!([0, 0, 2, 0, 4, 0]),
+            "the same number of heads",
+        ),
+        ("qwen3next", "ssm.inner_size", json!(32), "the product of"),
+        (
+            "qwen3next",
+            "ssm.group_count",
+            json!(3),
+            "a multiple of `ssm.group_count`",
+        ),
+        (
+            "qwen35moe",
+            "attention.recurrent_layers",
+            json!([true]),
+            "one value for each of the 6 blocks",
+        ),
+        (
+            "qwen35moe",
+            "rope.dimension_sections",
+            json!([1, 1, 1, 1]),
+            "the first three sections",
+        ),
+        (
+            "qwen35moe",
+            "rope.dimension_sections",
+            json!([2, 1, 1]),
+            "a list of 4 numbers",
+        ),
+    ] {
+        let error = rejected_description(arch, key, value);
+        assert!(error.contains(key) && error.contains(reason), "{error}");
     }
 }

@@ -4,11 +4,12 @@ use moe_engine::{BatchEntry, BatchSession, Decode, Logits};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
 use moe_executor::{CacheParams, CacheType, Error, Model, Session};
-use moe_gguf::Gguf;
+use moe_gguf::{GgmlType, Gguf};
 use moe_testkit::fixture;
 use moe_trace::Phase;
 
 use crate::hot_cache::synthetic::{ARCHITECTURES, synthetic};
+use crate::records::described;
 
 const N_CTX: usize = 256;
 
@@ -120,6 +121,68 @@ fn batches_of_several_sequences_have_the_tokens_of_each_alone() {
             (100..190).rev().collect(),
         ];
         compare_batch_with_each_alone(&synthetic(arch, seed), arch, &prompts);
+    }
+    for description in [
+        described::description("deepseek2"),
+        described::description("mistral4"),
+        described::with_decompressed_keys(),
+    ] {
+        let gguf = described::model(&description, GgmlType::F32);
+        compare_batch_with_each_alone(&gguf, &description.arch, &prompts());
+    }
+}
+
+/// Architectures with recurrent states.
+const RECURRENT: [&str; 5] = [
+    "granitehybrid",
+    "lfm2moe",
+    "nemotron_h_moe",
+    "qwen35moe",
+    "qwen3next",
+];
+
+/// An F32 model of a description in `fixtures/architectures`.
+fn small_model(arch: &str) -> Gguf {
+    described::model(&described::description(arch), GgmlType::F32)
+}
+
+#[test]
+fn batches_of_recurrent_models_have_the_tokens_of_each_sequence_alone() {
+    for arch in RECURRENT {
+        compare_batch_with_each_alone(&small_model(arch), arch, &prompts());
+    }
+}
+
+#[test]
+fn recurrent_states_belong_to_one_sequence() {
+    let threads = Threads::new(1).unwrap();
+    for arch in RECURRENT {
+        let gguf = small_model(arch);
+        let model = Model::load(&gguf).unwrap();
+        let [first, second, third] = prompts();
+        let cache = CacheParams::of_type(CacheType::F32, N_CTX).with_sequences(2);
+        let mut session = session(&model, &threads, cache);
+        prompt(&mut session, &first);
+        session.select_slot(1).unwrap();
+        // The prompt in two parts.
+        prompt(&mut session, &second[..1]);
+        let mut next = prompt(&mut session, &second[1..]);
+        session.select_slot(0).unwrap();
+        session.begin_sequence(5);
+        let best_of_third = prompt(&mut session, &third);
+        let expected = alone(&model, &threads, &third, 1, CacheType::F32);
+        assert_eq!(best_of_third, expected[0], "{arch}");
+        session.select_slot(1).unwrap();
+        for want in alone(&model, &threads, &second, 5, CacheType::F32) {
+            assert_eq!(next, want, "{arch}");
+            next = step(&mut session, next);
+        }
+        // States cannot be rewound to a prefix.
+        let error = session.truncate_slot(0, 12).unwrap_err();
+        assert!(error.to_string().contains("cannot be truncated"), "{error}");
+        session.truncate_slot(0, 0).unwrap();
+        session.select_slot(0).unwrap();
+        assert_eq!(prompt(&mut session, &third), expected[0], "{arch}");
     }
 }
 
@@ -253,6 +316,30 @@ fn rejects_blocks_that_are_longer_than_a_head() {
             Some(Error::CacheType {
                 what: "values",
                 ty: CacheType::Q8_0,
+                ..
+            })
+        ),
+        "{error:?}"
+    );
+}
+
+#[test]
+fn rejects_two_types_of_a_row_with_keys_and_values() {
+    let threads = Threads::new(1).unwrap();
+    let description = described::description("deepseek2");
+    let gguf = described::model(&description, GgmlType::F32);
+    let model = Model::load(&gguf).unwrap();
+    let cache = CacheParams {
+        v: CacheType::F32,
+        ..CacheParams::new(16)
+    };
+    let error = Session::new(&model, &threads, Recorder::new(None), cache).err();
+    assert!(
+        matches!(
+            error,
+            Some(Error::CacheTypes {
+                k: CacheType::F16,
+                v: CacheType::F32,
                 ..
             })
         ),

@@ -37,21 +37,34 @@ fn agree_on_headers_of_published_models() {
 }
 
 /// Architectures with a description in `fixtures/architectures`.
-pub const DESCRIBED: [&str; 14] = [
+pub const DESCRIBED: [&str; 27] = [
     "afmoe",
     "arctic",
     "bailingmoe2",
+    "cohere2moe",
     "dbrx",
+    "deepseek2",
+    "deepseek2-ocr",
     "ernie4_5-moe",
     "exaone-moe",
+    "gemma4",
     "glm4moe",
+    "granitehybrid",
     "granitemoe",
     "grok",
     "hunyuan-moe",
+    "lfm2moe",
+    "llama4",
     "mellum",
+    "mimo2",
     "minimax-m2",
+    "mistral4",
+    "nemotron_h_moe",
     "phimoe",
+    "qwen35moe",
+    "qwen3next",
     "smallthinker",
+    "step35",
 ];
 
 /// Checks all architectures, and then reports those that failed.

@@ -11,6 +11,7 @@ mod compare;
 mod engines;
 mod headers;
 mod kernels;
+mod latent;
 mod memory;
 mod models;
 mod records;

@@ -4,7 +4,7 @@ use moe_gguf::kv_cache::{Cells, KvShape, KvTypes, LayerBytes};
 use moe_gguf::{GgmlType, Gguf, Value};
 use moe_llama_cpp::{Context, Model, Params};
 
-use crate::models::{changed, fixture, make, small};
+use crate::models::{changed, described, fixture, make, small};
 
 /// Parameters of a context.
 fn params(n_ctx: u32, n_seq: u32, n_batch: u32, kv_types: KvTypes) -> Params {
@@ -95,6 +95,18 @@ fn logged_kv_sizes_equal_computed_ones() {
             &few,
         );
     }
+}
+
+/// With latent attention, the cache has one row for each token.
+#[test]
+fn logged_kv_sizes_of_latent_attention_equal_computed_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = described(dir.path(), "deepseek2", GgmlType::F16);
+    let settings = [
+        (4096, 1, 512, KvTypes::default()),
+        (8192, 2, 512, of(GgmlType::F32)),
+    ];
+    compare(&Gguf::open(path).unwrap(), &settings);
 }
 
 #[test]

@@ -55,9 +55,17 @@ pub fn make(dir: &Path, name: &str, spec: &Spec) -> PathBuf {
     path
 }
 
-/// Writes the model of `fixtures/architectures/ARCH.json` with random matrices of type `ty`.
-pub fn described(dir: &Path, arch: &str, ty: GgmlType) -> PathBuf {
-    described_with(dir, arch, ty, |_| {})
+/// The description `fixtures/architectures/ARCH.json`.
+pub fn description(arch: &str) -> Description {
+    edited_description(arch, |_| {})
+}
+
+/// The description `fixtures/architectures/ARCH.json` after `edit` has changed its header keys.
+fn edited_description(arch: &str, edit: impl FnOnce(&mut serde_json::Value)) -> Description {
+    let json = std::fs::read(fixture(format!("architectures/{arch}.json"))).unwrap();
+    let mut json: serde_json::Value = serde_json::from_slice(&json).unwrap();
+    edit(&mut json["keys"]);
+    serde_json::from_value(json).unwrap()
 }
 
 /// Writes the model of `fixtures/architectures/ARCH.json` after `edit` has changed its header keys.
@@ -67,14 +75,20 @@ pub fn described_with(
     ty: GgmlType,
     edit: impl FnOnce(&mut serde_json::Value),
 ) -> PathBuf {
-    let json = std::fs::read(fixture(format!("architectures/{arch}.json"))).unwrap();
-    let mut json: serde_json::Value = serde_json::from_slice(&json).unwrap();
-    edit(&mut json["keys"]);
-    let description: Description = serde_json::from_value(json).unwrap();
-    let synth = Synth::described(&description, ty, 5).unwrap();
-    let path = dir.join(format!("{arch}-{}.gguf", ty.name()));
+    write_described(dir, &edited_description(arch, edit), ty)
+}
+
+/// Writes the model of a description with random matrices of type `ty`.
+pub fn write_described(dir: &Path, description: &Description, ty: GgmlType) -> PathBuf {
+    let synth = Synth::described(description, ty, 5).unwrap();
+    let path = dir.join(format!("{}-{}.gguf", description.arch, ty.name()));
     synth.write(File::create(&path).unwrap()).unwrap();
     path
+}
+
+/// Writes the model of `fixtures/architectures/ARCH.json` with random matrices of type `ty`.
+pub fn described(dir: &Path, arch: &str, ty: GgmlType) -> PathBuf {
+    write_described(dir, &description(arch), ty)
 }
 
 /// Writes a fixture with changed values of some keys.

@@ -86,10 +86,44 @@ fn array(ty: ValueType, elements: impl IntoIterator<Item = Value>) -> Value {
 /// Standard deviation of biases.
 const BIAS: f64 = 0.1;
 
+/// Whether llama.cpp requires F32 for a tensor that may be a matrix, given its name without the layer.
+fn is_f32(part: &str) -> bool {
+    const SMALL: [&str; 5] = [
+        "shortconv.conv.weight",
+        "ssm_a",
+        "ssm_conv1d.weight",
+        "ssm_d",
+        "ssm_norm.weight",
+    ];
+    part.starts_with("ffn_gate_inp") || SMALL.contains(&part)
+}
+
 impl Description {
+    /// Sets a header key of the architecture.
+    pub fn set(&mut self, key: &str, value: Key) {
+        self.keys.insert(key.to_owned(), value);
+    }
+
+    /// Replaces the tensors `old` by `new`, with their shapes, in each range of layers that contains one of them.
+    pub fn replace_tensors(&mut self, old: &[&str], new: &[(&str, &[u64])]) {
+        for range in &mut self.layers {
+            let n_before = range.tensors.len();
+            range
+                .tensors
+                .retain(|name, _| !old.contains(&name.as_str()));
+            if range.tensors.len() < n_before {
+                let new = new.iter();
+                range
+                    .tensors
+                    .extend(new.map(|(name, ne)| ((*name).to_owned(), ne.to_vec())));
+            }
+        }
+    }
+
     /// Returns the header of the model with matrices of type `ty`, and the contents of its tensors.
     ///
-    /// Vectors, biases, routers, and matrices whose rows are not complete blocks of the type are F32.
+    /// Vectors, biases, routers, the small tensors of recurrent layers, and matrices whose rows are not complete blocks of the type
+    /// are F32.
     ///
     /// # Errors
     /// The vocabulary, a tensor or the type is invalid.
@@ -111,7 +145,7 @@ impl Description {
             let n_in = ne.first().copied().unwrap_or(1);
             let is_vector = ne.len() == 1 || part.ends_with(".bias");
             let has_blocks = n_in.is_multiple_of(ty.block_size());
-            let ty = if is_vector || !has_blocks || part.starts_with("ffn_gate_inp") {
+            let ty = if is_vector || !has_blocks || is_f32(part) {
                 GgmlType::F32
             } else {
                 ty
@@ -121,6 +155,7 @@ impl Description {
             fills.push(match scale {
                 None if part.ends_with(".bias") => Fill::Noise(BIAS),
                 None if part.contains("norm") || part.starts_with("rope_") => Fill::Norm,
+                None if part == "ssm_a" => Fill::Decay,
                 scale if is_vector => Fill::Noise(scale.unwrap_or(1.0)),
                 scale => Fill::Noise(scale.unwrap_or(1.0) / (n_in as f64).sqrt()),
             });

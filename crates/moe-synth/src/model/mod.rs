@@ -222,9 +222,11 @@ impl Synth {
                     .repeat(row_size / size_of::<f32>() * n_rows);
             }
             Fill::Router(layer) => return self.router_rows(chunk, layer, &mut random),
-            Fill::Norm => {
+            Fill::Norm | Fill::Decay => {
                 let n = row_size / size_of::<f32>() * n_rows;
-                let values = (0..n).map(|_| 1.0 + 0.1 * random::uniform(&mut random) as f32);
+                let sign = if chunk.fill == Fill::Decay { -1.0 } else { 1.0 };
+                let values =
+                    (0..n).map(|_| sign * (1.0 + 0.1 * random::uniform(&mut random) as f32));
                 return values.flat_map(f32::to_le_bytes).collect();
             }
             Fill::Noise(std) => (std, false),

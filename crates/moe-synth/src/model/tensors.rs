@@ -15,6 +15,8 @@ pub(super) enum Fill {
     Noise(f64),
     /// F32 values around 1 with standard deviation 0.1: the weights of a norm, or divisors of frequencies.
     Norm,
+    /// The negative of [`Fill::Norm`]: the decay of a recurrent layer.
+    Decay,
     /// Random values with standard deviation 1, and a part that is common to all tokens.
     Embedding,
     /// The router of this layer.

@@ -6,7 +6,7 @@ use moe_gguf::check::check;
 use moe_gguf::map::{Category, OffsetMap};
 use moe_gguf::verify::{Algorithm, verify};
 use moe_gguf::{GgmlType, Gguf};
-use moe_synth::model::{Description, Error, Spec, Synth, SynthOptions};
+use moe_synth::model::{Description, Error, Key, Spec, Synth, SynthOptions};
 use moe_testkit::{Need, skip};
 
 /// Writes a sparse file with the header of a model. `None` if the file system has no sparse files.
@@ -243,4 +243,24 @@ fn described_models_are_valid() {
         }
     }
     assert!(n_models > 0);
+}
+
+#[test]
+fn descriptions_can_be_changed() {
+    let json = std::fs::read(moe_testkit::fixture("architectures/glm4moe.json")).unwrap();
+    let mut description: Description = serde_json::from_slice(&json).unwrap();
+    description.set("rope.dimension_count", Key::Number(4));
+    description.replace_tensors(&["ffn_gate.weight"], &[("ffn_other.weight", &[64, 32])]);
+    let synth = Synth::described(&description, GgmlType::F32, 1).unwrap();
+    let gguf = Gguf::from_bytes("changed.gguf", synth.write(Vec::new()).unwrap()).unwrap();
+    let dimensions = gguf.metadata().u32("glm4moe.rope.dimension_count");
+    assert_eq!(dimensions.unwrap(), Some(4));
+    // Only the first layer is dense.
+    for (name, ne) in [
+        ("blk.0.ffn_other.weight", Some([64, 32, 1, 1])),
+        ("blk.0.ffn_gate.weight", None),
+        ("blk.1.ffn_other.weight", None),
+    ] {
+        assert_eq!(gguf.tensor(name).map(|tensor| tensor.ne), ne, "{name}");
+    }
 }

@@ -203,6 +203,9 @@ fn describe_manifest(manifest: &Manifest, findings: &mut Findings) {
         if let Some(bytes) = cache.size_bytes {
             findings.size("KV cache size", bytes);
         }
+        if let Some(bytes) = cache.state_bytes {
+            findings.size("recurrent states", bytes);
+        }
     }
     if let Some(hot_cache) = &manifest.hot_cache {
         describe_hot_cache(hot_cache, findings);

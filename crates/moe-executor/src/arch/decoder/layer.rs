@@ -4,7 +4,9 @@ use std::f32::consts::FRAC_1_SQRT_2;
 
 use moe_gguf::LayerId;
 
-use super::spec::{DecoderSpec, DenseBlock, LayerNorm};
+use super::mixer::Mixer;
+use super::normed::Normed;
+use super::spec::{DecoderSpec, DenseBlock, LayerNorm, OutputRows, StreamNames};
 use super::state::{State, keep_rows, keep_tokens};
 use crate::activation::{Activation, NodeName};
 use crate::attention::AttentionLayer;
@@ -15,20 +17,26 @@ use crate::kv_cache::KvCache;
 use crate::moe::MoeLayer;
 use crate::norm::Norm;
 use crate::ops::{At, Ops};
-use crate::weights::Loader;
+use crate::weights::{Loader, Vector};
 
 /// The weights of a layer.
 pub(super) struct DecoderLayer<'g> {
     il: LayerId,
     spec: DecoderSpec,
-    pub(super) attention: AttentionLayer<'g>,
+    pub(super) mixer: Mixer<'g>,
     /// `(n_embd)`
     post_attention_norm: PostNorm,
-    /// `(n_embd)`
-    ffn_norm: Norm,
+    /// Norm of the input of the block `(n_embd)`; `None` if the layer has no block, or the block has no norm or norms of its own.
+    ffn_norm: Option<Norm>,
     block: Block<'g>,
     /// `(n_embd)`
     post_ffn_norm: PostNorm,
+    /// Factor on the result of the layer `(1)`.
+    scale: Option<Vector>,
+    /// Name of the result of the layer.
+    output: NodeName,
+    /// Whether the output of the attention has the name of the norm before the experts.
+    output_named_norm: bool,
 }
 
 /// A norm of an output with the name of its node, if the layer has one.
@@ -41,6 +49,10 @@ enum Block<'g> {
     Parallel(Box<Parallel<'g>>),
     /// A dense block and experts with the same input.
     Both(Box<(Ffn<'g>, MoeLayer<'g>)>),
+    /// A dense block and experts with norms of their own.
+    Normed(Box<Normed<'g>>),
+    /// The layer has a mixer only.
+    None,
 }
 
 struct Parallel<'g> {
@@ -65,13 +77,22 @@ impl<'g> DecoderLayer<'g> {
             let norm = name.map(|name| Ok((norm(name.tensor)?, name.node)));
             norm.transpose()
         };
-        let block = if il.index() < spec.n_dense {
+        let has_block = hp.has_block[il.index()];
+        let is_moe = spec.is_moe(il.index());
+        let block = if !has_block {
+            Block::None
+        } else if !is_moe {
             let n_ff = hp.n_ff_by_layer[il.index()];
-            Block::Dense(Box::new(Ffn::load(loader, il, "", hp.n_embd, n_ff)?))
+            let dense = Ffn::load(loader, il, "", hp.n_embd, n_ff)?;
+            let dense = dense.with_activation(spec.moe.glu);
+            let limit = hp.swiglu_limits[il.index()].dense;
+            Block::Dense(Box::new(dense.with_limit(limit)))
+        } else if spec.dense_block == DenseBlock::Normed {
+            Block::Normed(Box::new(Normed::load(loader, hp, il, &spec.moe)?))
         } else {
             let moe = MoeLayer::load(loader, hp, il, &spec.moe)?;
             match spec.dense_block {
-                DenseBlock::None => Block::Moe(Box::new(moe)),
+                DenseBlock::None | DenseBlock::Normed => Block::Moe(Box::new(moe)),
                 DenseBlock::BeforeExperts => Block::Parallel(Box::new(Parallel {
                     dense: Ffn::load(loader, il, "", hp.n_embd, hp.n_embd)?,
                     norm: norm("ffn_norm_exps")?,
@@ -85,14 +106,34 @@ impl<'g> DecoderLayer<'g> {
                 }
             }
         };
+        let scale = format!("blk.{il}.layer_output_scale.weight");
+        let has_scale = spec.layer_scales && loader.has(&scale);
+        let scale = has_scale.then(|| loader.vector(&scale, 1));
+        let has_norm = has_block && !matches!(block, Block::Normed(_)) && !spec.parallel;
+        let ffn_norm = has_norm.then(|| norm(spec.ffn_norm.tensor));
+        let output_named_norm = is_moe && spec.output_named_norm;
+        let mut mixer_spec = *spec;
+        let is_cropped =
+            il.index() + 1 == hp.n_layer && spec.output_rows == OutputRows::InLastLayer;
+        if output_named_norm && !is_cropped {
+            mixer_spec.attention.output = spec.ffn_norm.node;
+        }
+        let output = match spec.stream_names {
+            StreamNames::Output => NodeName::of(spec.output, il),
+            StreamNames::Input if il.index() + 1 == hp.n_layer => NodeName::global("h_nextn"),
+            StreamNames::Input => NodeName::of("attn_norm_in", LayerId(il.0 + 1)),
+        };
         Ok(DecoderLayer {
             il,
             spec: *spec,
-            attention: AttentionLayer::load(loader, hp, il, &spec.attention)?,
+            mixer: Mixer::load(loader, hp, il, &mixer_spec)?,
+            output_named_norm,
             post_attention_norm: post_norm(spec.post_attention_norm)?,
-            ffn_norm: norm(spec.ffn_norm.tensor)?,
+            ffn_norm: ffn_norm.transpose()?,
             block,
             post_ffn_norm: post_norm(spec.post_ffn_norm)?,
+            scale: scale.transpose()?,
+            output,
         })
     }
 
@@ -101,38 +142,37 @@ impl<'g> DecoderLayer<'g> {
             Block::Moe(moe) => Some(moe),
             Block::Parallel(parallel) => Some(&parallel.moe),
             Block::Both(both) => Some(&both.1),
-            Block::Dense(_) => None,
+            Block::Normed(normed) => Some(&normed.moe),
+            Block::Dense(_) | Block::None => None,
         }
     }
 
     /// Operations of the layer: the number of those that write one record per pass, and of those that write one per token.
-    pub(super) fn ops(&self, hp: &HParams, n_expert_used: usize) -> (usize, usize) {
-        let moe = || self.spec.moe.ops(hp, n_expert_used);
+    pub(super) fn ops(&self, hp: &HParams) -> (usize, usize) {
         let (block, per_token) = match &self.block {
-            Block::Dense(_) => (FFN_OPS, 0),
-            Block::Moe(_) => moe(),
+            Block::Dense(dense) => (dense.ops(), 0),
+            Block::Moe(moe) => moe.ops(hp),
             Block::Parallel(parallel) => {
-                let (block, per_token) = moe();
+                let (block, per_token) = parallel.moe.ops(hp);
                 (block + parallel.norm.ops() + FFN_OPS + 1, per_token)
             }
-            Block::Both(_) => {
-                let (block, per_token) = moe();
+            Block::Both(both) => {
+                let (block, per_token) = both.1.ops(hp);
                 (block + FFN_OPS + 2, per_token)
             }
+            Block::Normed(normed) => normed.ops(hp),
+            Block::None => (0, 0),
         };
         let post_norms = [&self.post_attention_norm, &self.post_ffn_norm];
         let post_norms = post_norms.into_iter().flatten();
-        let norms = self.ffn_norm.ops() + post_norms.map(|(norm, _)| norm.ops()).sum::<usize>();
-        let scales = if self.spec.scales.residual.is_some() {
-            2
-        } else {
-            0
-        };
-        let sums = 2;
-        (
-            self.attention.ops() + norms + scales + sums + block,
-            per_token,
-        )
+        let ffn_norm = self.ffn_norm.as_ref().map_or(0, Norm::ops);
+        let norms = ffn_norm + post_norms.map(|(norm, _)| norm.ops()).sum::<usize>();
+        // Mixer and block.
+        let has_block = !matches!(self.block, Block::None);
+        let sums = usize::from(!self.mixer.is_none()) + usize::from(has_block);
+        let scales = sums * usize::from(self.spec.scales.residual.is_some())
+            + usize::from(self.scale.is_some());
+        (self.mixer.ops() + norms + scales + sums + block, per_token)
     }
 
     /// Runs the layer on the residual stream `s.x`. With `crop`, rows whose logits are not wanted are removed after the attention.
@@ -144,35 +184,70 @@ impl<'g> DecoderLayer<'g> {
         cache: &mut KvCache,
         crop: bool,
     ) {
-        let attention = &mut s.attention;
-        self.attention.heads(ops, at, attention, &mut s.x, cache);
+        match &self.mixer {
+            Mixer::None => return self.block_only(ops, at, s),
+            Mixer::Attention(attention) if self.spec.parallel => {
+                return self.side_by_side(ops, at, s, cache, attention);
+            }
+            mixer => mixer.mix(ops, at, s, cache),
+        }
         match &self.block {
-            Block::Dense(dense) => self.sequential(ops, at, s, crop, |ops, s| {
-                let (x, out) = (&mut s.normed, &mut s.block);
-                dense.forward(ops, &mut s.dense, self.name("ffn_out"), x, out);
-            }),
+            Block::None => self.mixer_only(ops, at, s),
             Block::Moe(moe) if self.spec.moe.routes_ahead => {
                 self.routed_ahead(ops, at, s, moe, crop);
             }
-            Block::Moe(moe) => self.sequential(ops, at, s, crop, |ops, s| {
-                let (x, out) = (&mut s.normed, &mut s.block);
-                moe.forward(ops, at.device, &mut s.moe, x, out);
-            }),
             Block::Parallel(parallel) => self.parallel(ops, at, s, parallel, crop),
+            _ => self.sequential(ops, at, s, crop, |ops, s| self.run_block(ops, at, s)),
+        }
+    }
+
+    /// The operations of the block, from `s.normed`, or from `s.ffn_inp` if it has norms of its own, to `s.block`.
+    fn run_block(&self, ops: &mut Ops, at: At, s: &mut State) {
+        let (x, out) = (&mut s.normed, &mut s.block);
+        match &self.block {
+            Block::Dense(dense) => {
+                dense.forward(ops, &mut s.dense, self.name("ffn_out"), x, out);
+            }
+            Block::Moe(moe) => moe.forward(ops, at.device, &mut s.moe, x, out),
             Block::Both(both) => {
                 let (dense, moe) = both.as_ref();
-                self.sequential(ops, at, s, crop, |ops, s| {
-                    self.both(ops, at, s, dense, moe);
-                });
+                self.both(ops, at, s, dense, moe);
             }
+            Block::Normed(normed) => normed.forward(ops, at, s),
+            Block::Parallel(_) | Block::None => {}
         }
+    }
+
+    /// A layer without attention and recurrence.
+    fn block_only(&self, ops: &mut Ops, at: At, s: &mut State) {
+        let names = ["norm", self.spec.ffn_norm.node].map(|stem| self.name(stem));
+        if let Some(norm) = &self.ffn_norm {
+            ops.norm(at.device, names, &mut s.x, norm, &mut s.normed);
+        }
+        self.run_block(ops, at, s);
+        self.scale_residual(ops, "ffn_out_scaled", &mut s.block);
+        self.add_to_residual(ops, at, s);
+    }
+
+    /// The operations after the heads of a layer without a block.
+    fn mixer_only(&self, ops: &mut Ops, at: At, s: &mut State) {
+        self.mixer.output(ops, s);
+        self.scale_residual(ops, "attn_out_scaled", &mut s.block);
+        self.add_to_residual(ops, at, s);
+    }
+
+    /// Adds `s.block` to the residual stream `s.x`.
+    fn add_to_residual(&self, ops: &mut Ops, at: At, s: &mut State) {
+        let name = self.output;
+        ops.add(at.device, name, &mut s.block, &mut s.x, &mut s.ffn_inp);
+        s.x.take(&mut s.ffn_inp);
     }
 
     fn name(&self, stem: &'static str) -> NodeName {
         NodeName::of(stem, self.il)
     }
 
-    /// The operations after the heads: the output of the attention, then the block, from `s.normed` to `s.block`.
+    /// The operations after the heads: the output of the attention, then the block, from `s.normed` or `s.ffn_inp` to `s.block`.
     fn sequential(
         &self,
         ops: &mut Ops,
@@ -182,33 +257,56 @@ impl<'g> DecoderLayer<'g> {
         run_block: impl FnOnce(&mut Ops, &mut State),
     ) {
         let device = at.device;
-        self.attention.output(ops, &mut s.attention, &mut s.block);
+        let attention_rows = if self.output_named_norm {
+            self.spec.ffn_norm.node
+        } else {
+            "attn_out_rows"
+        };
+        let names = [attention_rows, "l_out_rows"].map(|stem| self.name(stem));
+        let residual_first = self.spec.residual_before_attention;
+        if crop && residual_first {
+            s.save_tokens(ops);
+            keep_tokens(ops, &s.wanted);
+            keep_rows(ops, device, names[1], &mut s.x, &s.wanted, &mut s.kept);
+            s.restore_tokens(ops);
+        }
+        self.mixer.output(ops, s);
         let [before, after] = if self.spec.norms_output_rows {
             [&None, &self.post_attention_norm]
         } else {
             [&self.post_attention_norm, &None]
         };
         let buffers = [&mut s.block, &mut s.normed];
-        let [attended, free] = self.post_norm(ops, at, before, buffers);
+        let first = self.name("norm");
+        let [attended, free] = self.post_norm(ops, (at, first), before, buffers);
         if crop {
-            let (wanted, kept) = (&s.wanted, &mut s.kept);
-            keep_tokens(ops, wanted);
-            let names = ["attn_out_rows", "l_out_rows"].map(|stem| self.name(stem));
-            keep_rows(ops, device, names[0], attended, wanted, kept);
-            keep_rows(ops, device, names[1], &mut s.x, wanted, kept);
-            if wanted.is_empty() {
+            keep_tokens(ops, &s.wanted);
+            keep_rows(ops, device, names[0], attended, &s.wanted, &mut s.kept);
+            if s.wanted.is_empty() {
                 return;
             }
         }
-        let [attended, _] = self.post_norm(ops, at, after, [attended, free]);
+        let [attended, _] = self.post_norm(ops, (at, first), after, [attended, free]);
         self.scale_residual(ops, "attn_out_scaled", attended);
+        if crop && !residual_first {
+            keep_rows(ops, device, names[1], &mut s.x, &s.wanted, &mut s.kept);
+        }
         let sum = self.name(self.spec.ffn_inp);
-        ops.add(device, sum, attended, &mut s.x, &mut s.ffn_inp);
+        let [a, b] = if residual_first {
+            [&mut s.x, attended]
+        } else {
+            [attended, &mut s.x]
+        };
+        ops.add(device, sum, a, b, &mut s.ffn_inp);
         self.input_norm(ops, at, s);
         run_block(ops, s);
-        let norm = &self.post_ffn_norm;
-        let buffers = [&mut s.block, &mut s.normed];
-        let [out, _] = self.post_norm(ops, at, norm, buffers);
+        let first = if self.spec.global_post_ffn_norm {
+            NodeName::global("norm")
+        } else {
+            first
+        };
+        let (norm, buffers) = (&self.post_ffn_norm, [&mut s.block, &mut s.normed]);
+        let [out, _] = self.post_norm(ops, (at, first), norm, buffers);
         self.scale_residual(ops, "ffn_out_scaled", out);
         let terms = if self.spec.residual_first {
             [&mut s.ffn_inp, out]
@@ -216,7 +314,38 @@ impl<'g> DecoderLayer<'g> {
             [out, &mut s.ffn_inp]
         };
         let [a, b] = terms;
-        ops.add(device, self.name("l_out"), a, b, &mut s.x);
+        let Some(scale) = &self.scale else {
+            ops.add(device, self.output, a, b, &mut s.x);
+            return;
+        };
+        ops.add(device, self.name("l_out_unscaled"), a, b, &mut s.x);
+        ops.multiply(self.output, scale, &mut s.x);
+    }
+
+    /// All operations if the attention and the block read the same normed input. Like in llama.cpp's graph, the block is computed before
+    /// the heads.
+    fn side_by_side(
+        &self,
+        ops: &mut Ops,
+        at: At,
+        s: &mut State,
+        cache: &mut KvCache,
+        attention: &AttentionLayer,
+    ) {
+        let device = at.device;
+        attention.inputs(ops, at, &mut s.attention, &mut s.x, cache);
+        let (x, out) = (s.attention.normed(), &mut s.block);
+        if let Block::Dense(dense) = &self.block {
+            dense.forward(ops, &mut s.dense, self.name("ffn_out"), x, out);
+        } else if let Some(moe) = self.moe() {
+            moe.forward(ops, device, &mut s.moe, x, out);
+        }
+        let sum = self.name("ffn_residual");
+        ops.add(device, sum, &mut s.block, &mut s.x, &mut s.ffn_inp);
+        attention.attend(ops, at, &mut s.attention, cache);
+        attention.output(ops, &mut s.attention, &mut s.block);
+        let (a, b) = (&mut s.ffn_inp, &mut s.block);
+        ops.add(device, self.output, a, b, &mut s.x);
     }
 
     /// The operations after the heads if the router reads the input of the layer: the router, then the others.
@@ -260,7 +389,7 @@ impl<'g> DecoderLayer<'g> {
         if crop {
             s.restore_tokens(ops);
         }
-        self.attention.output(ops, &mut s.attention, &mut s.block);
+        self.mixer.output(ops, s);
         if crop {
             keep_tokens(ops, &s.wanted);
             let name = self.name("attn_out_rows");
@@ -276,8 +405,8 @@ impl<'g> DecoderLayer<'g> {
         let (x, out) = (&mut s.normed, &mut s.block);
         parallel.dense.forward(ops, &mut s.dense, name, x, out);
         ops.add(device, name, &mut s.block, &mut s.ffn_inp, &mut s.normed);
-        let name = self.name("l_out");
-        ops.add(device, name, &mut s.experts, &mut s.normed, &mut s.x);
+        let (a, b) = (&mut s.experts, &mut s.normed);
+        ops.add(device, self.output, a, b, &mut s.x);
     }
 
     /// The block of a dense block and experts: the sum of both, divided by √2, in `s.block`.
@@ -295,24 +424,31 @@ impl<'g> DecoderLayer<'g> {
 
     /// The norm of `s.ffn_inp` in `s.normed`.
     fn input_norm(&self, ops: &mut Ops, at: At, s: &mut State) {
-        let names = ["norm", self.spec.ffn_norm.node].map(|stem| self.name(stem));
+        let node = if self.output_named_norm {
+            "ffn_inp_normed"
+        } else {
+            self.spec.ffn_norm.node
+        };
+        let names = ["norm", node].map(|stem| self.name(stem));
         let (src, dst) = (&mut s.ffn_inp, &mut s.normed);
-        ops.norm(at.device, names, src, &self.ffn_norm, dst);
+        if let Some(norm) = &self.ffn_norm {
+            ops.norm(at.device, names, src, norm, dst);
+        }
     }
 
-    /// The norm of the first buffer in the second, if the layer has one. Returns the buffer of the result, then the other.
+    /// The norm of the first buffer in the second, if the layer has one; `first` is the name of its first node. Returns the buffer of
+    /// the result, then the other.
     fn post_norm<'s>(
         &self,
         ops: &mut Ops,
-        at: At,
+        (at, first): (At, NodeName),
         norm: &PostNorm,
         [x, dst]: [&'s mut Activation; 2],
     ) -> [&'s mut Activation; 2] {
         let Some((norm, node)) = norm else {
             return [x, dst];
         };
-        let names = ["norm", node].map(|stem| self.name(stem));
-        ops.norm(at.device, names, x, norm, dst);
+        ops.norm(at.device, [first, self.name(node)], x, norm, dst);
         [dst, x]
     }
 

@@ -2,6 +2,8 @@
 //! residual connection. [`DecoderSpec`] describes the differences.
 
 mod layer;
+mod mixer;
+mod normed;
 mod spec;
 mod state;
 
@@ -9,14 +11,14 @@ use moe_gguf::LayerId;
 
 use crate::activation::NodeName;
 use crate::error::Result;
-use crate::hparams::{HParams, NormKind};
+use crate::hparams::{HParams, Heads, NormKind, SwigluLimits};
 use crate::kv_cache::KvCache;
 use crate::moe::MoeLayer;
 use crate::ops::Ops;
 use crate::weights::{Bias, Loader, Matrix};
 
 use layer::DecoderLayer;
-pub use spec::{DecoderSpec, DenseBlock, LayerNorm, OutputRows, Scales};
+pub use spec::{DecoderSpec, DenseBlock, LayerNorm, OutputRows, Scales, StreamNames};
 pub use state::State;
 use state::{keep_rows, keep_tokens};
 
@@ -50,9 +52,18 @@ impl<'g> Decoder<'g> {
         self.layers.get(layer.index())?.moe()
     }
 
-    /// Whether a layer has queries, keys and values in one matrix.
-    pub(crate) fn has_fused_inputs(&self) -> bool {
-        self.layers.iter().any(|layer| layer.attention.is_fused())
+    /// The heads of the layers with queries, keys and values in one matrix.
+    pub(crate) fn fused_heads(&self) -> impl Iterator<Item = &Heads> {
+        let layers = self.layers.iter().zip(&self.hp.heads);
+        let layers = layers.filter(|(layer, _)| layer.mixer.is_fused());
+        layers.map(|(_, heads)| heads)
+    }
+
+    /// Whether a delta net has all its inputs in one matrix.
+    pub(crate) fn has_joint_inputs(&self) -> bool {
+        self.layers
+            .iter()
+            .any(|layer| layer.mixer.has_joint_inputs())
     }
 
     /// A part of the model that has no GPU kernel.
@@ -69,25 +80,61 @@ impl<'g> Decoder<'g> {
         if self.spec.dense_block == DenseBlock::WithExperts {
             return Some("factors on the sums of blocks");
         }
+        if self.spec.parallel {
+            return Some("blocks next to the attention");
+        }
+        if self.spec.dense_block == DenseBlock::Normed || self.spec.layer_scales {
+            return Some("factors on routers or layers");
+        }
+        if self.spec.logits_bound.is_some() || self.spec.embedding_rows.is_some() {
+            return Some("factors on the embeddings or a bound of the logits");
+        }
+        let mut limits = self.hp.swiglu_limits.iter();
+        if limits.any(|limits| *limits != SwigluLimits::default()) {
+            return Some("limits of activations");
+        }
         if self.spec.moe.routes_ahead || !self.spec.moe.glu.has_kernel() {
             return Some("routers or activations");
         }
-        let mut layers = self.layers.iter();
-        layers.find_map(|layer| layer.attention.without_kernel())
+        if self.spec.moe.ungated.is_some() {
+            return Some("experts without a gate");
+        }
+        let without_kernel = |layer: &DecoderLayer| {
+            let experts = layer.moe().and_then(MoeLayer::without_kernel);
+            experts.or(layer.mixer.without_kernel())
+        };
+        self.layers.iter().find_map(without_kernel)
     }
 
     /// Looks up the embeddings of `s.tokens` and stores them in the residual stream `s.x`.
     pub fn embed(&self, ops: &mut Ops, weights: &Matrix, s: &mut State) {
         let scale = self.spec.scales.embedding;
-        let [name, scaled] = scale.map_or(["embd"; 2], |(_, names)| names);
-        let [name, scaled] = [name, scaled].map(NodeName::global);
+        let [name, scaled] = match (scale, self.spec.embedding_rows) {
+            (Some((_, names)), _) => names,
+            (None, Some(_)) => ["embd_unscaled", "inp_scaled"],
+            (None, None) => [self.spec.embeddings; 2],
+        };
+        let scaled = match self.spec.stream_names {
+            StreamNames::Output => NodeName::global(scaled),
+            StreamNames::Input => NodeName::of("attn_norm_in", LayerId(0)),
+        };
+        let is_scaled = scale.is_some() || self.spec.embedding_rows.is_some();
+        let name = if is_scaled {
+            NodeName::global(name)
+        } else {
+            scaled
+        };
         ops.get_embeddings(name, weights, &s.tokens, &mut s.x);
         if let Some((factor, _)) = scale {
             ops.scale(scaled, factor, &mut s.x);
         }
+        if let Some(factor) = self.spec.embedding_rows {
+            ops.scale_rows(scaled, "inp_scale_rows", |_| factor, &mut s.x);
+        }
     }
 
-    /// Runs all layers on the residual stream `s.x`. Afterwards `s.x` contains only the rows whose logits are wanted.
+    /// Runs all layers on the residual stream `s.x`. Afterwards `s.x` contains only the rows whose logits are wanted, unless they are
+    /// selected after the norm of the output.
     pub fn forward(&self, ops: &mut Ops, s: &mut State, cache: &mut KvCache) {
         for (il, layer) in self.hp.layers().zip(&self.layers) {
             let is_last = il.index() + 1 == self.layers.len();
@@ -102,18 +149,32 @@ impl<'g> Decoder<'g> {
         }
     }
 
+    /// Selects the rows of the normed output `s.normed` whose logits are wanted, if the architecture selects them there.
+    pub fn select_normed_rows(&self, ops: &mut Ops, s: &mut State) {
+        if self.spec.output_rows == OutputRows::AfterNorm {
+            keep_tokens(ops, &s.wanted);
+            let (device, name) = (ops.output_device(), NodeName::global("result_norm"));
+            keep_rows(ops, device, name, &mut s.normed, &s.wanted, &mut s.kept);
+        }
+    }
+
     /// The number of operations that write one record per pass, and the number of those that write one per token.
     pub fn ops(&self) -> (usize, usize) {
-        // Of `block` and `x`, or of `x` only, and of the scores of a router before the attention.
-        let output_rows = 2 + usize::from(self.spec.moe.routes_ahead);
-        let scales = self.spec.scales;
-        let scales = usize::from(scales.embedding.is_some()) + usize::from(scales.logits.is_some());
+        let output_rows = match self.spec.output_rows {
+            // Of `block` and `x`, and of the scores of a router before the attention.
+            OutputRows::InLastLayer => 2 + usize::from(self.spec.moe.routes_ahead),
+            OutputRows::AfterLastLayer | OutputRows::AfterNorm => 1,
+        };
+        let (scales, bound) = (self.spec.scales, self.spec.logits_bound);
+        let scales = usize::from(scales.embedding.is_some())
+            + usize::from(self.spec.embedding_rows.is_some())
+            + usize::from(scales.logits.is_some())
+            + bound.map_or(0, |_| 3);
         let bias = usize::from(self.spec.logits_bias != Bias::None);
         // Of the norm of the output.
         let norm_bias = usize::from(self.hp.norm_bias);
         let outside = output_rows + scales + bias + norm_bias;
-        let layers = self.layers.iter().zip(&self.hp.n_expert_used_by_layer);
-        let layers = layers.map(|(layer, &n_expert_used)| layer.ops(&self.hp, n_expert_used));
+        let layers = self.layers.iter().map(|layer| layer.ops(&self.hp));
         layers.fold((outside, 0), |sum, layer| {
             (sum.0 + layer.0, sum.1 + layer.1)
         })

@@ -9,6 +9,7 @@ use crate::device_id::DeviceId;
 use crate::ffn::FfnState;
 use crate::moe::MoeState;
 use crate::ops::Ops;
+use crate::recurrent::{DeltaNetState, Mamba2State, ShortConvState};
 
 /// Buffers of a pass, shared by all layers.
 pub struct State {
@@ -28,6 +29,12 @@ pub struct State {
     pub logits: Activation,
     /// Buffers of the attention.
     pub attention: AttentionState,
+    /// Buffers of short convolutions.
+    pub short_conv: ShortConvState,
+    /// Buffers of gated delta nets.
+    pub delta_net: DeltaNetState,
+    /// Buffers of Mamba-2 layers.
+    pub mamba2: Mamba2State,
     /// Buffers of the dense blocks.
     pub dense: FfnState,
     /// Buffers of the MoE layers.
@@ -53,6 +60,9 @@ impl Default for State {
             attention: AttentionState::new(32),
             dense: FfnState::new(48),
             moe: MoeState::new(64),
+            short_conv: ShortConvState::new(96),
+            delta_net: DeltaNetState::new(112),
+            mamba2: Mamba2State::new(128),
             tokens: Vec::new(),
             wanted: Vec::new(),
             all_tokens: (Vec::new(), Vec::new()),
@@ -73,6 +83,9 @@ impl State {
         inventory.vector(Input::Tokens.buffer_id(), "token ids", &self.tokens);
         inventory.vector(Input::Wanted.buffer_id(), "wanted rows", &self.wanted);
         self.attention.buffers(inventory);
+        self.short_conv.buffers(inventory);
+        self.delta_net.buffers(inventory);
+        self.mamba2.buffers(inventory);
         self.dense.buffers(inventory);
         self.moe.buffers(inventory);
     }

@@ -20,10 +20,14 @@ pub struct Shape {
     pub n_head: usize,
     /// Key and value heads; `n_head` is a multiple of it.
     pub n_head_kv: usize,
-    /// Width of a head.
+    /// Width of a head of queries and keys.
     pub head_dim: usize,
+    /// Width of a head of values.
+    pub value_dim: usize,
     /// Positions that a token attends to, including its own; `None` means all up to its own.
     pub window: Option<usize>,
+    /// Length of the chunks that the positions are divided into, at least 1: a token attends to positions of its own chunk only.
+    pub chunk: Option<usize>,
     /// Factor on the scores.
     pub scale: f32,
     /// Bound of the absolute values of the scores: `softcap · tanh(score / softcap)`.
@@ -34,7 +38,8 @@ impl Shape {
     /// Cache positions that the token at `position` attends to.
     pub fn visible(&self, position: usize) -> Range<usize> {
         let start = self.window.map_or(0, |w| (position + 1).saturating_sub(w));
-        start..position + 1
+        let chunk = self.chunk.map_or(0, |n| position / n * n);
+        start.max(chunk)..position + 1
     }
 }
 
@@ -44,10 +49,10 @@ pub struct Inputs<'a> {
     pub q: &'a [f32],
     /// Keys `(position, n_head_kv, head_dim)`.
     pub k: Rows<'a>,
-    /// Values `(position, n_head_kv, head_dim)`.
+    /// Values `(position, n_head_kv, value_dim)`.
     pub v: Rows<'a>,
-    /// Elements between two positions in `k` and `v`.
-    pub stride: usize,
+    /// Elements between two positions in `k` and in `v`.
+    pub strides: [usize; 2],
     /// Position of each query in the cache `(token)`.
     pub positions: &'a [u32],
     /// Attention sinks (gpt-oss): additional scores in the softmax without a value `(n_head)`.
@@ -59,7 +64,7 @@ const ROWS: usize = 128;
 /// Maximum tokens of a tile. The limit bounds the masked scores that are computed for the early tokens of a tile.
 const TOKENS: usize = 64;
 
-/// `out[t] = softmax(scale · q[t] · kᵀ) · v` for each head; `out (token, n_head, head_dim)`.
+/// `out[t] = softmax(scale · q[t] · kᵀ) · v` for each head; `out (token, n_head, value_dim)`.
 pub fn attention(threads: &Threads, shape: &Shape, inputs: &Inputs, out: &mut [f32]) {
     attention_with(Isa::best(), threads, shape, inputs, out);
 }

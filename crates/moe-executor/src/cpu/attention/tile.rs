@@ -35,13 +35,13 @@ pub struct Tile<'a> {
 struct Scratch {
     /// Queries, scaled `(row, head_dim)`.
     q: Vec<f32>,
-    /// Keys or values of a block in f32 `(BLOCK, head_dim)`, if the cache has another type.
+    /// Keys `(BLOCK, head_dim)` or values `(BLOCK, value_dim)` of a block in f32, if the cache has another type.
     decoded: Vec<f32>,
     /// Transposed keys of a block `(head_dim, BLOCK)`.
     keys: Vec<f32>,
     /// Scores, then weights `(row, BLOCK)`.
     scores: Vec<f32>,
-    /// Weighted sums of values `(row, head_dim)`.
+    /// Weighted sums of values `(row, value_dim)`.
     sums: Vec<f32>,
     /// Largest score so far `(row)`.
     max: Vec<f32>,
@@ -78,7 +78,8 @@ impl Kernel for Tile<'_> {
 }
 
 impl Tile<'_> {
-    /// Keys or values of `kv_head` in a block of positions as f32, and the distance between two positions.
+    /// Keys or values of `kv_head` in a block of positions as f32, and the distance between two positions. A head has `d` elements,
+    /// and two positions of `rows` are `stride` elements apart.
     ///
     /// # Safety
     /// The CPU has the instructions of `S`.
@@ -86,10 +87,10 @@ impl Tile<'_> {
     unsafe fn cached<'c, S: Simd>(
         &'c self,
         rows: Rows<'c>,
+        [d, stride]: [usize; 2],
         block: &Range<usize>,
         decoded: &'c mut Vec<f32>,
     ) -> (&'c [f32], usize) {
-        let (d, stride) = (self.shape.head_dim, self.inputs.stride);
         let first = block.start * stride + self.kv_head * d;
         // SAFETY: by the contract of this function.
         unsafe { rows.decode::<S>(first, stride, [block.len(), d], decoded) }
@@ -108,7 +109,7 @@ impl Tile<'_> {
         s.keys.resize(d * BLOCK, 0.0);
         s.scores.resize(rows * BLOCK, 0.0);
         s.sums.clear();
-        s.sums.resize(rows * d, 0.0);
+        s.sums.resize(rows * self.shape.value_dim, 0.0);
         s.max.clear();
         s.total.clear();
         for _ in self.tokens.clone() {
@@ -129,8 +130,10 @@ impl Tile<'_> {
     unsafe fn score<S: Simd>(&self, block: Range<usize>, s: &mut Scratch) {
         let d = self.shape.head_dim;
         let rows = s.max.len();
+        let size = [d, self.inputs.strides[0]];
+        let decoded = &mut s.decoded;
         // SAFETY: by the contract of this function.
-        let (keys, stride) = unsafe { self.cached::<S>(self.inputs.k, &block, &mut s.decoded) };
+        let (keys, stride) = unsafe { self.cached::<S>(self.inputs.k, size, &block, decoded) };
         let row_of = |i: usize| &keys[i * stride..][..d];
         if rows < MIN_ROWS {
             for i in 0..block.len() {
@@ -165,7 +168,7 @@ impl Tile<'_> {
     /// The CPU has the instructions of `S`.
     #[inline(always)]
     unsafe fn weigh<S: Simd>(&self, block: Range<usize>, s: &mut Scratch) {
-        let (d, heads) = (self.shape.head_dim, self.heads.len());
+        let (d, heads) = (self.shape.value_dim, self.heads.len());
         for (row, scores) in s.scores.chunks_exact_mut(BLOCK).enumerate() {
             let position = self.inputs.positions[self.tokens.start + row / heads];
             let visible = self.shape.visible(position as usize);
@@ -211,15 +214,17 @@ impl Tile<'_> {
     /// The CPU has the instructions of `S`.
     #[inline(always)]
     unsafe fn add_values<S: Simd>(&self, block: Range<usize>, s: &mut Scratch) {
+        let size = [self.shape.value_dim, self.inputs.strides[1]];
+        let decoded = &mut s.decoded;
         // SAFETY: by the contract of this function.
-        let (values, stride) = unsafe { self.cached::<S>(self.inputs.v, &block, &mut s.decoded) };
+        let (values, stride) = unsafe { self.cached::<S>(self.inputs.v, size, &block, decoded) };
         let product = Product {
             a: &s.scores,
             depth: block.len(),
             stride_a: BLOCK,
             b: values,
             stride_b: stride,
-            columns: self.shape.head_dim,
+            columns: self.shape.value_dim,
         };
         // SAFETY: by the contract of this function.
         unsafe { product.add_to::<S>(&mut s.sums) }
@@ -227,7 +232,7 @@ impl Tile<'_> {
 
     /// Divides the sums by the totals and writes the output.
     fn finish(&self, s: &Scratch) {
-        let (d, heads) = (self.shape.head_dim, self.heads.len());
+        let (d, heads) = (self.shape.value_dim, self.heads.len());
         let rows = s.sums.chunks_exact(d).zip(&s.total).enumerate();
         for (row, (sums, total)) in rows {
             let (t, head) = (row / heads, row % heads);

@@ -3,8 +3,8 @@
 use moe_gguf::{ExpertId, GgmlType, LayerId};
 use moe_placement::dynamic::Slot;
 
-use super::super::HotCache;
 use super::super::contents::{Compact, Projections};
+use super::super::{HotCache, UNGATED};
 use crate::cuda::Device;
 use crate::device_id::DeviceId;
 use crate::devices::Devices;
@@ -64,7 +64,11 @@ impl<'a> SlotMemory<'a> {
         for layer in (0..).map(LayerId).take(model.hparams().n_layer) {
             let moe = model.decoder.moe(layer);
             layers.push(moe.and_then(|moe| {
-                let projections: Projections<'a, 'a> = moe.projections();
+                let projections: Option<Projections<'a, 'a>> = moe.projections();
+                let Some(projections) = projections else {
+                    dropped.push((layer, UNGATED.to_owned()));
+                    return None;
+                };
                 if let Some(reason) = unsupported(projections, devices, device) {
                     dropped.push((layer, reason));
                     return None;

@@ -33,6 +33,10 @@ pub(super) struct CpuLane<'c> {
     pub(super) tokens: &'c [u32],
     /// Index of the matrices of each entry.
     pub(super) indices: &'c [i32],
+    /// Expert of each entry.
+    pub(super) experts: &'c [i32],
+    /// Whether the input has a row for each entry, instead of one for each token.
+    pub(super) has_own_rows: bool,
     /// Copies of gate, up and down; `None`: those of the file.
     pub(super) copies: Option<&'c [Compact; 3]>,
     /// The entries grouped by `indices`.
@@ -103,6 +107,8 @@ impl<'c> LaneCall<'c, '_> {
             entries: self.work.range(lane),
             tokens: self.work.tokens(lane),
             indices: self.indices(lane),
+            experts: self.work.experts(lane),
+            has_own_rows: self.nodes.merge.weights_first,
             copies: self.copies(lane),
             group: &groups[lane as usize],
         }

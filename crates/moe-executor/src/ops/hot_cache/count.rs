@@ -3,15 +3,16 @@
 use std::time::Instant;
 
 use moe_placement::perf::{LaneIndex, PerfMode};
+use moe_trace::LayerId;
 use moe_trace::record::lane;
 
-use super::ExpertNodes;
 use crate::cuda::Download;
 use crate::device_id::DeviceId;
 use crate::devices::TimePoint;
 use crate::hot_cache::{CallTimes, PendingTimes};
 use crate::ops::{At, Ops};
 use crate::recorder::{LaneCounts, Routing};
+use crate::weights::Matrix;
 
 impl Ops<'_> {
     /// Notes the start of a call of a MoE layer on `device`, if times are measured.
@@ -34,7 +35,7 @@ impl Ops<'_> {
     }
 
     /// Notes the end of a call of a MoE layer, if times are measured.
-    pub(super) fn end_call(&mut self, At { il: layer, device }: At) {
+    pub(crate) fn end_call(&mut self, At { il: layer, device }: At) {
         let ended = self.time_point(device);
         if let (Some(cache), Some(ended)) = (&mut self.hot, ended) {
             let complete = cache.layer(layer).and_then(|layer| layer.complete);
@@ -59,11 +60,12 @@ impl Ops<'_> {
         }
     }
 
-    /// Counts a call of a layer whose experts were computed without lanes. If only a GPU has the ids, they are counted at the end
-    /// of the pass: nothing waits for them.
-    pub(super) fn count_without_lanes(
+    /// Counts a call of a layer whose experts, with the matrices `down`, were computed without lanes. If only a GPU has the ids, they
+    /// are counted at the end of the pass: nothing waits for them.
+    pub(crate) fn count_without_lanes(
         &mut self,
-        nodes: &ExpertNodes,
+        il: LayerId,
+        down: &Matrix,
         routing: &mut Routing,
         lanes: &LaneCounts,
     ) {
@@ -72,15 +74,14 @@ impl Ops<'_> {
         };
         if cache.mode() != PerfMode::Off {
             let has_hot = lanes[usize::from(lane::HOT_CACHE)] > 0 || self.dynamic.is_some();
-            let layer = cache.layer(nodes.at.il).filter(|_| has_hot);
+            let layer = cache.layer(il).filter(|_| has_hot);
             let all = layer.map_or(Some(LaneIndex::Cold), |layer| layer.complete);
             match all.and_then(|lane| Some((lane, self.download_ids(routing)?))) {
-                Some((lane, ids)) => cache.count_copied(nodes.at.il, ids, lane),
+                Some((lane, ids)) => cache.count_copied(il, ids, lane),
                 None => {
                     self.fetch(&mut routing.ids);
-                    let [_, _, down] = nodes.linears();
-                    let gpu = self.devices.nearest_gpu(&down.weights).filter(|_| has_hot);
-                    cache.count_on_gpu(nodes.at.il, routing.ids.host(), gpu);
+                    let gpu = self.devices.nearest_gpu(down).filter(|_| has_hot);
+                    cache.count_on_gpu(il, routing.ids.host(), gpu);
                 }
             }
         }

@@ -28,7 +28,8 @@ use crate::error::Result;
 use crate::hot_cache::{Call, HotCache, HotCacheReport, LaneContents, replace_lanes};
 use crate::model::Model;
 use crate::ops::experts::Projection;
-use crate::ops::{At, Ops};
+use crate::ops::weighted_inputs::WeightedInputs;
+use crate::ops::{At, Ops, SwigluLimit};
 use crate::recorder::{LaneCounts, Lanes, Routing};
 use crate::weights::Linear;
 
@@ -43,6 +44,8 @@ pub(crate) struct ExpertNodes<'a, 'g> {
     pub activated: NodeName,
     /// The activation.
     pub glu: Glu,
+    /// Its limit, if it has one.
+    pub limit: Option<SwigluLimit>,
     /// Names of the weighted sum.
     pub merge: MergeNames,
 }
@@ -52,6 +55,8 @@ pub(crate) struct ExpertNodes<'a, 'g> {
 pub(crate) struct MergeNames {
     /// Expert weights.
     pub weights: NodeName,
+    /// Whether the weights are applied to the inputs of the experts. Then the sum has no weights.
+    pub weights_first: bool,
     /// The sum.
     pub sum: NodeName,
 }
@@ -66,6 +71,8 @@ impl<'a, 'g> ExpertNodes<'a, 'g> {
 pub(crate) struct ExpertIo<'b> {
     /// Activations `(token, n_embd)`.
     pub x: &'b mut Activation,
+    /// Buffer of activations multiplied by expert weights `(token, slot, n_embd)`.
+    pub weighted: &'b mut Activation,
     /// The selected experts.
     pub routing: &'b mut Routing,
     /// Gate, up and down `(token, slot, width)`.
@@ -126,11 +133,18 @@ impl Ops<'_> {
     }
 
     /// Whether the CPU selects the experts of a layer from the router's scores: it needs them for the worklist, and the profile of
-    /// the architecture allows it for this number of tokens. With a dynamic cache, the GPU finds the slots of the experts.
-    pub(crate) fn routes_on_cpu(&self, il: LayerId, linears: [&Linear; 3], tokens: usize) -> bool {
+    /// the architecture allows it for this number of tokens. With a dynamic cache, the GPU finds the slots of the experts. Experts
+    /// without a gate are not cached; then `linears` is `None`.
+    pub(crate) fn routes_on_cpu(
+        &self,
+        il: LayerId,
+        linears: Option<[&Linear; 3]>,
+        tokens: usize,
+    ) -> bool {
         let cache = self.hot.as_deref();
         let max_tokens = cache.map_or(0, |cache| cache.profile().cpu_routing_max_tokens);
-        self.dynamic.is_none() && tokens <= max_tokens && self.uses_lanes(il, linears, tokens)
+        let uses_lanes = |linears| self.uses_lanes(il, linears, tokens);
+        self.dynamic.is_none() && tokens <= max_tokens && linears.is_some_and(uses_lanes)
     }
 
     /// The operations of the selected experts. Returns the number of down products per lane.
@@ -156,17 +170,26 @@ impl Ops<'_> {
     /// The operations of the selected experts without lanes.
     fn all_experts(&mut self, nodes: &ExpertNodes, io: ExpertIo) -> LaneCounts {
         let ExpertIo {
-            x,
+            mut x,
+            weighted,
             routing,
             buffers: [gate_out, up_out, down_out],
             dst,
         } = io;
         let [gate, up, down] = nodes.projections;
-        let glu = (nodes.activated, nodes.glu);
+        if nodes.merge.weights_first {
+            let mut inputs = WeightedInputs {
+                x: &mut *x,
+                rows: &mut *weighted,
+            };
+            self.weigh_inputs(nodes.at.il, nodes.merge.weights, routing, &mut inputs);
+            x = weighted;
+        }
+        let glu = (nodes.activated, nodes.glu, nodes.limit.as_ref());
         let mut layer = self.begin_experts(nodes.at.il, down.linear, routing);
         self.gate_up(&mut layer, [gate, up], glu, x, routing, [gate_out, up_out]);
         let lanes = self.down_and_merge(layer, down, nodes.merge, gate_out, routing, down_out, dst);
-        self.count_without_lanes(nodes, routing, &lanes);
+        self.count_without_lanes(nodes.at.il, &down.linear.weights, routing, &lanes);
         lanes
     }
 
@@ -209,6 +232,15 @@ impl Ops<'_> {
         };
         call.shape(&mut io);
 
+        if nodes.merge.weights_first {
+            let mut inputs = WeightedInputs {
+                x: &mut *io.x,
+                rows: &mut *io.weighted,
+            };
+            let work = (&scratch.work, &*io.routing);
+            self.weigh_entries(nodes.at.il, nodes.merge.weights, work, &mut inputs);
+            std::mem::swap(&mut io.x, &mut io.weighted);
+        }
         let mut gpus = GpuLanes::new(&mut scratch.sums, &mut scratch.staged, events);
         gpus.copy_inputs(self, &call, io.x);
         let start = now();

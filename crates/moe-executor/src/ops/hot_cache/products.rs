@@ -68,20 +68,32 @@ impl<'o> Ops<'o> {
     ) {
         let nodes = products.nodes;
         let [gate, up, down] = &nodes.projections;
-        self.finish_projection(scope, products, (0, gate), x, gate_out);
+        if gate.shares_node(up) {
+            gate_out.name = gate.names[0];
+        } else {
+            self.finish_projection(scope, products, (0, gate), x, gate_out);
+        }
+        if let Some(limit) = &nodes.limit {
+            self.limit_gate(limit, gate_out);
+        }
         for lane in products.lanes.iter().flatten() {
             self.multiply(lane, (1, up), x, up_out, None);
         }
         self.finish_projection(scope, products, (1, up), x, up_out);
-        let before = Source::from(&*gate_out);
-        for lane in products.lanes.iter().flatten() {
-            let range = lane.elements(gate_out.width);
-            let gate = &mut gate_out.data_mut()[range.clone()];
-            nodes.glu.apply(self.threads, gate, &up_out.data()[range]);
+        if let Some(limit) = &nodes.limit {
+            self.limit_up(limit, up_out);
+            self.multiply_gate(nodes.activated, gate_out, up_out);
+        } else {
+            let before = Source::from(&*gate_out);
+            for lane in products.lanes.iter().flatten() {
+                let range = lane.elements(gate_out.width);
+                let gate = &mut gate_out.data_mut()[range.clone()];
+                nodes.glu.apply(self.threads, gate, &up_out.data()[range]);
+            }
+            gate_out.name = nodes.activated;
+            let sources = [before, (&*up_out).into()];
+            self.record(scope, number::GLU, nodes.activated, &sources);
         }
-        gate_out.name = nodes.activated;
-        let sources = [before, (&*up_out).into()];
-        self.record(scope, number::GLU, nodes.activated, &sources);
         for lane in products.lanes.iter().flatten() {
             self.multiply(lane, (2, down), gate_out, down_out, None);
         }
@@ -99,8 +111,8 @@ impl<'o> Ops<'o> {
     ) {
         let weights = &projection.linear.weights;
         let (rows, row_of) = match which {
-            2 => (&src.data()[lane.elements(weights.n_in)], RowOf::Every(1)),
-            _ => (src.data(), RowOf::Listed(lane.tokens)),
+            0 | 1 if !lane.has_own_rows => (src.data(), RowOf::Listed(lane.tokens)),
+            _ => (&src.data()[lane.elements(weights.n_in)], RowOf::Every(1)),
         };
         let entries = Entries {
             rows,
@@ -121,7 +133,7 @@ impl<'o> Ops<'o> {
         self.quantized = quantized;
     }
 
-    /// Records the products of a projection after [`Ops::multiply`], and adds the bias of the lanes on the CPU.
+    /// Records the products of a projection after [`Ops::multiply`], and applies the factors and the bias of the lanes on the CPU.
     fn finish_projection(
         &mut self,
         scope: &mut Scope,
@@ -134,7 +146,8 @@ impl<'o> Ops<'o> {
         let n_out = weights.n_out;
         dst.name = projection.names[0];
         let (routing, _) = products.experts;
-        let is_reshaped = which != 2 && routing.n_expert_used > 1;
+        let has_own_rows = which == 2 || products.nodes.merge.weights_first;
+        let is_reshaped = !has_own_rows && routing.n_expert_used > 1;
         let suffix = if is_reshaped { " (reshaped)" } else { "" };
         let ids = router::ids(projection.il, routing);
         let sources = [weights.into(), Source::view(src, suffix), ids];
@@ -145,6 +158,14 @@ impl<'o> Ops<'o> {
             &sources,
             products.experts,
         );
+        if let Some(scales) = &projection.scales {
+            let before = Source::from(&*dst);
+            for lane in products.lanes.iter().flatten() {
+                let out = &mut dst.data_mut()[lane.elements(n_out)];
+                self.scale_rows_of_experts(scales, lane.experts, (out, n_out));
+            }
+            self.record_expert_scales(scope, scales, routing, (before, dst));
+        }
         let Some(bias) = bias else {
             return;
         };

@@ -31,10 +31,12 @@ impl Ops<'_> {
             self.sum_rows(call, &is_on_gpu, rows, dst);
         }
         let nodes = call.nodes;
-        let before = Source::from(&*rows);
-        rows.name = NodeName::of("ffn_moe_weighted", nodes.at.il);
-        let sources = [before, router::weights(nodes.merge.weights, routing)];
-        self.record(&mut scope, number::MUL, rows.name, &sources);
+        if !nodes.merge.weights_first {
+            let before = Source::from(&*rows);
+            rows.name = NodeName::of("ffn_moe_weighted", nodes.at.il);
+            let sources = [before, router::weights(nodes.merge.weights, routing)];
+            self.record(&mut scope, number::MUL, rows.name, &sources);
+        }
         let on_gpu = gpus.sums.gpu.iter_mut().zip(is_on_gpu);
         let on_gpu = on_gpu.filter_map(|(sum, is_on)| is_on.then_some(sum));
         let on_cpu = (computes && is_shared).then_some(&mut gpus.sums.cpu);
@@ -57,6 +59,7 @@ impl Ops<'_> {
     ) {
         let (work, k, width) = (call.work, call.k, rows.width);
         let (rows, weights) = (rows.data(), work.weights());
+        let is_weighted = !call.nodes.merge.weights_first;
         // Columns are split, too: a single token would run on one thread.
         const COLUMNS: usize = 512;
         let chunks = width.div_ceil(COLUMNS);
@@ -76,7 +79,8 @@ impl Ops<'_> {
                         continue;
                     }
                     let at = work.positions()[entry] as usize;
-                    let (row, weight) = (&rows[at * width + first..][..n], weights[at]);
+                    let row = &rows[at * width + first..][..n];
+                    let weight = if is_weighted { weights[at] } else { 1.0 };
                     let pairs = out.iter_mut().zip(row);
                     if is_first {
                         pairs.for_each(|(o, x)| *o = x * weight)

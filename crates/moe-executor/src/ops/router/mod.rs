@@ -26,6 +26,8 @@ pub struct RouterSpec<'a, 'g> {
     pub selection_bias: Option<&'a Vector>,
     /// Expert groups, if the selection is group-limited.
     pub groups: Option<Groups>,
+    /// Whether experts are selected by their scores instead of their probabilities.
+    pub selects_by_scores: bool,
     /// Whether the weights of the selected experts are normalized to a sum of 1.
     pub norm_weights: bool,
     /// Factor on the expert weights.
@@ -81,6 +83,8 @@ impl Ops<'_> {
         inventory.vector(Input::Positions.buffer_id(), "positions", &self.positions);
         inventory.vector(GROUPS_BUFFER, "expert groups", &self.groups);
         inventory.vector(SUMS_BUFFER, "sums of weights", &self.sums);
+        let factors = Input::Factors.buffer_id();
+        inventory.vector(factors, "factors of tokens", &self.row_factors);
         if let Some(cache) = &self.hot {
             cache.buffers(inventory);
         }
@@ -130,16 +134,20 @@ impl Ops<'_> {
         } else {
             &state.probs
         };
-        let mut selected_by = probs;
+        let mut selected_by = if spec.selects_by_scores {
+            &state.scores
+        } else {
+            probs
+        };
         if spec.selection_bias.is_some() || spec.groups.is_some() {
             let selection = &mut state.selection;
-            selection.shape(probs.name, probs.width, probs.rows);
+            selection.shape(selected_by.name, selected_by.width, selected_by.rows);
             if !scope.is_done() {
-                selection.data_mut().copy_from_slice(probs.data());
+                selection.data_mut().copy_from_slice(selected_by.data());
             }
             if let Some(bias) = spec.selection_bias {
                 let name = name("ffn_moe_probs_biased");
-                self.bias_selection(scope, name, bias, probs, selection);
+                self.bias_selection(scope, name, bias, selected_by, selection);
             }
             if let Some(groups) = spec.groups {
                 self.keep_best_groups(scope, il, groups, selection);
@@ -240,6 +248,8 @@ impl Ops<'_> {
 /// Ids of the router's buffers, between the ids of the activations and the caches.
 const GROUPS_BUFFER: u64 = (1 << 16) - 5;
 const QUANTIZED_BUFFER: u64 = (1 << 16) - 6;
+/// Factors of experts, which have no memory.
+pub(super) const SCALES_BUFFER: u64 = (1 << 16) - 7;
 const IDS_BUFFER: u64 = (1 << 16) - 3;
 const WEIGHTS_BUFFER: u64 = (1 << 16) - 2;
 const SUMS_BUFFER: u64 = (1 << 16) - 1;

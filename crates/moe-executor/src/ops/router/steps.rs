@@ -5,6 +5,7 @@ use moe_trace::LayerId;
 use super::{GROUPS_BUFFER, RouterState, SUMS_BUFFER, ids, small, weights};
 use crate::activation::{Activation, NodeName};
 use crate::hparams::{Gating, Groups};
+use crate::ops::attention::unstored;
 use crate::ops::{Ops, Scope, number};
 use crate::recorder::{Routing, Source};
 use crate::weights::Vector;
@@ -62,7 +63,8 @@ impl Ops<'_> {
         self.record(scope, number::ADD, name, &[probs.into(), bias.into()]);
     }
 
-    /// Sets the probabilities of experts outside the best groups to minus infinity.
+    /// Sets the probabilities of experts outside the best groups to minus infinity. Records the seven nodes of llama.cpp; the first has
+    /// the time of the selection of the groups.
     pub(super) fn keep_best_groups(
         &mut self,
         scope: &mut Scope,
@@ -82,21 +84,42 @@ impl Ops<'_> {
             best(&self.sums, groups.n_used, &mut self.order);
             self.groups.extend(&self.order[..groups.n_used]);
         }
-        let name = NodeName::of("ffn_moe_group_topk", il);
-        self.record(scope, number::ARGSORT, name, &[(&*selection).into()]);
+        let nodes = [
+            "ffn_moe_group_argsort",
+            "ffn_moe_group_best",
+            "ffn_moe_group_sums",
+            "ffn_moe_group_topk",
+            "ffn_moe_group_kept",
+            "ffn_moe_group_filled",
+            "ffn_moe_probs_masked",
+        ];
+        let [order, two, sums, selected, kept, filled, masked] =
+            nodes.map(|stem| NodeName::of(stem, il));
+        let probs = Source::view(&*selection, " (reshaped)");
+        self.record(scope, number::ARGSORT, order, &[probs]);
+        let reshaped = Source::view(&*selection, " (reshaped) (reshaped)");
+        let sources = [reshaped, unstored(order, " (view)")];
+        self.record(scope, number::GET_ROWS, two, &sources);
+        let source = unstored(two, " (reshaped)");
+        self.record(scope, number::SUM_ROWS, sums, &[source]);
+        let source = unstored(sums, " (reshaped)");
+        self.record(scope, number::ARGSORT, selected, &[source]);
 
-        let before = Source::from(&*selection);
+        let ids = small(selected, GROUPS_BUFFER, &self.groups, groups.n_used, "i32");
+        self.record(scope, number::GET_ROWS, kept, &[probs, ids]);
+        self.record(scope, number::FILL, filled, &[probs]);
         let rows = selection.data_mut().chunks_exact_mut(width);
-        for (row, kept) in rows.zip(self.groups.chunks_exact(groups.n_used)) {
+        for (row, best) in rows.zip(self.groups.chunks_exact(groups.n_used)) {
             for (group, values) in (0u32..).zip(row.chunks_exact_mut(size)) {
-                if !kept.contains(&group) {
+                if !best.contains(&group) {
                     values.fill(f32::NEG_INFINITY);
                 }
             }
         }
-        selection.name = NodeName::of("ffn_moe_probs_masked", il);
-        let kept = small(name, GROUPS_BUFFER, &self.groups, groups.n_used, "i32");
-        self.record(scope, number::SET_ROWS, selection.name, &[before, kept]);
+        // The result is a view of the node that was filled.
+        selection.name = filled;
+        let sources = [unstored(kept, ""), ids, (&*selection).into()];
+        self.record(scope, number::SET_ROWS, masked, &sources);
     }
 
     /// Selects the `k` best experts of each token, best first.

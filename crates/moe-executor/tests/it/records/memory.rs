@@ -70,6 +70,7 @@ fn compute_buffers_have_the_computed_sizes() {
                 "positions",
                 "expert groups",
                 "sums of weights",
+                "factors of tokens",
             ];
             let buffers = allocated(file, n, CacheParams::new(1024));
             let mut actual: Vec<(&str, u64)> = buffers
@@ -137,6 +138,41 @@ fn cache_has_the_computed_size() {
                 sum,
                 "{file}, {k} and {v}"
             );
+        }
+    }
+}
+
+/// With latent attention, the cache has one row of keys for each token, which also contains the values.
+#[test]
+fn cache_of_latent_attention_has_the_computed_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let formats = [
+        described::description("deepseek2"),
+        described::with_decompressed_keys(),
+    ];
+    for (path, halves) in described::write(dir.path(), formats).iter().zip([1, 2]) {
+        let gguf = Gguf::open(path).unwrap();
+        let hp = Model::load(&gguf).unwrap().hparams().clone();
+        let shape = KvShape::of(&gguf).unwrap();
+        for n in [1, 100] {
+            let cells = Cells::uniform(n.into(), 1);
+            let computed = shape.bytes(KvTypes::default(), cells).unwrap();
+            let expected: Vec<(String, u64)> = computed
+                .iter()
+                .flat_map(|layer| {
+                    let name = |half| format!("cache_{half}_l{}", layer.layer);
+                    [(name("k"), layer.k), (name("v"), layer.v)]
+                })
+                .filter(|(_, bytes)| *bytes > 0)
+                .collect();
+            assert_eq!(expected.len(), halves * hp.n_layer);
+            let cache = CacheParams::new(1024);
+            let buffers = allocated(path.to_str().unwrap(), n, cache).into_iter();
+            let caches = buffers.filter(|buffer| buffer.name.starts_with("cache_"));
+            let actual: Vec<(String, u64)> = caches.map(|b| (b.name, b.size)).collect();
+            assert_eq!(actual, expected, "{path:?}, {n} tokens");
+            let sum: u64 = expected.iter().map(|(_, bytes)| bytes).sum();
+            assert_eq!(cache.size_bytes(&hp, n as usize), sum, "{path:?}");
         }
     }
 }

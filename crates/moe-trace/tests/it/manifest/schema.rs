@@ -180,6 +180,7 @@ fn full() -> Manifest {
             n_seq: Some(1),
             n_positions: Some(70),
             size_bytes: Some(1 << 16),
+            state_bytes: Some(1 << 12),
         }),
         host: Host {
             cpu: "CPU".into(),

@@ -15,7 +15,9 @@ fn shape(n_head: usize, n_head_kv: usize, head_dim: usize, window: Option<usize>
         n_head,
         n_head_kv,
         head_dim,
+        value_dim: head_dim,
         window,
+        chunk: None,
         scale: 1.0 / (head_dim as f32).sqrt(),
         softcap: None,
     }
@@ -109,7 +111,7 @@ fn check(
         q: &q,
         k: Rows::F32(&k),
         v: Rows::F32(&v),
-        stride: width,
+        strides: [width; 2],
         positions,
         sinks: with_sinks.then_some(&sinks),
     };

@@ -110,7 +110,9 @@ fn timings() {
                 n_head,
                 n_head_kv,
                 head_dim,
+                value_dim: head_dim,
                 window: None,
+                chunk: None,
                 scale: 0.1,
                 softcap: None,
             };
@@ -148,7 +150,7 @@ fn timings() {
             };
             let took = time(device, || kernels.attention(stream, &it));
             let params = CacheParams::of_type(ty, last + 1);
-            let cache_bytes = params.bytes(1, width, last + 1);
+            let cache_bytes = params.bytes(&[[width; 2]], last + 1);
             let seen: usize = (past..=last).map(|p| p + 1).sum();
             println!(
                 "attention {n_head} heads, {n_head_kv} KV heads of {head_dim} in {ty}, {n_tokens} tokens after {past}: {took:.2} µs, \
