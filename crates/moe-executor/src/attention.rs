@@ -277,10 +277,10 @@ impl<'g> AttentionLayer<'g> {
         let qk_norms = self.qk_norms.iter().flatten().map(Norm::ops);
         let value_norm = usize::from(self.value_norm.is_some() && self.has_kv());
         let norms = self.norm.ops() + qk_norms.sum::<usize>() + value_norm;
-        let (rotated, store) = match self.has_kv() {
-            true if self.is_absorbed() => (2, 1),
-            true => (2, 2),
-            false => (1, 0),
+        let (rotated, store) = match (self.has_kv(), self.is_absorbed()) {
+            (true, true) => (2, 1),
+            (true, false) => (2, 2),
+            (false, _) => (1, 0),
         };
         let rope = if self.rope.is_some() { rotated } else { 0 };
         let gate = self.gate.as_ref().map_or(0, |gate| gate.ops() + 2);
