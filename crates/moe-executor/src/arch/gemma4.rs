@@ -60,9 +60,11 @@ pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> 
     let mut hp = HParams::read(keys, layout)?;
     hp.read_window(keys, WINDOW)?;
     share_caches(keys, &mut hp)?;
-    let mut layers = hp.heads.iter().zip(hp.windowed_layers());
-    let full = layers.find(|(_, is_windowed)| !is_windowed);
-    let full = full.map(|(heads, _)| heads.k_dim);
+    let full = {
+        let mut layers = hp.heads.iter().zip(hp.windowed_layers());
+        let full = layers.find(|(_, is_windowed)| !is_windowed);
+        full.map(|(heads, _)| heads.k_dim)
+    };
     if full.is_some() {
         loader.require("rope_freqs.weight")?;
     }

@@ -97,7 +97,7 @@ pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> 
 /// Layers without a window rotate half of `rope.dimension_count`.
 fn halve_rotation(keys: &Keys, hp: &mut HParams) -> Result<()> {
     let n_dims = hp.rope.n_dims;
-    if n_dims % 4 != 0 {
+    if !n_dims.is_multiple_of(4) {
         let reason = "it must be a multiple of 4";
         return Err(keys.bad("rope.dimension_count", n_dims, reason));
     }

@@ -272,9 +272,9 @@ const ROWS_FIRST: [&str; 3] = ["arctic", "lfm2moe", "smallthinker"];
 
 #[test]
 fn records_of_described_models_agree() {
-    let described = DESCRIBED.into_iter();
+    let archs = DESCRIBED.into_iter();
     check_each(
-        described.filter(|arch| !ROWS_FIRST.contains(arch)),
+        archs.filter(|arch| !ROWS_FIRST.contains(arch)),
         |arch| {
             let dir = tempfile::tempdir().unwrap();
             let path = described(dir.path(), arch, GgmlType::F32);

@@ -39,7 +39,7 @@ impl<'o> Ops<'o> {
         let mut compute = |ops: &mut Self, lane, launch: Option<Launch<'_, 'o>>| {
             call.group(lane, groups);
             let lane = call.cpu_lane(lane, groups);
-            ops.multiply(&lane, (0, &gate), io.x, gate_out, launch);
+            ops.multiply_lane(&lane, (0, &gate), io.x, gate_out, launch);
         };
         let mut launch = |ops: &mut Self| gpus.launch(ops, call, io.dst);
         let mut launch: Option<Launch<'_, 'o>> = Some(&mut launch);
@@ -77,7 +77,7 @@ impl<'o> Ops<'o> {
             self.limit_gate(limit, gate_out);
         }
         for lane in products.lanes.iter().flatten() {
-            self.multiply(lane, (1, up), x, up_out, None);
+            self.multiply_lane(lane, (1, up), x, up_out, None);
         }
         self.finish_projection(scope, products, (1, up), x, up_out);
         if let Some(limit) = &nodes.limit {
@@ -95,13 +95,13 @@ impl<'o> Ops<'o> {
             self.record(scope, number::GLU, nodes.activated, &sources);
         }
         for lane in products.lanes.iter().flatten() {
-            self.multiply(lane, (2, down), gate_out, down_out, None);
+            self.multiply_lane(lane, (2, down), gate_out, down_out, None);
         }
         self.finish_projection(scope, products, (2, down), gate_out, down_out);
     }
 
     /// Computes gate (`which` 0), up (1) or down (2) of a lane on the CPU. The calling thread calls `launch` meanwhile.
-    fn multiply(
+    fn multiply_lane(
         &mut self,
         lane: &CpuLane,
         (which, projection): (usize, &Projection),
