@@ -182,6 +182,11 @@ impl Module {
         })
     }
 
+    /// Ten times the compute capability for which the kernels were compiled.
+    pub fn capability(&self) -> u32 {
+        self.capability
+    }
+
     /// Launches `kernel` on `stream`. It may start early ([`OVERLAP`]). `args` must match its declaration, and the caller must
     /// ensure that pointers are valid. An empty grid is not launched.
     ///
