@@ -1,5 +1,5 @@
 //! The embedded kernels: compressed PTX for three compute capabilities. At the first launch of a kernel, its PTX is decompressed
-//! and compiled by the driver.
+//! and compiled by the driver. Registers have differences instead of numbers in these files ([`with_numbers`]).
 
 use std::collections::HashMap;
 use std::io;
@@ -50,11 +50,7 @@ impl Embedded {
                 format!("no section for {} and sm_{capability}", self.name),
             )
         })?;
-        Ok(section
-            .split("\n// sm_")
-            .next()
-            .unwrap_or(section)
-            .to_owned())
+        with_numbers(section.split("\n// sm_").next().unwrap_or(section))
     }
 
     /// The PTX for each of [`CAPABILITIES`], with a name for messages.
@@ -186,6 +182,11 @@ impl Module {
         })
     }
 
+    /// Ten times the compute capability for which the kernels were compiled.
+    pub fn capability(&self) -> u32 {
+        self.capability
+    }
+
     /// Launches `kernel` on `stream`. It may start early ([`OVERLAP`]). `args` must match its declaration, and the caller must
     /// ensure that pointers are valid. An empty grid is not launched.
     ///
@@ -313,6 +314,35 @@ fn decompress(ptx: &[u8]) -> io::Result<String> {
     String::from_utf8(text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
+/// Restores the numbers of registers. In a PTX file, they are differences to the previous number of the same kind of register, such as
+/// `%r+1` or `%f-20`, because the file then compresses better.
+fn with_numbers(ptx: &str) -> io::Result<String> {
+    let mut last: HashMap<&str, i64> = HashMap::new();
+    let mut parts = ptx.split('%');
+    let mut text = String::with_capacity(ptx.len());
+    text.push_str(parts.next().unwrap_or_default());
+    for part in parts {
+        let letters = part.find(|c: char| !c.is_ascii_lowercase());
+        let (kind, rest) = part.split_at(letters.unwrap_or(part.len()));
+        text.push('%');
+        text.push_str(kind);
+        if !rest.starts_with(['+', '-']) {
+            text.push_str(rest);
+            continue;
+        }
+        let digits = rest[1..].find(|c: char| !c.is_ascii_digit());
+        let (difference, rest) = rest.split_at(digits.map_or(rest.len(), |at| at + 1));
+        let difference: i64 = difference
+            .parse()
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        let number = last.entry(kind).or_default();
+        *number += difference;
+        text.push_str(&number.to_string());
+        text.push_str(rest);
+    }
+    Ok(text)
+}
+
 /// Ten times the compute capability.
 fn capability(context: &CudaContext) -> Result<u32> {
     let capability = context.compute_capability();
@@ -377,6 +407,21 @@ pub(super) use args;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn restores_the_numbers_of_registers() {
+        let restored = |ptx| with_numbers(ptx).unwrap();
+        assert_eq!(
+            restored(
+                ".reg .b32 %r<9>;\nmov.u32 %r+3, %tid.x;\nadd.s64 %rd+7, %rd-2, %rd+0;\nadd.s32 %r+1, %r-1, 5;\n\
+                 ld.global.f32 %f+1, [%rd+2+16];\n@%p+1 bra $L__BB0_2;"
+            ),
+            ".reg .b32 %r<9>;\nmov.u32 %r3, %tid.x;\nadd.s64 %rd7, %rd5, %rd5;\nadd.s32 %r4, %r3, 5;\n\
+             ld.global.f32 %f1, [%rd7+16];\n@%p1 bra $L__BB0_2;"
+        );
+        assert_eq!(restored("ret; // 5 %"), "ret; // 5 %");
+        assert!(with_numbers("mov.u32 %r+, 1;").is_err());
+    }
 
     #[test]
     fn each_section_targets_its_capability() {

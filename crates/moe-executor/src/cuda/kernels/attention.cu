@@ -1,28 +1,88 @@
 // The combination of the splits of attention, and stores to the KV cache.
 #include "attention.cuh"
 
-// Combines the splits of a row. Block: (token, head).
+// Combines a few splits of each of `n_rows` rows (token, head). Thread: four elements of a row.
+KERNEL attention_combine_few(const float* parts, const float* __restrict__ sinks, unsigned n_rows, unsigned n_head, unsigned head_dim, unsigned splits, float* out, Start start) {
+    follow_previous(start);
+    const unsigned fours = head_dim / 4, i = blockIdx.x * blockDim.x + threadIdx.x, row = i / fours, four = i % fours;
+    if (row >= n_rows) return;
+    const float4* from = fours_of(parts) + size_t(row) * splits * fours + four;
+    const float2* states = reinterpret_cast<const float2*>(parts + size_t(n_rows) * splits * head_dim) + size_t(row) * splits;
+    float top = -INFINITE, total = 0.0f;
+    float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 4
+    for (unsigned split = 0; split < splits; ++split) top = fmaxf(top, states[split].x);
+#pragma unroll 4
+    for (unsigned split = 0; split < splits; ++split) {
+        const float2 state = states[split];
+        const float weight = expf(state.x - top);
+        total = fmaf(state.y, weight, total);
+        add_scaled(sum, weight, from[size_t(split) * fours]);
+    }
+    reinterpret_cast<float4*>(out)[i] = scaled(sum, closing_factor(top, total, sinks, row % n_head));
+}
+
+// Combines many splits of a row, at most 128. A thread reads four elements of every n-th split, where n is the number of times that a
+// row of sums fits in a block. Block: (token, head). Dynamic shared memory: a sum for each thread.
 KERNEL attention_combine(const float* parts, const float* __restrict__ sinks, unsigned n_head, unsigned head_dim, unsigned splits, float* out, Start start) {
     follow_previous(start);
-    extern __shared__ float weights[];
+    enum : unsigned { STATES = 4, AHEAD = 8 };
+    extern __shared__ float4 sums[];
+    __shared__ float weights[STATES * WARP];
     const size_t row = blockIdx.x, rows = gridDim.x;
-    const float* states = parts + rows * splits * head_dim + 2 * row * splits;
-    const unsigned lane = threadIdx.x % WARP;
-    // Every warp computes the same largest score and total.
-    float top = -INFINITE, total = 0.0f;
-    for (unsigned i = lane; i < splits; i += WARP) top = fmaxf(top, states[2 * i]);
-    top = warp_max(top);
-    for (unsigned i = lane; i < splits; i += WARP) total += states[2 * i + 1] * expf(states[2 * i] - top);
-    total = warp_sum(total);
-    for (unsigned i = threadIdx.x; i < splits; i += blockDim.x) weights[i] = expf(states[2 * i] - top);
-    __syncthreads();
-    const float factor = closing_factor(top, total, sinks, row % n_head);
-    for (unsigned i = threadIdx.x; i < head_dim; i += blockDim.x) {
-        float sum = 0.0f;
-#pragma unroll 8
-        for (unsigned split = 0; split < splits; ++split) sum = fmaf(weights[split], parts[(row * splits + split) * head_dim + i], sum);
-        out[row * head_dim + i] = sum * factor;
+    const unsigned lane = threadIdx.x % WARP, fours = head_dim / 4, four = threadIdx.x % fours, n = blockDim.x / fours;
+    const unsigned group = threadIdx.x / fours;
+    const float4* from = fours_of(parts + row * splits * head_dim) + four;
+    // The first reads do not wait for the weights.
+    float4 ahead[AHEAD];
+#pragma unroll
+    for (unsigned i = 0; i < AHEAD; ++i) {
+        const unsigned split = group + i * n;
+        ahead[i] = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (group < n && split < splits) ahead[i] = from[size_t(split) * fours];
     }
+    // Every warp computes the same largest score and total.
+    const float2* states = reinterpret_cast<const float2*>(parts + rows * splits * head_dim) + row * splits;
+    float2 state[STATES];
+    float top = -INFINITE, total = 0.0f;
+#pragma unroll
+    for (unsigned i = 0; i < STATES; ++i) {
+        state[i] = {-INFINITE, 0.0f};
+        if (lane + i * WARP < splits) state[i] = states[lane + i * WARP];
+        top = fmaxf(top, state[i].x);
+    }
+    top = warp_max(top);
+#pragma unroll
+    for (unsigned i = 0; i < STATES; ++i) {
+        const float weight = expf(state[i].x - top);
+        total += state[i].y * weight;
+        if (threadIdx.x < WARP) weights[lane + i * WARP] = weight;
+    }
+    total = warp_sum(total);
+    __syncthreads();
+    float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (unsigned i = 0; i < AHEAD; ++i) {
+        if (group + i * n < splits) add_scaled(sum, weights[group + i * n], ahead[i]);
+    }
+    for (unsigned split = group + AHEAD * n; group < n && split < splits; split += n) add_scaled(sum, weights[split], from[size_t(split) * fours]);
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    if (group > 0) return;
+    for (unsigned i = 1; i < n; ++i) add_scaled(sum, 1.0f, sums[i * fours + four]);
+    reinterpret_cast<float4*>(out + row * head_dim)[four] = scaled(sum, closing_factor(top, total, sinks, row % n_head));
+}
+
+// Rounds rows of keys (y = 0) and values (y = 1) to F16: row i of `width` elements, at element i * stride of the cache. Thread: four
+// elements.
+KERNEL attention_halves(const void* k, const void* v, unsigned types, unsigned n_rows, unsigned width, unsigned stride, uint2* out, Start start) {
+    wait_for_previous(start);
+    const unsigned fours = width / 4;
+    const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x, row = i / fours;
+    if (row >= n_rows) return;
+    const float4 x = AnyRow(blockIdx.y ? v : k, row * stride, blockIdx.y ? types >> 16 : types & 0xffff)[i % fours];
+    const auto two = [](float a, float b) { return half_bits(a) | unsigned(half_bits(b)) << 16; };
+    out[i + blockIdx.y * (size_t(n_rows) * fours)] = {two(x.x, x.y), two(x.z, x.w)};
 }
 
 // Stores of rows of keys or values as rows `at` of `out`, which has `width` columns. Block: (row, part of its columns).

@@ -1,3 +1,14 @@
-#include "attention.cuh"
+#include "attention_tiles.cuh"
 
+#if __CUDA_ARCH__ >= 800
+ATTEND_TILES(64, 64, 64, 4)
+ATTEND_TILES(64, 128, 64, 3)
+ATTEND_TILES(64, 256, 48, 2)
+ATTEND_TILES(128, 64, 128, 2)
+ATTEND_TILES(128, 128, 64, 2)
+ATTEND_ONE(64, 8, 2)
+ATTEND_ONE(128, 4, 3)
+ATTEND_ONE(256, 8, 1)
+#else
 ATTENTION(F16Row)
+#endif

@@ -2,11 +2,11 @@
 
 use cudarc::driver::{CudaStream, LaunchConfig};
 
-use super::store::{Cached, Combine};
-use super::{Kernels, grid, of_type};
+use super::store::{Cached, Combine, Halves};
+use super::{Kernels, grid, of_type, tiles};
 use crate::cpu::attention::Shape;
 use crate::cuda::kernel::{Kernel, kernels};
-use crate::cuda::module::args;
+use crate::cuda::module::{Module, args};
 use crate::cuda::{Error, Ptr, Result};
 use crate::kv_cache::CacheType;
 
@@ -23,17 +23,21 @@ kernels! {
     );
 }
 
-/// Threads per block, as in the kernels.
+/// Threads per block of these kernels.
 const THREADS: usize = 128;
-/// Largest number of splits of the positions: the kernel that combines them processes them one by one.
-const MAX_SPLITS: usize = 128;
+/// Largest number of splits of the positions, as in the kernel that combines them.
+pub(super) const MAX_SPLITS: usize = 128;
 /// Smallest numbers of tokens and of query rows (tokens times query heads per KV head) for the tiled kernels. Below, they are
 /// slower.
 const TILE_TOKENS: usize = 8;
 const TILE_ROWS: usize = 32;
+/// From this number of query rows on, a cache in Q8_0 is rounded to F16 for the kernels on tensor cores, in scratch memory of at most
+/// this size in bytes.
+const HALVES_ROWS: usize = 256;
+const HALVES_SIZE: usize = 128 << 20;
 
 /// Operands of attention. The addresses `q`, `out` and `scratch` are multiples of 16 bytes, those of keys and values multiples of
-/// four elements in F32 and F16, and of a block in Q8_0.
+/// four elements in F32 and F16 (of 16 bytes if heads have a multiple of eight elements), and of a block in Q8_0.
 pub struct Attention<'a> {
     /// Head counts, head size, window and scale.
     pub shape: &'a Shape,
@@ -62,39 +66,53 @@ pub struct Attention<'a> {
 }
 
 /// Kernel and grid of a call.
-struct Plan {
-    kernel: Kernel,
+pub(super) struct Plan<'a> {
+    pub module: &'a Module,
+    pub kernel: Kernel,
+    /// Threads per block.
+    pub threads: usize,
     /// Blocks per split.
-    blocks: usize,
+    pub blocks: usize,
     /// Query heads per block.
-    heads: usize,
+    pub heads: usize,
     /// Number of parts into which the positions are split.
-    splits: usize,
+    pub splits: usize,
     /// Dynamic shared memory in bytes.
-    shared: usize,
+    pub shared: usize,
+    /// Number of positions whose keys and values must be rounded to F16 first.
+    pub halves: usize,
+}
+
+impl Plan<'_> {
+    /// Bytes of the rounded keys, or values.
+    fn halves_size(&self, shape: &Shape) -> usize {
+        self.halves * shape.n_head_kv * shape.head_dim * size_of::<u16>()
+    }
 }
 
 impl Kernels {
-    /// Scratch memory in bytes for up to `n_tokens` tokens of one sequence, or of several ones, at positions up to `last_position`.
+    /// Scratch memory in bytes for `n_tokens` tokens of one sequence, or of several ones, at positions up to `last_position`, with
+    /// keys and values of `types`.
     ///
     /// # Errors
     /// As [`Kernels::attention`].
     pub fn attention_scratch_size(
         &self,
         shape: &Shape,
+        types: [CacheType; 2],
         n_tokens: usize,
         last_position: usize,
     ) -> Result<usize> {
-        let mut parts = 0;
-        for n in 1..=n_tokens {
-            for of_several in [false, true] {
-                let splits = self.plan(shape, n, last_position, of_several)?.splits;
-                if splits > 1 {
-                    parts = parts.max(n * shape.n_head * splits);
-                }
-            }
+        let mut bytes = 0;
+        for of_several in [false, true] {
+            let plan = self.plan(shape, types, n_tokens, last_position, of_several)?;
+            let parts = match plan.splits {
+                1 => 0,
+                splits => n_tokens * shape.n_head * splits * (shape.head_dim + 2),
+            };
+            bytes = bytes.max(2 * plan.halves_size(shape) + parts * size_of::<f32>());
         }
-        Ok(parts * (shape.head_dim + 2) * size_of::<f32>())
+        Ok(bytes)
     }
 
     /// `out[t] = softmax(scale · q[t] · kᵀ) · v` for each head, over the positions that are visible to token `t`.
@@ -104,23 +122,31 @@ impl Kernels {
     /// error.
     pub fn attention(&self, stream: &CudaStream, it: &Attention) -> Result<()> {
         let shape = it.shape;
-        let is_blocks = [it.k.ty, it.v.ty].contains(&CacheType::Q8_0);
-        let same = (it.k.ty == it.v.ty).then_some(it.k.ty);
-        let module = of_type(&self.attention_of, same)
-            .filter(|_| !is_blocks || shape.head_dim.is_multiple_of(32))
-            .ok_or_else(|| Error::Unsupported {
-                kernel: "attention",
-                what: format!(
-                    "heads of {} elements with a cache of type {} and {}",
-                    shape.head_dim, it.k.ty, it.v.ty
-                ),
-            })?;
+        let types = [it.k.ty, it.v.ty];
         let of_several = it.sequences != Ptr::NULL;
-        let plan = self.plan(shape, it.n_tokens, it.last_position, of_several)?;
+        let plan = self.plan(shape, types, it.n_tokens, it.last_position, of_several)?;
+        let (mut k, mut v, mut stride) = (it.k.at, it.v.at, it.stride);
+        let mut parts = it.scratch;
+        if plan.halves > 0 {
+            let width = shape.n_head_kv * shape.head_dim;
+            let halves = Halves {
+                k,
+                v,
+                types: numbers(types),
+                rows: plan.halves,
+                width,
+                stride,
+                out: it.scratch,
+            };
+            self.round_to_halves(stream, &halves)?;
+            let bytes = plan.halves_size(shape);
+            (k, v, stride) = (it.scratch, it.scratch.offset(bytes), width);
+            parts = it.scratch.offset(2 * bytes);
+        }
         let args = args![
             it.q,
-            it.k.at,
-            it.v.at,
+            k,
+            v,
             it.positions,
             it.sequences,
             it.sinks,
@@ -131,26 +157,31 @@ impl Kernels {
             shape.window.unwrap_or(0),
             plan.heads,
             plan.splits,
-            it.stride,
-            number(it.k.ty) | number(it.v.ty) << 16,
+            stride,
+            numbers(types),
             shape.scale,
             it.out,
-            it.scratch,
+            parts,
         ];
+        let blocks = grid(plan.blocks, plan.threads);
         let grid_config = LaunchConfig {
-            grid_dim: (grid(plan.blocks, THREADS).grid_dim.0, plan.splits as u32, 1),
-            block_dim: (THREADS as u32, 1, 1),
+            grid_dim: (blocks.grid_dim.0, plan.splits as u32, 1),
             shared_mem_bytes: plan.shared as u32,
+            ..blocks
         };
         match it.n_tokens {
-            1 => module.launch(stream, plan.kernel, grid_config, &args)?,
-            _ => module.launch_after(stream, plan.kernel, grid_config, &args)?,
+            1 => plan
+                .module
+                .launch(stream, plan.kernel, grid_config, &args)?,
+            _ => plan
+                .module
+                .launch_after(stream, plan.kernel, grid_config, &args)?,
         }
         if plan.splits == 1 {
             return Ok(());
         }
         let combine = Combine {
-            parts: it.scratch,
+            parts,
             sinks: it.sinks,
             n_tokens: it.n_tokens,
             n_head: shape.n_head,
@@ -158,17 +189,18 @@ impl Kernels {
             splits: plan.splits,
             out: it.out,
         };
-        self.combine(stream, &combine, THREADS)
+        self.combine(stream, &combine)
     }
 
     /// `of_several`: whether the tokens are of several sequences, so that they share no keys.
     fn plan(
         &self,
         shape: &Shape,
+        types: [CacheType; 2],
         n_tokens: usize,
         last_position: usize,
         of_several: bool,
-    ) -> Result<Plan> {
+    ) -> Result<Plan<'_>> {
         let d = shape.head_dim;
         if d == 0 || d > 256 || !d.is_multiple_of(4) {
             return Err(Error::Unsupported {
@@ -176,24 +208,61 @@ impl Kernels {
                 what: format!("a head size of {d} (supported: multiples of 4 up to 256)"),
             });
         }
+        let [k_type, v_type] = types;
+        let unsupported = || Error::Unsupported {
+            kernel: "attention",
+            what: format!("heads of {d} elements with a cache of type {k_type} and {v_type}"),
+        };
+        if types.contains(&CacheType::Q8_0) && !d.is_multiple_of(32) {
+            return Err(unsupported());
+        }
+        let module = |ty| of_type(&self.attention_of, ty).ok_or_else(unsupported);
         let per_kv = shape.n_head / shape.n_head_kv;
         // Positions that are visible to at least one token.
         let seen = shape.visible(last_position).len() + n_tokens.saturating_sub(1);
         let seen = seen.min(last_position + 1);
-        let share = |most: usize| per_kv.div_ceil(per_kv.div_ceil(most));
-        if !of_several && n_tokens >= TILE_TOKENS && n_tokens * per_kv >= TILE_ROWS {
+        let tiled = !of_several && n_tokens >= TILE_TOKENS && n_tokens * per_kv >= TILE_ROWS;
+        let has_tensor_cores = self.attention.capability() >= tiles::CAPABILITY;
+        if has_tensor_cores && d.is_multiple_of(tiles::ELEMENTS) {
+            let module = module(Some(CacheType::F16))?;
+            if types == [CacheType::F16; 2] {
+                return Ok(if tiled {
+                    self.plan_tiles(module, shape, n_tokens, last_position)
+                } else {
+                    self.plan_one(module, shape, n_tokens, last_position)
+                });
+            }
+            let is_exact = types.contains(&CacheType::F32);
+            if tiled && !is_exact && n_tokens * per_kv >= HALVES_ROWS {
+                let plan = Plan {
+                    halves: last_position + 1,
+                    ..self.plan_tiles(module, shape, n_tokens, last_position)
+                };
+                // All positions are rounded, also those before the windows.
+                if plan.halves <= 4 * seen && 2 * plan.halves_size(shape) <= HALVES_SIZE {
+                    return Ok(plan);
+                }
+            }
+        }
+        let same = (k_type == v_type).then_some(k_type);
+        // With tensor cores, the module for F16 has no other kernels.
+        let module = module(same.filter(|ty| !has_tensor_cores || *ty != CacheType::F16))?;
+        if tiled {
             let (kernel, rows, tile) = match d {
                 ..=128 => (TOKENS_128, 64, 32),
                 _ => (TOKENS_256, 32, 16),
             };
-            let heads = share(rows);
-            let blocks = n_tokens.div_ceil(rows / heads) * shape.n_head_kv * per_kv.div_ceil(heads);
+            let (heads, pieces) = share(shape, rows);
+            let blocks = n_tokens.div_ceil(rows / heads) * shape.n_head_kv * pieces;
             return Ok(Plan {
+                module,
                 kernel,
+                threads: THREADS,
                 blocks,
                 heads,
                 splits: self.splits(blocks, 2, seen.div_ceil(2 * tile)),
                 shared: ((rows + tile) * (d + 4) + rows * (tile + 4)) * size_of::<f32>(),
+                halves: 0,
             });
         }
         let (kernel, most) = match (per_kv, d) {
@@ -203,22 +272,37 @@ impl Kernels {
             (1, _) => (TOKEN_1_256, 1),
             _ => (TOKEN_4_256, 4),
         };
-        let heads = share(most);
-        let blocks = n_tokens * shape.n_head_kv * per_kv.div_ceil(heads);
+        let (heads, pieces) = share(shape, most);
+        let blocks = n_tokens * shape.n_head_kv * pieces;
         Ok(Plan {
+            module,
             kernel,
+            threads: THREADS,
             blocks,
             heads,
             splits: self.splits(blocks, 4, seen.div_ceil(64)),
             shared: 0,
+            halves: 0,
         })
     }
 
     /// The number of splits with which every multiprocessor has `wanted` blocks, at most `pieces`.
-    fn splits(&self, blocks: usize, wanted: usize, pieces: usize) -> usize {
+    pub(super) fn splits(&self, blocks: usize, wanted: usize, pieces: usize) -> usize {
         let idle = (wanted * self.multiprocessors) / blocks.max(1);
         idle.min(pieces).clamp(1, MAX_SPLITS)
     }
+}
+
+/// The query heads of a KV head, at most `most` in each of equal pieces: heads of a piece, and number of pieces.
+pub(super) fn share(shape: &Shape, most: usize) -> (usize, usize) {
+    let per_kv = shape.n_head / shape.n_head_kv;
+    let heads = per_kv.div_ceil(per_kv.div_ceil(most));
+    (heads, per_kv.div_ceil(heads))
+}
+
+/// The types of keys and values as an argument of kernels.
+fn numbers([k, v]: [CacheType; 2]) -> u32 {
+    number(k) | number(v) << 16
 }
 
 /// The number of a type in cache.cuh.

@@ -9,6 +9,7 @@ mod products;
 mod router;
 mod rows;
 mod store;
+mod tiles;
 mod token;
 
 #[cfg(test)]

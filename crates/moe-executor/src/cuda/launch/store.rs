@@ -12,13 +12,21 @@ kernels! {
     COMBINE = "attention_combine" => (
         parts: Ptr, sinks: Ptr, n_head: U32, head_dim: U32, splits: U32, out: Ptr,
     );
+    COMBINE_FEW = "attention_combine_few" => (
+        parts: Ptr, sinks: Ptr, n_rows: U32, n_head: U32, head_dim: U32, splits: U32, out: Ptr,
+    );
+    HALVES = "attention_halves" => (
+        k: Ptr, v: Ptr, types: U32, n_rows: U32, width: U32, stride: U32, out: Ptr,
+    );
     STORE_F32 = "store_rows_f32", STORE_F16 = "store_rows_f16", STORE_Q8_0 = "store_rows_q8_0" => (
         x: Ptr, at: Ptr, width: U32, out: Ptr,
     );
 }
 
-/// Threads per block in the kernels for stores.
+/// Largest number of threads per block.
 const THREADS: usize = 256;
+/// Up to this number of splits, a thread combines all splits of a row of many.
+const FEW_SPLITS: usize = 4;
 
 /// Keys or values, from the first position of a sequence on.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +49,24 @@ pub struct Store {
     pub width: usize,
     /// Keys or values of all sequences.
     pub out: Cached,
+}
+
+/// Operands of [`Kernels::round_to_halves`].
+pub(super) struct Halves {
+    /// Keys of a sequence.
+    pub k: Ptr,
+    /// Values of the sequence.
+    pub v: Ptr,
+    /// The types of keys and values, as the kernels for attention take them.
+    pub types: u32,
+    /// Number of positions.
+    pub rows: usize,
+    /// Elements of keys, or values, at a position.
+    pub width: usize,
+    /// Elements between two positions in `k` and `v`.
+    pub stride: usize,
+    /// F16 `(2, rows, width)`: keys, then values.
+    pub out: Ptr,
 }
 
 /// Operands of [`Kernels::combine`].
@@ -71,8 +97,30 @@ impl Kernels {
         self.attention.launch(stream, kernel, blocks, &args)
     }
 
+    /// Rounds the first positions of keys and values to F16.
+    pub(super) fn round_to_halves(&self, stream: &CudaStream, it: &Halves) -> Result<()> {
+        let args = args![it.k, it.v, it.types, it.rows, it.width, it.stride, it.out];
+        let mut blocks = grid((it.rows * it.width / 4).div_ceil(THREADS), THREADS);
+        blocks.grid_dim.1 = 2;
+        self.attention.launch(stream, HALVES, blocks, &args)
+    }
+
     /// Combines the partial results of attention.
-    pub(super) fn combine(&self, stream: &CudaStream, it: &Combine, threads: usize) -> Result<()> {
+    pub(super) fn combine(&self, stream: &CudaStream, it: &Combine) -> Result<()> {
+        let (rows, fours) = (it.n_tokens * it.n_head, it.head_dim / 4);
+        if it.n_tokens > 1 && it.splits <= FEW_SPLITS {
+            let args = args![
+                it.parts,
+                it.sinks,
+                rows,
+                it.n_head,
+                it.head_dim,
+                it.splits,
+                it.out
+            ];
+            let blocks = grid((rows * fours).div_ceil(THREADS), THREADS);
+            return self.attention.launch(stream, COMBINE_FEW, blocks, &args);
+        }
         let args = args![
             it.parts,
             it.sinks,
@@ -81,11 +129,13 @@ impl Kernels {
             it.splits,
             it.out
         ];
-        let rows = LaunchConfig {
-            // A multiple of the unrolled loop of the kernel, which reads eight values at a time.
-            shared_mem_bytes: (it.splits.next_multiple_of(8) * size_of::<f32>()) as u32,
-            ..grid(it.n_tokens * it.n_head, threads)
+        // As many splits at a time as fit in a block.
+        let groups = it.splits.min(THREADS / fours);
+        let threads = (fours * groups).next_multiple_of(32);
+        let blocks = LaunchConfig {
+            shared_mem_bytes: (threads * size_of::<[f32; 4]>()) as u32,
+            ..grid(rows, threads)
         };
-        self.attention.launch(stream, COMBINE, rows, &args)
+        self.attention.launch(stream, COMBINE, blocks, &args)
     }
 }

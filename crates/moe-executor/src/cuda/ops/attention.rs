@@ -66,10 +66,12 @@ impl Device {
     ) -> Result<()> {
         let calls: Vec<Call> = Call::of(batch).collect();
         let kernels = self.kernels();
+        let types = [layer.k.ty(), layer.v.ty()];
         let mut bytes = 0;
         for call in &calls {
             let (n, last) = (call.tokens.len(), call.last_position);
-            bytes = kernels.attention_scratch_size(shape, n, last)?.max(bytes);
+            let size = kernels.attention_scratch_size(shape, types, n, last)?;
+            bytes = size.max(bytes);
         }
         let row = q.width * size_of::<f32>();
         let q = q.values.device(self.gpu())?;

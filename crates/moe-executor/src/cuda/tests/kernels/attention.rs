@@ -58,6 +58,12 @@ const F32: Cache = Cache {
     slot: [0, 1],
 };
 
+/// The same in F16.
+const F16: Cache = Cache {
+    types: [CacheType::F16; 2],
+    slot: [0, 1],
+};
+
 /// The cache of a call.
 #[derive(Clone, Copy, Debug)]
 struct Cache {
@@ -65,6 +71,17 @@ struct Cache {
     types: [CacheType; 2],
     /// The sequence, and the number of sequences.
     slot: [usize; 2],
+}
+
+impl Cache {
+    /// Largest error. Without F32, kernels may round queries and weights to F16.
+    fn tolerance(&self) -> f64 {
+        if self.types.contains(&CacheType::F32) {
+            2e-5
+        } else {
+            2e-3
+        }
+    }
 }
 
 /// The keys or values of a sequence whose rows are in `memory`.
@@ -122,7 +139,10 @@ fn check(
         attention(threads, shape, &inputs, &mut out);
         wide(&out)
     };
-    let size = match device.kernels.attention_scratch_size(shape, n, last) {
+    let size = device
+        .kernels
+        .attention_scratch_size(shape, cache.types, n, last);
+    let size = match size {
         Ok(size) => size,
         Err(error) => return report.fail(format!("{case}: {error}")),
     };
@@ -163,7 +183,7 @@ fn check(
             &format!("{case}, of several: {of_several}"),
             got,
             &want,
-            2e-5,
+            cache.tolerance(),
         );
     }
     if let Err(error) = device.read(&scratch) {
@@ -191,14 +211,16 @@ fn single_tokens() {
         (shape(2, 2, 4, None), true),
     ] {
         for position in [0, 1, 62, 63, 64, 65, 127, 128, 300, 1000, 4095] {
-            check(
-                (device, &threads),
-                &shape,
-                sinks,
-                &[position],
-                F32,
-                &mut report,
-            );
+            for cache in [F32, F16] {
+                check(
+                    (device, &threads),
+                    &shape,
+                    sinks,
+                    &[position],
+                    cache,
+                    &mut report,
+                );
+            }
         }
     }
     report.finish();
@@ -233,34 +255,65 @@ fn many_tokens() {
     ] {
         let positions: Vec<u32> = (past..past + n).collect();
         let shape = shape(n_head, n_head_kv, d, window);
-        check(
-            (device, &threads),
-            &shape,
-            sinks,
-            &positions,
-            F32,
-            &mut report,
-        );
+        for cache in [F32, F16] {
+            check(
+                (device, &threads),
+                &shape,
+                sinks,
+                &positions,
+                cache,
+                &mut report,
+            );
+        }
     }
     // Positions that are not consecutive.
-    let shape = shape(8, 2, 64, Some(90));
     let scattered: Vec<u32> = (0..40).map(|i| (i * 37) % 400).collect();
-    check(
-        (device, &threads),
-        &shape,
-        true,
-        &scattered[..3],
-        F32,
-        &mut report,
-    );
-    check(
-        (device, &threads),
-        &shape,
-        true,
-        &scattered,
-        F32,
-        &mut report,
-    );
+    for (d, n) in [(64, 3), (64, 40), (128, 40), (256, 40)] {
+        let shape = shape(8, 2, d, Some(90));
+        for cache in [F32, F16] {
+            check(
+                (device, &threads),
+                &shape,
+                true,
+                &scattered[..n],
+                cache,
+                &mut report,
+            );
+        }
+    }
+    report.finish();
+}
+
+/// All head sizes of the kernels on tensor cores, with token counts around those of a tile.
+#[test]
+fn head_sizes_in_f16() {
+    let Some(device) = Device::open() else { return };
+    let threads = Threads::new(8).unwrap();
+    let mut report = Report::default();
+    for d in [8, 24, 56, 64, 72, 104, 128, 136, 200, 256] {
+        for (n_head, n_head_kv, window, sinks, n, past) in [
+            (8, 1, None, true, 1, 700),
+            (12, 4, Some(33), false, 1, 150),
+            (8, 1, None, false, 15, 0),
+            (8, 1, None, true, 16, 49),
+            (8, 2, Some(20), true, 33, 64),
+            (6, 2, None, true, 43, 65),
+            (5, 1, Some(64), false, 130, 0),
+            (4, 4, None, false, 65, 500),
+            (20, 1, None, true, 8, 2000),
+            (150, 1, Some(7), false, 9, 30),
+        ] {
+            let positions: Vec<u32> = (past..past + n).collect();
+            check(
+                (device, &threads),
+                &shape(n_head, n_head_kv, d, window),
+                sinks,
+                &positions,
+                F16,
+                &mut report,
+            );
+        }
+    }
     report.finish();
 }
 
@@ -305,10 +358,6 @@ fn cache_types() {
         }
     }
     // Heads of incomplete blocks in F16.
-    let cache = Cache {
-        types: [CacheType::F16; 2],
-        slot: [0, 1],
-    };
     for (d, n) in [(20, 1), (20, 40), (4, 1), (100, 9)] {
         let positions: Vec<u32> = (90..90 + n).collect();
         let shape = shape(4, 2, d, None);
@@ -317,7 +366,7 @@ fn cache_types() {
             &shape,
             true,
             &positions,
-            cache,
+            F16,
             &mut report,
         );
     }
@@ -412,7 +461,7 @@ fn rejects_unsupported_head_sizes() {
     for d in [0, 33, 260] {
         let size = device
             .kernels
-            .attention_scratch_size(&shape(4, 2, d, None), 1, 10);
+            .attention_scratch_size(&shape(4, 2, d, None), F32.types, 1, 10);
         assert!(matches!(size, Err(Error::Unsupported { .. })), "{d}");
     }
 }

@@ -131,7 +131,7 @@ fn timings() {
             let positions = device.upload(&positions);
             let out = device.nan_output(n_tokens * n_head * head_dim);
             let size = kernels
-                .attention_scratch_size(&shape, n_tokens, last)
+                .attention_scratch_size(&shape, [ty; 2], n_tokens, last)
                 .unwrap();
             let scratch = device.nan_output(size / 4);
             let it = Attention {
