@@ -241,8 +241,12 @@ static int launch(const char *function, void **args, struct stream *stream) {
     /* The last argument is the address for the start of the kernel. */
     size_t n = 0;
     while (args[n]) n++;
-    uint64_t *start = *(uint64_t **)args[n - 1];
-    if (start) *start = (uint64_t)(later(stream->end, now() + START) * stream->context->rate) / START_RESOLUTION * START_RESOLUTION;
+    /* Kernels that compute several operations have several starts. */
+    size_t n_starts = strcmp(function, "add_rms_norm") == 0 ? 2 : strcmp(function, "attention_inputs") == 0 ? 8 : 1;
+    for (size_t i = n - n_starts; i < n; i++) {
+        uint64_t *start = *(uint64_t **)args[i];
+        if (start) *start = (uint64_t)(later(stream->end, now() + START) * stream->context->rate) / START_RESOLUTION * START_RESOLUTION;
+    }
     if (strncmp(function, "route_", 6) == 0) {
         uint64_t tokens = *(uint32_t *)args[5], k = *(uint32_t *)args[7];
         int32_t *ids = *(int32_t **)args[8];

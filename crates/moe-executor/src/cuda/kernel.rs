@@ -67,7 +67,7 @@ macro_rules! kernels {
         }),*]
     };
     ($($($kernel:ident = $name:literal),+ => $params:tt;)+) => {
-        $($(const $kernel: $crate::cuda::kernel::Kernel = $crate::cuda::kernel::Kernel {
+        $($(pub(super) const $kernel: $crate::cuda::kernel::Kernel = $crate::cuda::kernel::Kernel {
             name: $name,
             params: kernels!(@params $params),
         };)+)+

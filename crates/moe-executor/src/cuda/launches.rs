@@ -19,7 +19,7 @@ use super::graph::Graph;
 use super::{DriverStatus, Error, Ptr, Result};
 
 /// Largest number of parameters of a kernel.
-pub(super) const MAX_PARAMS: usize = 24;
+pub(super) const MAX_PARAMS: usize = 28;
 /// Number of launches in the first graphs of a pass, which are short so that the GPU starts early, and in all others.
 const FIRST_SEGMENTS: [usize; 2] = [24, 48];
 const SEGMENT: usize = 96;
@@ -28,19 +28,66 @@ const MIN_GRAPH: usize = 12;
 /// Largest number of tokens of a pass that is collected. Kernels for more tokens take longer than their launches.
 const MAX_TOKENS: usize = 32;
 
-/// A launch of a kernel.
-pub(super) struct Launch {
+/// A kernel with its arguments.
+#[derive(Clone, Copy)]
+pub(super) struct Call {
     pub kernel: &'static str,
-    pub function: CudaFunction,
+    /// The source file of the kernel.
+    pub module: &'static str,
     pub grid: LaunchConfig,
     /// Whether it may start while the previous kernel still runs.
     pub overlaps: bool,
-    /// Arguments as their low bytes, and then zeros.
+    /// Arguments as their low bytes, the last one the address for the start; and then zeros.
     pub params: [u64; MAX_PARAMS],
     pub n_params: usize,
 }
 
-impl Launch {
+/// A launch of a kernel.
+pub(super) struct Launch {
+    pub call: Call,
+    pub function: CudaFunction,
+    /// The function of the kernel that may compute it together with others.
+    pub fused: Option<CudaFunction>,
+}
+
+impl Call {
+    /// A call with at most [`MAX_PARAMS`] arguments.
+    pub fn new(
+        kernel: &'static str,
+        module: &'static str,
+        grid: LaunchConfig,
+        overlaps: bool,
+        args: &[u64],
+    ) -> Call {
+        debug_assert!(args.len() <= MAX_PARAMS);
+        let mut params = [0; MAX_PARAMS];
+        params.iter_mut().zip(args).for_each(|(to, arg)| *to = *arg);
+        Call {
+            kernel,
+            module,
+            grid,
+            overlaps,
+            params,
+            n_params: args.len(),
+        }
+    }
+
+    /// The arguments of a call of `kernel` that has `N`, without the start.
+    pub fn args<const N: usize>(&self, kernel: &str) -> Option<&[u64; N]> {
+        let is_such = self.kernel == kernel && self.n_params == N + 1;
+        self.params.first_chunk().filter(|_| is_such)
+    }
+
+    /// The address for the start; 0: none.
+    pub fn start(&self) -> u64 {
+        self.params[self.n_params - 1]
+    }
+
+    /// Changes the address for the start.
+    pub fn set_start(&mut self, at: u64) {
+        self.params[self.n_params - 1] = at;
+    }
+
     /// Pointers to the arguments, for the driver, which reads as many as the kernel has. The null after them is for the driver of
     /// the tests, which does not know how many.
     pub fn pointers(&self) -> [*mut c_void; MAX_PARAMS + 1] {
@@ -51,11 +98,15 @@ impl Launch {
         pointers
     }
 
-    /// The launch as a node of a graph.
-    pub fn node(&self, params: &mut [*mut c_void; MAX_PARAMS + 1]) -> sys::CUDA_KERNEL_NODE_PARAMS {
+    /// The call of `function` as a node of a graph.
+    pub fn node(
+        &self,
+        function: &CudaFunction,
+        params: &mut [*mut c_void; MAX_PARAMS + 1],
+    ) -> sys::CUDA_KERNEL_NODE_PARAMS {
         let (grid, block) = (self.grid.grid_dim, self.grid.block_dim);
         sys::CUDA_KERNEL_NODE_PARAMS {
-            func: self.function.cu_function(),
+            func: function.cu_function(),
             gridDimX: grid.0,
             gridDimY: grid.1,
             gridDimZ: grid.2,
@@ -70,22 +121,25 @@ impl Launch {
         }
     }
 
-    /// Whether a graph with `other` can be changed to one with this launch.
-    fn has_same_kernel(&self, other: &Launch) -> bool {
-        self.function.cu_function() == other.function.cu_function()
-            && self.overlaps == other.overlaps
-    }
-
-    fn has_same_arguments(&self, other: &Launch) -> bool {
+    /// Whether the arguments and the grid are the same.
+    pub fn has_same_arguments(&self, other: &Call) -> bool {
         let (a, b) = (&self.grid, &other.grid);
         self.params == other.params
             && (a.grid_dim, a.block_dim, a.shared_mem_bytes)
                 == (b.grid_dim, b.block_dim, b.shared_mem_bytes)
     }
+}
+
+impl Launch {
+    /// Whether both launch the same kernel.
+    fn has_same_kernel(&self, other: &Launch) -> bool {
+        self.function.cu_function() == other.function.cu_function()
+            && self.call.overlaps == other.call.overlaps
+    }
 
     /// Starts the kernel on a stream whose context is current.
     fn start(&self, stream: &CudaStream) -> std::result::Result<(), DriverError> {
-        let mut params = self.pointers();
+        let mut params = self.call.pointers();
         let mut overlap = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
@@ -93,7 +147,7 @@ impl Launch {
                 programmaticStreamSerializationAllowed: 1,
             },
         };
-        let (grid, block) = (self.grid.grid_dim, self.grid.block_dim);
+        let (grid, block) = (self.call.grid.grid_dim, self.call.grid.block_dim);
         let config = sys::CUlaunchConfig {
             gridDimX: grid.0,
             gridDimY: grid.1,
@@ -101,10 +155,10 @@ impl Launch {
             blockDimX: block.0,
             blockDimY: block.1,
             blockDimZ: block.2,
-            sharedMemBytes: self.grid.shared_mem_bytes,
+            sharedMemBytes: self.call.grid.shared_mem_bytes,
             hStream: stream.cu_stream(),
             attrs: &raw mut overlap,
-            numAttrs: u32::from(self.overlaps),
+            numAttrs: u32::from(self.call.overlaps),
         };
         // SAFETY: the function is loaded. The driver reads the parameters in the signature of the kernel. A test compares this
         // signature with the declaration, and `Module::launch` compares the declaration with the arguments. Each argument has
@@ -172,7 +226,7 @@ impl Launches {
         let in_order = self.in_order.swap(false, Ordering::Relaxed);
         let start = self.start.swap(0, Ordering::Relaxed);
         let launch = launch(Ptr(start), in_order);
-        let kernel = launch.kernel;
+        let kernel = launch.call.kernel;
         let mut pass = self.lock();
         let collects = pass
             .stream
@@ -318,7 +372,7 @@ impl Pass {
         if let Some(stream) = &self.stream {
             for launch in &pending {
                 if let Err(error) = launch.start(stream) {
-                    self.failure.get_or_insert((launch.kernel, error));
+                    self.failure.get_or_insert((launch.call.kernel, error));
                 }
             }
         }
@@ -340,9 +394,12 @@ impl Pass {
         else {
             return;
         };
-        let before = std::mem::replace(&mut segment.launches, pending);
+        let is_same = |(a, b): (&Launch, &Launch)| a.call.has_same_arguments(&b.call);
+        let is_repeated = segment.launches.iter().zip(&pending).all(is_same);
+        segment.launches = pending;
         let graph = match segment.graph.take() {
-            Some(graph) => updated(graph, &before, &segment.launches),
+            Some(graph) if is_repeated => Ok(graph),
+            Some(graph) => graph.updated(stream.context(), &segment.launches),
             None => Graph::new(stream.context(), &segment.launches),
         };
         let started = graph.and_then(|graph| {
@@ -361,18 +418,4 @@ impl Pass {
             }
         }
     }
-}
-
-/// A graph of the launches `before`, changed to `now`.
-fn updated(
-    mut graph: Graph,
-    before: &[Launch],
-    now: &[Launch],
-) -> std::result::Result<Graph, DriverError> {
-    for (index, (before, now)) in before.iter().zip(now).enumerate() {
-        if !now.has_same_arguments(before) {
-            graph.update(index, now)?;
-        }
-    }
-    Ok(graph)
 }

@@ -13,7 +13,8 @@ use cudarc::nvrtc::Ptx;
 use moe_gguf::GgmlType;
 
 use super::kernel::{Kernel, Kind};
-use super::launches::{Launch, Launches, MAX_PARAMS};
+use super::launch::fusion::fused_with;
+use super::launches::{Call, Launch, Launches, MAX_PARAMS};
 use super::{DriverStatus, Error, Ptr, Result};
 use crate::kv_cache::CacheType;
 
@@ -230,27 +231,24 @@ impl Module {
             return Ok(());
         }
         debug_assert_eq!(kernel.mismatch(args), None);
-        debug_assert!(args.len() < MAX_PARAMS);
         let function = self.function(kernel.name, grid.shared_mem_bytes)?;
+        let fused = fused_with(kernel.name);
+        let fused = fused.map(|fused| self.function(fused.name, grid.shared_mem_bytes));
+        let fused = fused.transpose()?;
         let bound = stream.context().bind_to_thread();
         bound.map_err(|error| Error::Launch {
             kernel: kernel.name,
             status: DriverStatus(error),
         })?;
         self.launches.launch(stream, |start, in_order| {
-            let mut params = [0; MAX_PARAMS];
-            let bits = args.iter().map(|arg| arg.bits).chain([start.0]);
-            params
-                .iter_mut()
-                .zip(bits)
-                .for_each(|(to, bits)| *to = bits);
+            let mut bits = [0; MAX_PARAMS];
+            let given = args.iter().map(|arg| arg.bits).chain([start.0]);
+            bits.iter_mut().zip(given).for_each(|(to, bits)| *to = bits);
+            let (name, args) = (kernel.name, &bits[..=args.len()]);
             Launch {
-                kernel: kernel.name,
+                call: Call::new(name, self.embedded.name, grid, early && !in_order, args),
                 function,
-                grid,
-                overlaps: early && !in_order,
-                params,
-                n_params: args.len() + 1,
+                fused,
             }
         })
     }

@@ -6,16 +6,16 @@
 // Grids assume VEC_BLOCKS resident blocks per multiprocessor. With one register more, some blocks would run in a second round.
 enum : unsigned { VEC_WARPS = 8, VEC_THREADS = VEC_WARPS * WARP, VEC_BLOCKS = 4 };
 
-// One row of activations per matrix. It is already quantized, or each block quantizes it if `quantized` is null. Blocks (x, y)
-// compute entry y and divide its rows. With GLU, a warp computes the same row of gate and up.
+// One row of activations per matrix. It is already quantized, or each block quantizes it if `quantized` is null. Blocks (x, `entry`)
+// divide the rows of the entry. With GLU, a warp computes the same row of gate and up.
 template <class W, unsigned ROWS, bool GLU>
 __device__ inline void mat_vec_one(
     const byte* weights, const byte* up, const unsigned long long* table, const int* ids, size_t expert_size, unsigned row_size,
     const float* bias, const float* up_bias, const float* x, const void* quantized, unsigned n_source, unsigned rows_per,
-    unsigned n_in, unsigned n_out, unsigned glu, float* out, Start start
+    unsigned n_in, unsigned n_out, unsigned glu, float* out, Start start, unsigned entry
 ) {
     extern __shared__ int4 shared[];  // (n_in) codes, (n_in / 32) groups
-    const unsigned lane = threadIdx.x % WARP, entry = blockIdx.y;
+    const unsigned lane = threadIdx.x % WARP;
     // The previous kernel may select the matrix, unless there is only one.
     const bool early = !ids && !table;
     if (!early) {

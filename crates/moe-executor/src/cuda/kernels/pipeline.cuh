@@ -7,6 +7,11 @@ using byte = unsigned char;
 // Where a kernel stores the time at which it started, ns on the clock of the GPU; null: nowhere.
 using Start = unsigned long long*;
 
+// Stores the time, in the first block.
+__device__ inline void store_start(Start start) {
+    if (start && (blockIdx.x | blockIdx.y | threadIdx.x) == 0) asm volatile("{\n.reg .u64 now;\nmov.u64 now, %globaltimer;\nst.global.u64 [%0], now;\n}" ::"l"(start) : "memory");
+}
+
 // A kernel may start while the previous one on its stream still runs. Before this call, it may only access weights and data that
 // was complete before the previous kernel started. After it, all earlier work on the stream is complete. Every thread must call
 // it, because kernels that wait for this kernel rely on that, too.
@@ -19,7 +24,7 @@ __device__ inline void wait_for_previous(Start start) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-    if (start && (blockIdx.x | blockIdx.y | threadIdx.x) == 0) asm volatile("{\n.reg .u64 now;\nmov.u64 now, %globaltimer;\nst.global.u64 [%0], now;\n}" ::"l"(start) : "memory");
+    store_start(start);
 }
 
 // Allows the next kernel to start as soon as multiprocessors have room. Call it only after `wait_for_previous`.
@@ -32,6 +37,20 @@ __device__ inline void start_next() {
 // For the start of a kernel that does nothing early.
 __device__ inline void follow_previous(Start start) {
     wait_for_previous(start);
+    start_next();
+}
+
+// The starts of the operations of a kernel that computes several.
+template <unsigned N>
+struct StartsOf {
+    Start of[N];
+};
+
+template <unsigned N>
+__device__ inline void follow_previous(const StartsOf<N>& starts) {
+    wait_for_previous(nullptr);
+#pragma unroll
+    for (unsigned i = 0; i < N; i++) store_start(starts.of[i]);
     start_next();
 }
 

@@ -8,7 +8,14 @@
         unsigned row_size, const float *bias, const float *up_bias, const float *x, const void *quantized,         \
         unsigned n_source, unsigned rows_per, unsigned n_in, unsigned n_out, unsigned glu, float *out, Start start
 #define ONE_ARGUMENTS \
-    weights, up, table, ids, expert_size, row_size, bias, up_bias, x, quantized, n_source, rows_per, n_in, n_out, glu, out, start
+    weights, up, table, ids, expert_size, row_size, bias, up_bias, x, quantized, n_source, rows_per, n_in, n_out, glu, out, start, blockIdx.y
+
+// Up to three products with the same row of activations: queries, keys and values.
+#define THREE_PARAMETERS                                                                                              \
+    const byte *w_0, const byte *w_1, const byte *w_2, unsigned row_size, const float *bias_0, const float *bias_1,   \
+        const float *bias_2, const float *x, const void *quantized, unsigned n_in, unsigned n_0, unsigned n_1,        \
+        unsigned n_2, float *out_0, float *out_1, float *out_2, Start start
+#define OF_THREE(name) (blockIdx.y == 0 ? name##_0 : blockIdx.y == 1 ? name##_1 : name##_2)
 
 #define MANY_PARAMETERS                                                                                                  \
     const byte *weights, size_t expert_size, unsigned row_size, const float *bias, const float *x, const void *quantized, \
@@ -24,6 +31,12 @@
     BOUNDED(VEC_THREADS, VEC_BLOCKS) mat_vec_1(ONE_PARAMETERS) { mat_vec_one<W, 1, false>(ONE_ARGUMENTS); }       \
     BOUNDED(VEC_THREADS, VEC_BLOCKS) mat_vec_2(ONE_PARAMETERS) { mat_vec_one<W, 2, false>(ONE_ARGUMENTS); }       \
     BOUNDED(VEC_THREADS, VEC_BLOCKS) mat_vec_glu(ONE_PARAMETERS) { mat_vec_one<W, 2, true>(ONE_ARGUMENTS); }      \
+    BOUNDED(VEC_THREADS, VEC_BLOCKS) mat_vec_three(THREE_PARAMETERS) {                                            \
+        mat_vec_one<W, 1, false>(                                                                                 \
+            OF_THREE(w), nullptr, nullptr, nullptr, 0, row_size, OF_THREE(bias), nullptr, x, quantized, 1, 1,     \
+            n_in, OF_THREE(n), 0, OF_THREE(out), start, 0                                                             \
+        );                                                                                                        \
+    }                                                                                                             \
     BOUNDED(VEC_THREADS) mat_vec_few(MANY_PARAMETERS) {                                                           \
         wait_for_previous(start);                                                                                      \
         mat_vec_several<W, 4>(                                                                                        \

@@ -12,6 +12,24 @@ __device__ float block_sum(float x) {
     return warp_sum(lane < blockDim.x / WARP ? of_warp[lane] : 0.0f);
 }
 
+// `rms_norm` of a group. `at(i)` is element i of the group.
+template <class At>
+__device__ void norm(At at, const float* __restrict__ weight, float eps, unsigned width, float* out, signed char* codes, Group* groups) {
+    float squares = 0.0f;
+#pragma unroll 4
+    for (unsigned i = threadIdx.x; i < width; i += blockDim.x) {
+        const float x = at(i);
+        squares += x * x;
+    }
+    const float scale = 1.0f / sqrtf(block_sum(squares) / width + eps);
+#pragma unroll 4
+    for (unsigned i = threadIdx.x; i < width; i += blockDim.x) {
+        const float value = at(i) * scale * weight[i];
+        out[i] = value;
+        if (codes) quantize_one(value, codes + i / WARP * WARP, groups + i / WARP);
+    }
+}
+
 // x / sqrt(mean(x²) + eps) · weight. One block per group of `width` elements; blocks are complete warps. If `codes` is not null,
 // there is one block, `width` is a multiple of 32, and the result is also quantized (see `Activations`).
 KERNEL rms_norm(
@@ -20,16 +38,18 @@ KERNEL rms_norm(
     follow_previous(start);
     x += size_t(blockIdx.x) * width;
     out += size_t(blockIdx.x) * width;
-    float squares = 0.0f;
-#pragma unroll 4
-    for (unsigned i = threadIdx.x; i < width; i += blockDim.x) squares += x[i] * x[i];
-    const float scale = 1.0f / sqrtf(block_sum(squares) / width + eps);
-#pragma unroll 4
-    for (unsigned i = threadIdx.x; i < width; i += blockDim.x) {
-        const float value = x[i] * scale * weight[i];
-        out[i] = value;
-        if (codes) quantize_one(value, codes + i / WARP * WARP, groups + i / WARP);
-    }
+    norm([&](unsigned i) { return x[i]; }, weight, eps, width, out, codes, groups);
+}
+
+// `add`, then `rms_norm` of the sum, with one block.
+KERNEL add_rms_norm(
+    const float* a, const float* b, float* sum, const float* __restrict__ weight, float eps, unsigned width, float* out, signed char* codes,
+    Group* groups, Start start_of_add, Start start
+) {
+    follow_previous(StartsOf<2>{{start_of_add, start}});
+    norm([&](unsigned i) { return a[i] + b[i]; }, weight, eps, width, out, codes, groups);
+    // Each thread has read what it overwrites: the sum may be one of the operands.
+    for (unsigned i = threadIdx.x; i < width; i += blockDim.x) sum[i] = a[i] + b[i];
 }
 
 KERNEL add(const float* a, const float* b, size_t n, float* out, Start start) {

@@ -5,6 +5,7 @@
 
 mod attention;
 mod experts;
+pub(super) mod fusion;
 mod products;
 mod router;
 mod rows;

@@ -21,6 +21,10 @@ kernels! {
         weights: Ptr, expert_size: U64, row_size: U32, bias: Ptr, x: Ptr, quantized: Ptr, n_source: U32, list: Ptr,
         bounds: Ptr, wide: Bool, k: U32, rows_per: U32, n_rows: U32, n_in: U32, n_out: U32, glu: U32, out: Ptr,
     );
+    MAT_VEC_THREE = "mat_vec_three" => (
+        w_0: Ptr, w_1: Ptr, w_2: Ptr, row_size: U32, bias_0: Ptr, bias_1: Ptr, bias_2: Ptr, x: Ptr, quantized: Ptr, n_in: U32,
+        n_0: U32, n_1: U32, n_2: U32, out_0: Ptr, out_1: Ptr, out_2: Ptr,
+    );
 }
 
 /// Matrices in GPU memory in the format of the file, aligned to 16 bytes. Kernels read 16 bytes at a time, so up to 15 bytes

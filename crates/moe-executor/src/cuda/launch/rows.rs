@@ -21,6 +21,9 @@ kernels! {
         x: Ptr, angles: Ptr, row_width: U32, head_dim: U32, n_dims: U32,
     );
     MARK = "mark" => ();
+    ADD_RMS_NORM = "add_rms_norm" => (
+        a: Ptr, b: Ptr, sum: Ptr, weight: Ptr, eps: F32, width: U32, out: Ptr, codes: Ptr, groups: Ptr, start_of_add: Ptr,
+    );
 }
 
 /// Threads per block in kernels with one thread per element.

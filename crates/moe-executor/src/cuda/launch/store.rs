@@ -21,6 +21,11 @@ kernels! {
     STORE_F32 = "store_rows_f32", STORE_F16 = "store_rows_f16", STORE_Q8_0 = "store_rows_q8_0" => (
         x: Ptr, at: Ptr, width: U32, out: Ptr,
     );
+    ATTENTION_INPUTS = "attention_inputs" => (
+        q: Ptr, k: Ptr, v: Ptr, q_out: Ptr, k_out: Ptr, q_weight: Ptr, k_weight: Ptr, eps: F32, angles: Ptr, n_head: U32,
+        n_head_kv: U32, head_dim: U32, n_dims: U32, neighbours: U32, at: Ptr, k_cache: Ptr, v_cache: Ptr, type: U32, start_0: Ptr,
+        start_1: Ptr, start_2: Ptr, start_3: Ptr, start_4: Ptr, start_5: Ptr, start_6: Ptr,
+    );
 }
 
 /// Largest number of threads per block.

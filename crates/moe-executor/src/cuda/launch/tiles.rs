@@ -92,7 +92,7 @@ impl Kernels {
         // Elements of a head in registers, warps of a block, blocks for each multiprocessor, and the most query heads.
         let (kernel, padded, warps, wanted, most) = match shape.head_dim {
             ..=64 => (ONE_64, 64, 8, 2, 16),
-            ..=128 => (ONE_128, 128, 4, 2, 16),
+            65..=128 => (ONE_128, 128, 4, 2, 16),
             _ => (ONE_256, 256, 8, 1, 8),
         };
         let (heads, pieces) = share(shape, most);
