@@ -40,7 +40,11 @@ fn bench_measures_at_a_depth() {
     let sizes = ["-p", "0,4", "-n", "2", "-d", "0,6", "-r", "1", "-t", "1", "-o", "json"];
     let text = run!["--quiet", "bench", "--model", arg(&model), sizes];
     let rows: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
-    let column = |name: &str| rows.iter().map(|row| row[name].as_u64().unwrap()).collect::<Vec<_>>();
+    let column = |name: &str| {
+        rows.iter()
+            .map(|row| row[name].as_u64().unwrap())
+            .collect::<Vec<_>>()
+    };
     assert_eq!(column("n_depth"), [0, 0, 6, 6]);
     assert_eq!(column("n_prompt"), [4, 0, 4, 0]);
     // The bytes are those of the measured tokens: two tokens that may select the same experts.

@@ -189,7 +189,10 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         lengths.iter().map(test)
     });
     let tests: Vec<Test> = tests.collect();
-    if tests.iter().any(|test| test.n_parallel > 1 && test.n_depth > 0) {
+    if tests
+        .iter()
+        .any(|test| test.n_parallel > 1 && test.n_depth > 0)
+    {
         bail!("--n-depth above 0 applies only to a single sequence; omit it or --parallel");
     }
     if args.engine != engine::Kind::Native && tests.iter().any(|test| test.n_parallel > 1) {
