@@ -151,7 +151,7 @@ fn rejects_unknown_architectures() {
     let error = Model::load(&gguf).err().unwrap();
     assert!(
         matches!(&error, Error::Architecture { arch, supported, .. }
-            if arch == "bert" && supported.starts_with("afmoe, arctic, ") && supported.ends_with(", smallthinker")),
+            if arch == "bert" && supported.starts_with("afmoe, arctic, ") && supported.ends_with(", step35")),
         "{error}"
     );
 }

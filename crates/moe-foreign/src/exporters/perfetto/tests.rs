@@ -345,7 +345,10 @@ fn plain_records_are_instants_and_never_go_back_in_time() {
 fn reports_times_above_the_maximum() {
     let dir = tempfile::tempdir().unwrap();
     let records = [
-        record("norm-0", 0, 7, 1000, 100),
+        with_experts(
+            record("ffn_moe_down-0", 0, 7, 1000, 100),
+            [(0, 0.5, 0), (1, 0.5, 0)],
+        ),
         record("norm-0", 0, 8, u64::MAX, 0),
         record("norm-0", 0, 9, u64::MAX, 0),
     ];
