@@ -113,10 +113,9 @@ fn reports_why_requests_were_cancelled() {
     backend.wait_until(|state| state.n_cancelled == 1);
     // One slot, which a request uses, and one place in the queue.
     backend.allow(Some(0));
+    let one = json!({"prompt": "x"});
     std::thread::scope(|scope| {
-        let one = json!({"prompt": "x"});
-        let running =
-            scope.spawn(move || post(&service(&backend), "/v1/completions", &one).status);
+        let running = scope.spawn(|| post(&service(&backend), "/v1/completions", &one).status);
         backend.wait_until(|state| state.requests.len() == 2);
         let answer = post(&router, "/v1/completions", &json!({"prompt": ["y", "z"]}));
         assert_eq!(answer.status, 429);

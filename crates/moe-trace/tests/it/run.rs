@@ -62,11 +62,9 @@ fn waits_until_records_are_in_the_file() {
             *writer.next_record().unwrap() = record(n, MUL_MAT, "node");
         }
         writer.wait().unwrap();
-        // On a busy machine, the disk may not keep up. Then the other records are compressed.
-        if !tmp.path().join("trace-rest.bin.zst").exists() {
-            let trace = fs::metadata(tmp.path().join("trace.bin")).unwrap();
-            assert_eq!(trace.len(), n * 1024);
-        }
+        // If the disk does not keep up, the other records are in a compressed file.
+        let run = Run::open(tmp.path()).unwrap();
+        assert_eq!(run.trace.records().len() as u64, n);
     }
     assert_eq!(writer.finish().unwrap(), n);
 }

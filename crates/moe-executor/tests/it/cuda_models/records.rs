@@ -5,7 +5,7 @@ use moe_executor::cuda::Policy;
 use moe_gguf::Gguf;
 use moe_trace::record::{SOURCE_BUFFER, lane};
 use moe_trace::transfers::Span;
-use moe_trace::{LayerId, TensorAccessLog, TokenId};
+use moe_trace::{LayerId, Phase, TensorAccessLog, TokenId};
 
 use super::recording::{MeasuredPass, Recorded, distinct, record, stem};
 use super::{Case, MODELS, TWICE, case, down_size, has_gpu, open};
