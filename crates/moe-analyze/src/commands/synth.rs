@@ -102,7 +102,10 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     };
     let synth = plan(&args, options)?.map_err(|error| {
         // A weight type of --quant is not in the file.
-        let is_of_type = matches!(error, Error::Quant { .. } | Error::Spec { key: "quant", .. });
+        let is_of_type = matches!(
+            error,
+            Error::Quant { .. } | Error::Spec { key: "quant", .. }
+        );
         let is_of_file = args.quant.is_none() || !is_of_type;
         match &args.spec {
             Some(path) if is_of_file => anyhow!("{}: {error}", path.display()),
