@@ -361,6 +361,41 @@ fn described_models_have_the_types_of_a_mix() {
     }
 }
 
+/// A description has a valid model of every type, or an error that names the size of its blocks.
+#[test]
+fn described_models_have_all_types_that_fit() {
+    let files = std::fs::read_dir(moe_testkit::fixture("architectures")).unwrap();
+    for file in files {
+        let path = file.unwrap().path();
+        let json = std::fs::read(&path).unwrap();
+        let mut description: Description = serde_json::from_slice(&json).unwrap();
+        let types = GgmlType::ALL.iter().map(|ty| ty.name());
+        let mut n_models = 0;
+        for quant in types.chain(["Q4_K_M", "Q5_K_M", "MXFP4_MOE"]) {
+            description.quant = quant.to_owned();
+            match Synth::of_description(&description, SynthOptions::default()) {
+                Ok(synth) => {
+                    let bytes = synth.write(Vec::new()).unwrap();
+                    let gguf = Gguf::from_bytes(quant, bytes).unwrap();
+                    assert!(check(&gguf).is_sound(), "{path:?}, {quant}");
+                    n_models += 1;
+                }
+                Err(Error::Spec { key, problem }) => {
+                    assert_eq!(key, "quant", "{path:?}, {quant}: {problem}");
+                    assert!(
+                        problem.contains("blocks of"),
+                        "{path:?}, {quant}: {problem}"
+                    );
+                }
+                Err(Error::Quant { .. }) => {}
+                Err(error) => panic!("{path:?}, {quant}: {error}"),
+            }
+        }
+        // At least F32, F16, BF16, and seven types with blocks of 32 elements.
+        assert!(n_models >= 10, "{path:?}: {n_models}");
+    }
+}
+
 #[test]
 fn descriptions_can_be_changed() {
     let json = std::fs::read(moe_testkit::fixture("architectures/glm4moe.json")).unwrap();
