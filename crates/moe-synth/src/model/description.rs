@@ -102,7 +102,7 @@ pub(super) const ROUTER: &str = "ffn_gate_inp.weight";
 const BIAS: f64 = 0.1;
 
 /// Maximum number of layers, the same as that of [`super::Spec`].
-const MAX_LAYERS: u32 = 1 << 12;
+pub(super) const MAX_LAYERS: u32 = 1 << 12;
 
 /// A tensor of a description.
 pub(super) struct DescribedTensor<'d> {

@@ -3,7 +3,7 @@
 use moe_gguf::{Array, GgmlType, Value, ValueType};
 
 use super::Error;
-use super::description::{DescribedTensor, Description, Key, ROUTER};
+use super::description::{DescribedTensor, Description, Key, MAX_LAYERS, ROUTER};
 use super::quant::{Quant, Use};
 use super::router::Router;
 use super::tensors::{ADDED_VARIANCE, Fill};
@@ -25,9 +25,10 @@ pub(super) struct Planned {
 /// The description is invalid, or no matrix has rows of complete blocks of the type.
 pub(super) fn plan(description: &Description, quant: &Quant, zipf: f64) -> Result<Planned, Error> {
     let n_layer = match description.keys.get("block_count") {
-        Some(Key::Number(n)) if *n > 0 => *n,
+        Some(Key::Number(n)) if (1..=MAX_LAYERS).contains(n) => *n,
         _ => {
-            let problem = "`block_count` is missing or not a positive number".to_owned();
+            let problem =
+                format!("`block_count` is missing or not a number in the range 1..={MAX_LAYERS}");
             return Err(Error::Spec {
                 key: "keys",
                 problem,
