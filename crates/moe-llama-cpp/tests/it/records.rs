@@ -273,14 +273,13 @@ const ROWS_FIRST: [&str; 3] = ["arctic", "lfm2moe", "smallthinker"];
 #[test]
 fn records_of_described_models_agree() {
     let archs = DESCRIBED.into_iter();
-    check_each(
-        archs.filter(|arch| !ROWS_FIRST.contains(arch)),
-        |arch| {
-            let dir = tempfile::tempdir().unwrap();
-            let path = described(dir.path(), arch, GgmlType::F32);
-            assert!(agree(&both(dir.path(), &path, Mode::All)) > 500, "{arch}");
-        },
-    );
+    check_each(archs.filter(|arch| !ROWS_FIRST.contains(arch)), |arch| {
+        let dir = tempfile::tempdir().unwrap();
+        let path = described(dir.path(), arch, GgmlType::F32);
+        // Weights of a router amplify the rounding of an F16 cache.
+        let runs = both_with(dir.path(), &path, Mode::All, CacheType::F32);
+        assert!(agree(&runs) > 500, "{arch}");
+    });
 }
 
 /// An operation of a graph.
