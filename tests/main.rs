@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod accesses;
+mod architectures;
 mod cache_names;
 mod cli;
 mod compressed_trace;

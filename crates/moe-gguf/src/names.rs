@@ -31,15 +31,23 @@ pub enum Category {
     SharedExpert,
     /// Weights and biases of the router.
     Router,
-    /// Attention, linear attention, state-space layers and short convolutions.
+    /// Dense feed-forward blocks, and matrices between router and experts that all tokens use (`ffn_latent_down`).
+    DenseFfn,
+    /// Attention, and the input projections and gate of linear attention (`attn_qkv`, `attn_gate`).
     Attention,
+    /// State-space layers, linear attention and short convolutions, without norms.
+    Recurrent,
+    /// The indexer of sparse attention, with its norms.
+    Indexer,
+    /// Factors on the frequencies of RoPE.
+    RopeFactors,
     /// Normalization weights.
     Norm,
     /// Embeddings of tokens, positions and token types.
     Embedding,
     /// The output matrix (LM head).
     Output,
-    /// Dense feed-forward blocks, RoPE factors and all other tensors.
+    /// All other tensors.
     Other,
 }
 
@@ -57,12 +65,16 @@ impl Projection {
 
 impl Category {
     /// All categories, in the order of reports.
-    pub const ALL: [Category; 9] = [
+    pub const ALL: [Category; 13] = [
         Category::Expert,
         Category::ExpertBias,
         Category::SharedExpert,
         Category::Router,
+        Category::DenseFfn,
         Category::Attention,
+        Category::Recurrent,
+        Category::Indexer,
+        Category::RopeFactors,
         Category::Norm,
         Category::Embedding,
         Category::Output,
@@ -81,7 +93,11 @@ impl Category {
             Category::ExpertBias => "expert_bias",
             Category::SharedExpert => "shared_expert",
             Category::Router => "router",
+            Category::DenseFfn => "dense_ffn",
             Category::Attention => "attention",
+            Category::Recurrent => "recurrent",
+            Category::Indexer => "indexer",
+            Category::RopeFactors => "rope_factors",
             Category::Norm => "norm",
             Category::Embedding => "embedding",
             Category::Output => "output",
@@ -220,8 +236,20 @@ fn category(stem: &str, in_layer: bool) -> Category {
     if stem == "norm" || stem.ends_with("_norm") || stem.contains("_norm_") {
         return Category::Norm;
     }
-    if stem.starts_with("attn_") || stem.starts_with("ssm_") || stem == "shortconv" {
+    match stem {
+        "indexer" => return Category::Indexer,
+        "shortconv" => return Category::Recurrent,
+        "rope_freqs" | "rope_factors_long" | "rope_factors_short" => return Category::RopeFactors,
+        _ => {}
+    }
+    if stem.starts_with("attn_") {
         return Category::Attention;
+    }
+    if stem.starts_with("ssm_") || stem.starts_with("time_mix_") {
+        return Category::Recurrent;
+    }
+    if stem.starts_with("ffn_") {
+        return Category::DenseFfn;
     }
     if stem.contains("token_embd") || matches!(stem, "position_embd" | "token_types") {
         return Category::Embedding;
@@ -352,6 +380,46 @@ mod tests {
                 "blk.1.ffn_gate.weight",
                 Some(1),
                 Some(Gate),
+                DenseFfn,
+                None,
+                false,
+            ),
+            (
+                "blk.1.ffn_latent_down.weight",
+                Some(1),
+                None,
+                DenseFfn,
+                None,
+                false,
+            ),
+            (
+                "blk.1.shortconv.in_proj.weight",
+                Some(1),
+                None,
+                Recurrent,
+                None,
+                false,
+            ),
+            (
+                "blk.1.indexer.k_norm.weight",
+                Some(1),
+                None,
+                Indexer,
+                None,
+                false,
+            ),
+            (
+                "blk.1.attn_qkv.weight",
+                Some(1),
+                None,
+                Attention,
+                None,
+                false,
+            ),
+            (
+                "blk.1.nextn.eh_proj.weight",
+                Some(1),
+                None,
                 Other,
                 None,
                 false,
@@ -386,7 +454,7 @@ mod tests {
                 "blk.1.ssm_conv1d.weight",
                 Some(1),
                 None,
-                Attention,
+                Recurrent,
                 None,
                 false,
             ),
@@ -395,7 +463,15 @@ mod tests {
             ("token_embd_norm.weight", None, None, Norm, None, false),
             ("output_norm.weight", None, None, Norm, None, false),
             ("output.weight", None, None, Output, None, false),
-            ("rope_freqs.weight", None, None, Other, None, false),
+            ("rope_freqs.weight", None, None, RopeFactors, None, false),
+            (
+                "rope_factors_long.weight",
+                None,
+                None,
+                RopeFactors,
+                None,
+                false,
+            ),
             ("blk.65535.attn_q.weight", None, None, Other, None, false),
             ("blk..attn_q.weight", None, None, Other, None, false),
             ("", None, None, Other, None, false),

@@ -232,14 +232,15 @@ fn component_type(row: &MapRow) -> String {
 fn category(row: &MapRow) -> &'static str {
     match row.category {
         Category::Embedding => "embedding",
-        Category::Attention => "attention",
+        Category::Attention | Category::Recurrent => "attention",
         Category::Norm => "norm",
         Category::Output => "output",
-        Category::Expert | Category::ExpertBias | Category::SharedExpert | Category::Router => {
-            "ffn"
-        }
-        Category::Other if row.projection.is_some() => "ffn",
-        Category::Other => "other",
+        Category::Expert
+        | Category::ExpertBias
+        | Category::SharedExpert
+        | Category::Router
+        | Category::DenseFfn => "ffn",
+        Category::Indexer | Category::RopeFactors | Category::Other => "other",
     }
 }
 

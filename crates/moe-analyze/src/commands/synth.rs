@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context as _, anyhow};
+use clap::builder::PossibleValuesParser;
 use moe_files::text::counted;
-use moe_synth::model::{Error, Spec, Synth, SynthOptions};
+use moe_synth::model::{Description, Error, Spec, Synth, SynthOptions};
 
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
@@ -34,6 +35,17 @@ Optional keys, with their default in brackets:
   {"arch": "qwen3moe", "n_layer": 2, "n_embd": 256, "n_head": 4, "n_expert": 16,
    "n_expert_used": 4, "n_ff_exp": 256, "quant": "Q4_K", "vocab": {"n_tokens": 1000, "pre": "qwen2"}}
 
+For all other architectures, --spec lists the tensors. Required keys:
+  arch           value of general.architecture
+  keys           keys of the header without the prefix `ARCH.`. A number with a decimal point is F32,
+                 another number U32; a list has one value for each layer
+  vocab          like above
+  tensors        shapes of the tensors outside the layers, innermost dimension first
+  layers         list of {from, to, tensors}: shapes of the tensors of layers `from` to `to` - 1,
+                 without `blk.N.`. Optional keys: only, except (lists of layers of the range)
+Optional keys: name [arch], quant [F16], scales [1]: factors on the standard deviation of matrices.
+The files in fixtures/architectures of the repository are examples.
+
 Example:
   moe-analyze synth --like gpt-oss-20b --layers 4 --out small.gguf"#;
 
@@ -46,9 +58,9 @@ Example:
 #[command(group = clap::ArgGroup::new("what").required(true))]
 pub struct Args {
     /// Model whose shapes and header to imitate
-    #[arg(long, value_name = "MODEL", group = "what", value_parser = Spec::PRESETS)]
+    #[arg(long, value_name = "MODEL", group = "what", value_parser = presets())]
     like: Option<String>,
-    /// JSON file with the shapes of a model; --help lists the keys
+    /// JSON file with the shapes or the tensors of a model; --help lists the keys
     #[arg(long, value_name = "FILE.json", group = "what")]
     spec: Option<PathBuf>,
     /// Quantization of the weights: a type such as Q4_K, Q8_0 or F16; a mixture Q4_K_M, Q5_K_M or MXFP4_MOE; or MXFP4 for experts in
@@ -88,9 +100,13 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         seed: args.seed,
         zipf: args.zipf,
     };
-    let synth = Synth::new(&spec(&args)?, options).map_err(|error| {
+    let synth = plan(&args, options)?.map_err(|error| {
         // A weight type of --quant is not in the file.
-        let is_of_file = args.quant.is_none() || !matches!(error, Error::Quant { .. });
+        let is_of_type = matches!(
+            error,
+            Error::Quant { .. } | Error::Spec { key: "quant", .. }
+        );
+        let is_of_file = args.quant.is_none() || !is_of_type;
         match &args.spec {
             Some(path) if is_of_file => anyhow!("{}: {error}", path.display()),
             _ => error.into(),
@@ -133,21 +149,61 @@ fn exponent(text: &str) -> Result<f64, ValueError> {
     })
 }
 
-fn spec(args: &Args) -> anyhow::Result<Spec> {
-    let mut spec = match (&args.like, &args.spec) {
-        (Some(name), _) => {
-            Spec::like(name).with_context(|| format!("the model {name} is not known"))?
+/// The names of all known models.
+fn presets() -> PossibleValuesParser {
+    PossibleValuesParser::new(Spec::PRESETS.into_iter().chain(Description::presets()))
+}
+
+/// What the options --like and --spec contain.
+enum Model {
+    Spec(Spec),
+    Description(Description),
+}
+
+/// Plans the model of the options. The inner error is one of the model's values.
+fn plan(args: &Args, options: SynthOptions) -> anyhow::Result<Result<Synth, Error>> {
+    Ok(match model(args)? {
+        Model::Spec(mut spec) => {
+            if let Some(quant) = &args.quant {
+                spec.quant.clone_from(quant);
+            }
+            if let Some(layers) = args.layers {
+                spec.n_layer = layers;
+            }
+            Synth::new(&spec, options)
         }
+        Model::Description(mut description) => {
+            if let Some(quant) = &args.quant {
+                description.quant.clone_from(quant);
+            }
+            let cut = match args.layers {
+                Some(layers) => description.with_layers(layers),
+                None => Ok(description),
+            };
+            cut.and_then(|description| Synth::of_description(&description, options))
+        }
+    })
+}
+
+fn model(args: &Args) -> anyhow::Result<Model> {
+    const ADVICE: &str = "`moe-analyze synth --help` describes the keys";
+    match (&args.like, &args.spec) {
+        (Some(name), _) => Spec::like(name)
+            .map(Model::Spec)
+            .or_else(|| Description::like(name).map(Model::Description))
+            .with_context(|| format!("the model {name} is not known")),
         (None, Some(path)) => {
-            json_input::read(path, "`moe-analyze synth --help` describes the keys")?
+            let json: serde_json::Value = json_input::read(path, ADVICE)?;
+            // Only a description lists tensors.
+            let lists_tensors = ["keys", "tensors", "layers"]
+                .iter()
+                .any(|key| json.get(key).is_some());
+            Ok(if lists_tensors {
+                Model::Description(json_input::read(path, ADVICE)?)
+            } else {
+                Model::Spec(json_input::read(path, ADVICE)?)
+            })
         }
         (None, None) => anyhow::bail!("pass --like or --spec"),
-    };
-    if let Some(quant) = &args.quant {
-        spec.quant.clone_from(quant);
     }
-    if let Some(layers) = args.layers {
-        spec.n_layer = layers;
-    }
-    Ok(spec)
 }

@@ -6,8 +6,10 @@
 //! The same description and seed produce the same file for any number of threads.
 
 mod blocks;
+mod described_presets;
 mod description;
 mod keys;
+mod mixed;
 mod presets;
 mod quant;
 mod random;
@@ -74,13 +76,33 @@ pub struct SynthOptions {
     pub zipf: f64,
 }
 
+impl SynthOptions {
+    fn check(self) -> Result<(), Error> {
+        if self.zipf >= 0.0 && self.zipf.is_finite() {
+            return Ok(());
+        }
+        let problem = format!("{} is out of range (0 or more)", self.zipf);
+        Err(Error::Spec {
+            key: "zipf",
+            problem,
+        })
+    }
+}
+
+fn parse_quant(name: &str) -> Result<Quant, Error> {
+    Quant::parse(name).ok_or_else(|| Error::Quant {
+        name: name.to_owned(),
+        known: Quant::names(),
+    })
+}
+
 /// A planned model.
 pub struct Synth {
     header: Header,
     /// The contents of each tensor of the header.
     fills: Vec<Fill>,
     options: SynthOptions,
-    /// The routers of the layers, and the number of experts. A described model has none: its routers are random matrices.
+    /// The routers of the layers, and the number of experts. `None` if routers are random matrices.
     routers: Option<(Router, usize)>,
 }
 
@@ -91,17 +113,8 @@ impl Synth {
     /// The description is invalid.
     pub fn new(spec: &Spec, options: SynthOptions) -> Result<Synth, Error> {
         spec.check()?;
-        if !(options.zipf >= 0.0 && options.zipf.is_finite()) {
-            let problem = format!("{} is out of range (0 or more)", options.zipf);
-            return Err(Error::Spec {
-                key: "zipf",
-                problem,
-            });
-        }
-        let quant = Quant::parse(&spec.quant).ok_or_else(|| Error::Quant {
-            name: spec.quant.clone(),
-            known: Quant::names(),
-        })?;
+        options.check()?;
+        let quant = parse_quant(&spec.quant)?;
         let mut header = keys::header(spec, &quant, vocab::vocab(&spec.vocab)?)?;
         let mut fills = Vec::new();
         let mut embedding = GgmlType::F32;
@@ -127,7 +140,34 @@ impl Synth {
         })
     }
 
-    /// Plans a described model with matrices of type `ty`.
+    /// Plans a described model with the types of [`Description::quant`], and routers that follow `options.zipf`.
+    ///
+    /// The factors of [`Description::scales`] do not apply to embeddings, routers, and matrices whose results are added to the
+    /// residual stream. Weights of types whose blocks do not divide their rows have the types to which llama.cpp's quantizer
+    /// falls back.
+    ///
+    /// # Errors
+    /// The description or its type is invalid, or no matrix can have the type.
+    pub fn of_description(
+        description: &Description,
+        options: SynthOptions,
+    ) -> Result<Synth, Error> {
+        options.check()?;
+        let quant = parse_quant(&description.quant)?;
+        let mixed::Planned {
+            header,
+            fills,
+            routers,
+        } = mixed::plan(description, &quant, options.zipf)?;
+        Ok(Synth {
+            header,
+            fills,
+            options,
+            routers,
+        })
+    }
+
+    /// Plans a described model with matrices of type `ty`, all of which are random. For tests.
     ///
     /// # Errors
     /// The vocabulary, a tensor or the type is invalid.

@@ -9,11 +9,12 @@ use super::spec::{Arch, LinearAttention, Spec, VocabModel, VocabSpec, Yarn};
 
 impl Spec {
     /// The names that [`Spec::like`] accepts.
-    pub const PRESETS: [&str; 6] = [
+    pub const PRESETS: [&str; 7] = [
         "gpt-oss-20b",
         "gpt-oss-120b",
         "qwen3-30b-a3b",
         "qwen3-next-80b",
+        "qwen3-next-80b-a3b",
         "mixtral-8x7b",
         "olmoe-1b-7b",
     ];
@@ -24,7 +25,7 @@ impl Spec {
             "gpt-oss-20b" => gpt_oss("Gpt-Oss-20B", "20B", 24, 32),
             "gpt-oss-120b" => gpt_oss("Gpt-Oss-120B", "120B", 36, 128),
             "qwen3-30b-a3b" => qwen3_30b(),
-            "qwen3-next-80b" => qwen3_next(),
+            "qwen3-next-80b" | "qwen3-next-80b-a3b" => qwen3_next(),
             "mixtral-8x7b" => mixtral(),
             "olmoe-1b-7b" => olmoe(),
             _ => return None,

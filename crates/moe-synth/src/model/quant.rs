@@ -58,6 +58,11 @@ impl Quant {
         })
     }
 
+    /// The type of the weights of experts, unless their rows are too short.
+    pub(super) fn expert(&self) -> GgmlType {
+        self.expert
+    }
+
     /// Returns all names that [`Quant::parse`] accepts.
     pub(super) fn names() -> Vec<&'static str> {
         let types = GgmlType::ALL.iter().map(|ty| ty.name());

@@ -189,7 +189,7 @@ fn default_window() -> u32 {
     128
 }
 
-fn default_quant() -> String {
+pub(super) fn default_quant() -> String {
     "F16".to_owned()
 }
 
@@ -372,7 +372,7 @@ impl VocabSpec {
         }
     }
 
-    fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self) -> Result<(), Error> {
         let bad = |key, problem: String| Err(Error::Spec { key, problem });
         // Each of the 256 bytes has a token.
         let min = self.n_special().saturating_add(256);

@@ -41,7 +41,7 @@ const LOGITS: f64 = 4.0;
 
 /// Variance that all layers together add to the residual stream. The embeddings have variance 1, so that the input of the
 /// router is dominated by the embedding of the token in every layer.
-const ADDED_VARIANCE: f64 = 0.1;
+pub(super) const ADDED_VARIANCE: f64 = 0.1;
 
 /// Returns the tensors of a model.
 pub(super) fn tensors(spec: &Spec) -> Vec<PlannedTensor> {

@@ -137,7 +137,7 @@ const OTHER_ATTENTION: &str = "";
 fn step(stem: &str, category: Category) -> u16 {
     let index = |stem: &str| STEPS.iter().position(|step| *step == stem);
     let found = index(stem).or_else(|| match category {
-        Category::Attention => index(OTHER_ATTENTION),
+        Category::Attention | Category::Recurrent => index(OTHER_ATTENTION),
         _ => None,
     });
     found.unwrap_or(STEPS.len()) as u16

@@ -12,7 +12,11 @@ use moe_testkit::{Need, skip};
 /// Writes a sparse file with the header of a model. `None` if the file system has no sparse files.
 #[track_caller]
 fn sparse(spec: &Spec) -> Option<(tempfile::NamedTempFile, Gguf)> {
-    let synth = Synth::new(spec, SynthOptions::default()).unwrap();
+    sparse_file(&Synth::new(spec, SynthOptions::default()).unwrap())
+}
+
+#[track_caller]
+fn sparse_file(synth: &Synth) -> Option<(tempfile::NamedTempFile, Gguf)> {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(&synth.header_bytes().unwrap()).unwrap();
     let size = synth.file_size().unwrap();
@@ -30,11 +34,12 @@ fn n_parameters(gguf: &Gguf) -> u64 {
 }
 
 /// Name, number of tensors and number of parameters, as printed by llama.cpp for the published files.
-const KNOWN: [(&str, usize, u64); 6] = [
+const KNOWN: [(&str, usize, u64); 7] = [
     ("gpt-oss-20b", 459, 20_914_757_184),
     ("gpt-oss-120b", 687, 116_829_156_672),
     ("qwen3-30b-a3b", 579, 30_532_122_624),
     ("qwen3-next-80b", 843, 79_674_391_296),
+    ("qwen3-next-80b-a3b", 843, 79_674_391_296),
     ("mixtral-8x7b", 323, 46_702_792_704),
     ("olmoe-1b-7b", 195, 6_919_161_856),
 ];
@@ -77,6 +82,78 @@ fn presets_have_published_numbers_of_tensors_and_parameters() {
             .unwrap();
         assert_eq!(tokens.len() as u32, spec.vocab.n_tokens, "{name}");
     }
+}
+
+/// Described model, number of tensors, parameters, and layers with experts.
+const DESCRIBED: [(&str, usize, u64, u64); 11] = [
+    ("afmoe", 601, 26_123_974_400, 30),
+    ("arctic", 493, 478_584_608_768, 35),
+    ("dbrx", 323, 131_596_523_520, 40),
+    ("deepseek-v2-lite", 377, 15_706_484_224, 26),
+    ("gemma4-26b-a4b", 658, 25_233_142_046, 30),
+    ("glm-4.5-air", 803, 110_468_824_832, 46),
+    ("granite-4-h-tiny", 666, 6_939_037_248, 40),
+    ("lfm2-8b-a1b", 256, 8_339_930_560, 22),
+    ("minimax-m2", 809, 228_689_764_864, 62),
+    ("nemotron-3-nano-30b-a3b", 401, 31_577_940_288, 23),
+    ("qwen35moe-35b-a3b", 733, 34_660_610_688, 40),
+];
+
+#[test]
+fn described_presets_have_published_numbers_of_tensors_and_parameters() {
+    assert!(Description::presets().eq(DESCRIBED.iter().map(|known| known.0)));
+    for (name, n_tensors, parameters, n_moe) in DESCRIBED {
+        let description = Description::like(name).unwrap();
+        let synth = Synth::of_description(&description, SynthOptions::default()).unwrap();
+        let Some((_file, gguf)) = sparse_file(&synth) else {
+            return;
+        };
+        assert_eq!(gguf.tensors().len(), n_tensors, "{name}");
+        assert_eq!(n_parameters(&gguf), parameters, "{name}");
+        let report = check(&gguf);
+        assert!(
+            report.is_sound() && report.llama_cpp_refuses.is_empty(),
+            "{name}"
+        );
+        let is_down = |t: &&moe_gguf::Tensor| t.name.ends_with(".ffn_down_exps.weight");
+        let n_down = gguf.tensors().iter().filter(is_down).count() as u64;
+        assert_eq!(n_down, n_moe, "{name}");
+        let quantized = gguf.tensors().iter().any(|t| t.ty == GgmlType::Q4_K);
+        assert!(quantized, "{name}");
+    }
+}
+
+#[test]
+fn described_models_can_be_cut() {
+    let glm = || Description::like("glm-4.5-air").unwrap();
+    let cut = glm().with_layers(46).unwrap();
+    assert_eq!(cut.keys["block_count"], Key::Number(46));
+    assert!(!cut.keys.contains_key("nextn_predict_layers"));
+    assert!(
+        glm()
+            .with_layers(47)
+            .unwrap()
+            .keys
+            .contains_key("nextn_predict_layers")
+    );
+    for (n, problem) in [
+        (0, "0 is out of range (1..=47)"),
+        (48, "48 is out of range (1..=47)"),
+        (
+            1,
+            "1 is out of range (2..=47); the first layer with experts is 1",
+        ),
+    ] {
+        let error = glm().with_layers(n).err().unwrap();
+        assert!(error.to_string().contains(problem), "{error}");
+    }
+    let granite = Description::like("granite-4-h-tiny").unwrap();
+    let cut = granite.with_layers(7).unwrap();
+    let heads = Key::Numbers(vec![0, 0, 0, 0, 0, 4, 0]);
+    assert_eq!(cut.keys["attention.head_count_kv"], heads);
+    let synth = Synth::of_description(&cut, SynthOptions::default()).unwrap();
+    // One of 7 layers has attention (13 tensors), the others Mamba-2 (17 tensors).
+    assert_eq!(synth.tensors().len(), 2 + 6 * 17 + 13);
 }
 
 #[test]
@@ -243,6 +320,80 @@ fn described_models_are_valid() {
         }
     }
     assert!(n_models > 0);
+}
+
+/// Descriptions have models of all types that fit their rows, and their weights are finite.
+#[test]
+fn described_models_have_the_types_of_a_mix() {
+    let json = std::fs::read(moe_testkit::fixture("architectures/gemma4.json")).unwrap();
+    let mut description: Description = serde_json::from_slice(&json).unwrap();
+    let options = SynthOptions { seed: 1, zipf: 1.0 };
+    for (quant, experts, others) in [
+        ("F32", GgmlType::F32, GgmlType::F32),
+        ("F16", GgmlType::F16, GgmlType::F16),
+        ("Q8_0", GgmlType::Q8_0, GgmlType::Q8_0),
+        ("MXFP4_MOE", GgmlType::MXFP4, GgmlType::Q8_0),
+        ("MXFP4", GgmlType::MXFP4, GgmlType::F16),
+    ] {
+        description.quant = quant.to_owned();
+        let synth = Synth::of_description(&description, options).unwrap();
+        let gguf = Gguf::from_bytes(quant, synth.write(Vec::new()).unwrap()).unwrap();
+        assert!(check(&gguf).is_sound(), "{quant}");
+        let ty = |name: &str| gguf.tensor(name).unwrap().ty;
+        assert_eq!(ty("blk.1.ffn_up_exps.weight"), experts, "{quant}");
+        assert_eq!(ty("blk.3.attn_output.weight"), others, "{quant}");
+        assert_eq!(ty("blk.1.ffn_gate_inp.weight"), GgmlType::F32, "{quant}");
+        for verified in verify(&gguf, Algorithm::Xxh3, |_| {}).unwrap() {
+            let tensor = &gguf.tensors()[verified.tensor as usize];
+            assert_eq!(verified.non_finite, None, "{quant}: {}", tensor.name);
+        }
+    }
+    for (quant, problem) in [
+        (
+            "Q4_K_M",
+            "`quant` is invalid: Q4_K has blocks of 256 elements",
+        ),
+        ("Q9_X", "weight type `Q9_X` is not supported"),
+    ] {
+        description.quant = quant.to_owned();
+        let error = Synth::of_description(&description, options).err().unwrap();
+        assert!(error.to_string().contains(problem), "{error}");
+    }
+}
+
+/// A description has a valid model of every type, or an error that names the size of its blocks.
+#[test]
+fn described_models_have_all_types_that_fit() {
+    let files = std::fs::read_dir(moe_testkit::fixture("architectures")).unwrap();
+    for file in files {
+        let path = file.unwrap().path();
+        let json = std::fs::read(&path).unwrap();
+        let mut description: Description = serde_json::from_slice(&json).unwrap();
+        let types = GgmlType::ALL.iter().map(|ty| ty.name());
+        let mut n_models = 0;
+        for quant in types.chain(["Q4_K_M", "Q5_K_M", "MXFP4_MOE"]) {
+            description.quant = quant.to_owned();
+            match Synth::of_description(&description, SynthOptions::default()) {
+                Ok(synth) => {
+                    let bytes = synth.write(Vec::new()).unwrap();
+                    let gguf = Gguf::from_bytes(quant, bytes).unwrap();
+                    assert!(check(&gguf).is_sound(), "{path:?}, {quant}");
+                    n_models += 1;
+                }
+                Err(Error::Spec { key, problem }) => {
+                    assert_eq!(key, "quant", "{path:?}, {quant}: {problem}");
+                    assert!(
+                        problem.contains("blocks of"),
+                        "{path:?}, {quant}: {problem}"
+                    );
+                }
+                Err(Error::Quant { .. }) => {}
+                Err(error) => panic!("{path:?}, {quant}: {error}"),
+            }
+        }
+        // At least F32, F16, BF16, and seven types with blocks of 32 elements.
+        assert!(n_models >= 10, "{path:?}: {n_models}");
+    }
 }
 
 #[test]

@@ -72,15 +72,17 @@ impl Category {
     pub fn of_weight(name: &str) -> Category {
         match map::Category::of(name) {
             map::Category::Embedding => Category::Input,
-            map::Category::Attention => Category::Attention,
+            map::Category::Attention | map::Category::Recurrent | map::Category::Indexer => {
+                Category::Attention
+            }
             map::Category::Norm => Category::Norm,
             map::Category::Output => Category::Output,
             map::Category::Expert
             | map::Category::ExpertBias
             | map::Category::SharedExpert
-            | map::Category::Router => Category::Ffn,
-            map::Category::Other if name.contains(".ffn_") => Category::Ffn,
-            map::Category::Other => Category::Other,
+            | map::Category::Router
+            | map::Category::DenseFfn => Category::Ffn,
+            map::Category::RopeFactors | map::Category::Other => Category::Other,
         }
     }
 }
@@ -118,6 +120,7 @@ mod tests {
         for (name, category) in [
             ("token_embd.weight", Input),
             ("blk.3.attn_q.bias", Attention),
+            ("blk.3.ssm_in.weight", Attention),
             ("blk.3.attn_norm.weight", Norm),
             ("blk.3.ffn_gate_inp.weight", Ffn),
             ("blk.3.ffn_down_exps.weight", Ffn),
