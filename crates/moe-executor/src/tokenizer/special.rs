@@ -225,6 +225,13 @@ pub(super) fn classify(
         ends.remove(&id);
         set_kind(id, Kind::UserDefined);
     }
+    // In Gemma 4 and PLaMo, `</s>` is part of the text.
+    let stops = |text| id_of(text).is_some_and(|id| ends.contains(&id));
+    let has_text = stops("<|tool_response>") || stops("<|plamo:eos|>");
+    if let Some(id) = id_of("</s>").filter(|_| has_text) {
+        ends.remove(&id);
+        set_kind(id, Kind::Normal);
+    }
     (kinds, ends)
 }
 
