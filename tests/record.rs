@@ -118,6 +118,7 @@ fn records_token_ids_of_a_model_without_vocabulary() {
     let (code, stderr) = record_in(dir.path(), &[("tokenizer.ggml.model", none)]);
     assert_ne!(code, Some(0), "{stderr}");
     assert!(stderr.contains("use token ids instead of text"), "{stderr}");
+    assert!(stderr.contains("`record --prompts`"), "{stderr}");
     let lines = file_of(dir.path(), "prompts.jsonl", "{\"tokens\":[5,6,7]}\n");
     let (model, out) = (dir.path().join("m.gguf"), dir.path().join("ids"));
     run!["record", "--model", model, "--prompts", lines, "--n-predict", "3", "--out", out];
