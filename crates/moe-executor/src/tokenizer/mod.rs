@@ -64,6 +64,8 @@ struct Special {
     text: String,
     /// Whether it is recognized without `parse_special`, too.
     always: bool,
+    /// Whether whitespace after it is removed.
+    strip_after: bool,
 }
 
 impl Tokenizer {
@@ -119,6 +121,8 @@ impl Tokenizer {
                 id,
                 text: text.clone(),
                 always: kind == Kind::UserDefined,
+                strip_after: vocabulary.strip_after_special
+                    && !special::KEEP_AFTER.contains(&text.as_str()),
             })
             .collect();
         specials.sort_by_key(|special| std::cmp::Reverse(special.text.len()));
@@ -184,7 +188,7 @@ impl Tokenizer {
             .specials
             .iter()
             .filter(|special| parse_special || special.always)
-            .map(|special| (special.id, special.text.as_str()));
+            .map(|special| (special.id, special.text.as_str(), special.strip_after));
         let mut first = true;
         for fragment in special::partition(text, specials) {
             match fragment {

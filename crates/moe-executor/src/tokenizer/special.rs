@@ -242,14 +242,19 @@ pub(super) enum Fragment<'t> {
     Text(&'t str),
 }
 
-/// Splits `text` at the tokens of `specials`. Each token is searched for in the complete text before the next.
+/// Texts of special tokens after which whitespace remains in models that remove it after others.
+pub(super) const KEEP_AFTER: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
+
+/// Splits `text` at the tokens of `specials`: id, text, and whether ASCII whitespace after the token is removed. Each token is
+/// searched for in the complete text before the next.
 pub(super) fn partition<'t, 's>(
     text: &'t str,
-    specials: impl Iterator<Item = (u32, &'s str)>,
+    specials: impl Iterator<Item = (u32, &'s str, bool)>,
 ) -> Vec<Fragment<'t>> {
     let mut fragments = Vec::new();
     fragments.extend((!text.is_empty()).then_some(Fragment::Text(text)));
-    for (id, special) in specials.filter(|(_, special)| text.contains(special)) {
+    let is_space = |c: char| matches!(c, '\t'..='\r' | ' ');
+    for (id, special, strip) in specials.filter(|(_, special, _)| text.contains(special)) {
         let mut parts = Vec::with_capacity(fragments.len() + 2);
         for fragment in fragments {
             let Fragment::Text(mut rest) = fragment else {
@@ -261,7 +266,11 @@ pub(super) fn partition<'t, 's>(
                     parts.push(Fragment::Text(before));
                 }
                 parts.push(Fragment::Token(id));
-                rest = after;
+                rest = if strip {
+                    after.trim_start_matches(is_space)
+                } else {
+                    after
+                };
             }
             if !rest.is_empty() {
                 parts.push(Fragment::Text(rest));

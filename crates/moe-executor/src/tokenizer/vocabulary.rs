@@ -16,6 +16,7 @@ const PRE: &str = "tokenizer.ggml.pre";
 const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
 const ADD_SPACE_PREFIX: &str = "tokenizer.ggml.add_space_prefix";
+const NAME: &str = "general.name";
 
 /// The kind of a vocabulary (`tokenizer.ggml.model`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,6 +59,8 @@ pub struct Vocabulary {
     pub add_eos: Option<bool>,
     /// Whether a space is added before a text. The default is true for [`Model::Spm`], else false.
     pub add_space_prefix: Option<bool>,
+    /// Whether whitespace after special tokens of a text is removed, as in Phi 3.
+    pub strip_after_special: bool,
     /// Problems of the file's keys that do not prevent using the vocabulary.
     pub warnings: Vec<Warning>,
 }
@@ -73,6 +76,12 @@ const UNUSED_IDS: [&str; 4] = [
 /// Whether vocabularies with this pre-tokenizer have no default BOS token.
 fn has_no_bos(pre: &str) -> bool {
     matches!(pre, "glm4" | "glm5" | "chatglm-bpe")
+}
+
+/// Whether llama.cpp recognizes the model as Phi 3, by its name.
+fn is_phi3(metadata: &Metadata) -> Result<bool, Error> {
+    let name = metadata.str(NAME)?.unwrap_or_default().to_ascii_lowercase();
+    Ok(name.contains("phi-3") || name.contains("phi3"))
 }
 
 /// The id of a special token, of any integer type; it may be outside the vocabulary.
@@ -158,6 +167,7 @@ impl Vocabulary {
             add_bos: metadata.bool(ADD_BOS)?,
             add_eos: metadata.bool(ADD_EOS)?,
             add_space_prefix: metadata.bool(ADD_SPACE_PREFIX)?,
+            strip_after_special: is_phi3(metadata)?,
             warnings: Vec::new(),
         };
         let keys = Role::ALL.iter().flat_map(|role| {

@@ -183,6 +183,38 @@ fn agree_on_sentencepiece_without_space_prefix() {
     agree(&path, &texts());
 }
 
+/// llama.cpp removes whitespace after special tokens in models with such a name.
+#[test]
+fn agree_on_whitespace_after_special_tokens() {
+    let dir = tempfile::tempdir().unwrap();
+    let gguf = Gguf::open(fixture("random-llama-F16.gguf")).unwrap();
+    let tokens = gguf.metadata().strings("tokenizer.ggml.tokens").unwrap();
+    let mut tokens = tokens.unwrap().to_vec();
+    let types = gguf.metadata().i64s("tokenizer.ggml.token_type").unwrap();
+    let mut types = types.unwrap();
+    let last = tokens.len() - 1;
+    for (at, text) in [(last - 1, "<|end|>"), (last, "<|endoftext|>")] {
+        tokens[at] = text.to_owned();
+        types[at] = 3;
+    }
+    let tokens = Array::new(ValueType::String, tokens.into_iter().map(Value::String)).unwrap();
+    let types = types
+        .iter()
+        .map(|&ty| Value::I32(i32::try_from(ty).unwrap()));
+    let types = Array::new(ValueType::I32, types).unwrap();
+    let keys = [
+        ("tokenizer.ggml.tokens", Value::Array(Box::new(tokens))),
+        ("tokenizer.ggml.token_type", Value::Array(Box::new(types))),
+        ("general.name", Value::String("Phi-3.5-MoE".to_owned())),
+    ];
+    let path = changed(dir.path(), "random-llama-F16", &keys);
+    let mut texts = texts();
+    for special in ["<s>", "</s>", "<unk>", "<|end|>", "<|endoftext|>"] {
+        texts.push(format!("a{special} \n\t b{special}\u{a0}c{special}  "));
+    }
+    agree(&path, &texts);
+}
+
 /// The text of a rendered conversation, with markers of turns that are control tokens.
 #[test]
 fn agree_on_conversations() {
