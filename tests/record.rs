@@ -112,6 +112,21 @@ fn special_id_outside_the_vocabulary_is_a_warning() {
 }
 
 #[test]
+fn records_token_ids_of_a_model_without_vocabulary() {
+    let dir = tempfile::tempdir().unwrap();
+    let none = moe_gguf::Value::String("none".to_owned());
+    let (code, stderr) = record_in(dir.path(), &[("tokenizer.ggml.model", none)]);
+    assert_ne!(code, Some(0), "{stderr}");
+    assert!(stderr.contains("use token ids instead of text"), "{stderr}");
+    assert!(stderr.contains("`record --prompts`"), "{stderr}");
+    let lines = file_of(dir.path(), "prompts.jsonl", "{\"tokens\":[5,6,7]}\n");
+    let (model, out) = (dir.path().join("m.gguf"), dir.path().join("ids"));
+    run!["record", "--model", model, "--prompts", lines, "--n-predict", "3", "--out", out];
+    let tokens = Run::open(&out).unwrap().manifest.unwrap().tokens;
+    assert_eq!((tokens.sequences, tokens.generated), (1, 3));
+}
+
+#[test]
 fn manifest_counts_the_blocks_of_an_mtp_head_as_layers() {
     let dir = tempfile::tempdir().unwrap();
     let keys = [

@@ -14,6 +14,9 @@ const EXISTS: &str = "pass --force to replace it, or use another path";
 /// The same words as in the errors of `moe-trace`.
 const FULL: &str = "free disk space or choose another directory";
 
+/// For models without a vocabulary.
+const TOKEN_IDS: &str = "a file for `record --prompts` has lines {\"tokens\": [ids]}";
+
 /// For models that the executor does not run.
 const OTHER_ENGINE: &str = "`record` and `bench` use it with --engine llama.cpp";
 
@@ -65,6 +68,13 @@ fn of_cause(error: &(dyn Error + 'static)) -> Option<&'static str> {
     }
     if let Some(error) = error.downcast_ref() {
         return of_report(error);
+    }
+    if let Some(moe_executor::tokenizer::Error::NoVocabulary) = error.downcast_ref() {
+        return Some(TOKEN_IDS);
+    }
+    #[cfg(feature = "llama-cpp")]
+    if let Some(moe_llama_cpp::Error::NoVocabulary) = error.downcast_ref() {
+        return Some(TOKEN_IDS);
     }
     #[cfg(feature = "llama-cpp")]
     if let Some(moe_llama_cpp::Error::Context { .. }) = error.downcast_ref() {

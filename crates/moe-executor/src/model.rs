@@ -122,7 +122,7 @@ impl<'g> Model<'g> {
     }
 }
 
-/// The tokenizer of a model with `n_vocab` rows of token embeddings.
+/// The tokenizer of a model with `n_vocab` rows of token embeddings. A file without a vocabulary may have any number of rows.
 ///
 /// # Errors
 /// The vocabulary is not supported or invalid, or has another number of tokens.
@@ -136,7 +136,7 @@ fn read_tokenizer(gguf: &Gguf, n_vocab: usize) -> Result<Tokenizer> {
         },
     })?;
     let n_tokens = tokenizer.n_vocab();
-    if n_tokens != n_vocab {
+    if n_tokens != n_vocab && tokenizer.has_vocabulary() {
         return Err(Error::BadKey {
             file: file(),
             key: "tokenizer.ggml.tokens".into(),

@@ -56,6 +56,11 @@ pub enum Error {
         /// Length of the text in bytes.
         bytes: usize,
     },
+    /// The file has no vocabulary.
+    #[error(
+        "the model file has no vocabulary (tokenizer.ggml.model is `none`); use token ids instead of text"
+    )]
+    NoVocabulary,
     /// A character that the vocabulary cannot encode.
     #[error(
         "llama.cpp cannot tokenize the character {character:?}: the vocabulary has no token for it, nor for each of its bytes; \

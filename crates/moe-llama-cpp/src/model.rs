@@ -15,6 +15,8 @@ use crate::header;
 pub struct Model {
     pub(crate) raw: NonNull<sys::llama_model>,
     n_vocab: usize,
+    /// Whether the tokens have texts. Without texts, llama.cpp aborts in all functions for texts.
+    has_texts: bool,
     missing: Option<MissingBytes>,
 }
 
@@ -65,6 +67,12 @@ impl MissingBytes {
     }
 }
 
+/// Whether the file has no vocabulary.
+fn is_without_texts(gguf: &Gguf) -> bool {
+    let model = gguf.metadata().str("tokenizer.ggml.model");
+    matches!(model, Ok(Some("none" | "no_vocab")))
+}
+
 impl Model {
     /// Loads the model of `gguf` on the CPU. For a sharded model, `gguf` has the path of the first file.
     ///
@@ -91,6 +99,7 @@ impl Model {
         let mut model = Model {
             raw,
             n_vocab: 0,
+            has_texts: !is_without_texts(gguf),
             missing: MissingBytes::new(gguf),
         };
         // SAFETY: the model is valid.
@@ -133,8 +142,11 @@ impl Model {
     /// of control tokens in the text.
     ///
     /// # Errors
-    /// The text is too long, or contains a character for which the vocabulary has no tokens.
+    /// The text is too long, or contains a character for which the vocabulary has no tokens, or the file has no vocabulary.
     pub fn tokenize(&self, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<u32>> {
+        if !self.has_texts {
+            return Err(Error::NoVocabulary);
+        }
         let missing = self.missing.as_ref();
         if let Some(character) = missing.and_then(|missing| missing.first_in(text)) {
             return Err(Error::NoToken { character });
@@ -170,7 +182,7 @@ impl Model {
 
     /// The bytes of a token; the name of a control token. Empty for an id outside the vocabulary.
     pub fn piece(&self, token: u32) -> Vec<u8> {
-        if token as usize >= self.n_vocab {
+        if token as usize >= self.n_vocab || !self.has_texts {
             return Vec::new();
         }
         let mut bytes = vec![0u8; 64];

@@ -204,7 +204,10 @@ impl Texts {
             let hash = format!("{:016x}", gguf.header_xxh3());
             hash == manifest.model.header_xxh3
         };
-        let tokenizer = |gguf: &Gguf| Tokenizer::from_gguf(gguf.metadata()).ok();
+        let tokenizer = |gguf: &Gguf| {
+            let tokenizer = Tokenizer::from_gguf(gguf.metadata()).ok();
+            tokenizer.filter(Tokenizer::has_vocabulary)
+        };
         let tokenizer = match named.filter(|named| is_same(&named.gguf)) {
             Some(named) => tokenizer(&named.gguf),
             None => model::recorded(&manifest.model)

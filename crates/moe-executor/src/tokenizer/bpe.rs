@@ -1,16 +1,22 @@
-//! Byte-level BPE with llama.cpp's algorithm: split the text into words, map bytes to characters, merge neighbors by rank.
+//! BPE with llama.cpp's algorithm: split the text into words, map bytes to characters, merge neighbors by rank.
 //!
 //! The result of a merge need not be a token, because it may be a step to a longer token. A part that is not a token after all
-//! merges is encoded as single ASCII characters; characters without a token are skipped.
+//! merges is encoded as single ASCII characters; characters without a token are skipped. Vocabularies like Gemma 4's have no
+//! byte alphabet: they replace spaces instead, and encode such a part as byte tokens.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use super::merge::merge;
 use super::pre_tokenizer::PreTokenizer;
-use super::{Error, Vocabulary, Warning, byte_level};
+use super::rules::Alphabet;
+use super::spm::SPACE;
+use super::{Error, Model, Vocabulary, Warning, byte_level};
 
 /// The pre-tokenizer if the file does not name one.
 const DEFAULT_PRE: &str = "default";
+/// The pre-tokenizer of [`Model::Gemma4`], for any name in the file.
+const GEMMA4_PRE: &str = "gemma4";
 
 /// Number of a text that is a token or occurs in a merge. Tokens have their ids, other texts the numbers from `n_vocab` on.
 type TextId = u32;
@@ -32,8 +38,12 @@ impl Bpe {
         warnings: &mut Vec<Warning>,
     ) -> Result<Bpe, Error> {
         let texts = ids.iter().map(|(&text, &id)| (text.to_owned(), id));
+        let pre = match vocabulary.model {
+            Model::Gemma4 => GEMMA4_PRE,
+            _ => vocabulary.pre.as_deref().unwrap_or(DEFAULT_PRE),
+        };
         let mut bpe = Bpe {
-            pre: PreTokenizer::new(vocabulary.pre.as_deref().unwrap_or(DEFAULT_PRE))?,
+            pre: PreTokenizer::new(pre)?,
             texts: texts.collect(),
             n_vocab: vocabulary.tokens.len() as u32,
             merges: HashMap::with_capacity(vocabulary.merges.len()),
@@ -71,11 +81,23 @@ impl Bpe {
         self.pre.add_bos
     }
 
+    /// What the tokens are made of.
+    pub(super) fn alphabet(&self) -> Alphabet {
+        self.pre.alphabet
+    }
+
     /// Appends the ids of `text`.
     pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), Error> {
-        for word in self.pre.split(text)? {
-            let spelled: String = word.bytes().map(byte_level::char_of).collect();
-            if self.pre.ignore_merges
+        let text: Cow<'_, str> = match self.pre.alphabet {
+            Alphabet::Bytes => Cow::Borrowed(text),
+            Alphabet::Characters => Cow::Owned(text.replace(' ', SPACE)),
+        };
+        for word in self.pre.split(&text)? {
+            let spelled: Cow<'_, str> = match self.pre.alphabet {
+                Alphabet::Bytes => Cow::Owned(word.bytes().map(byte_level::char_of).collect()),
+                Alphabet::Characters => Cow::Borrowed(word),
+            };
+            if self.skips_merges(word)
                 && let Some(id) = self.token(&spelled)
             {
                 ids.push(id);
@@ -84,15 +106,35 @@ impl Bpe {
             for part in self.merge(&spelled) {
                 match self.token(part) {
                     Some(id) => ids.push(id),
-                    // llama.cpp looks up single bytes of the mapped text, so characters outside ASCII are skipped.
-                    None => ids.extend(part.chars().filter(char::is_ascii).filter_map(|char| {
-                        let mut bytes = [0; 4];
-                        self.token(char.encode_utf8(&mut bytes))
-                    })),
+                    None => self.encode_unknown(part, ids),
                 }
             }
         }
         Ok(())
+    }
+
+    /// Whether a word becomes one token without merges if it is a token.
+    fn skips_merges(&self, word: &str) -> bool {
+        let is_lines =
+            || self.pre.alphabet == Alphabet::Characters && word.bytes().all(|byte| byte == b'\n');
+        self.pre.ignore_merges || is_lines()
+    }
+
+    /// Appends the ids of a part that is not a token. Characters or bytes without a token are skipped.
+    fn encode_unknown(&self, part: &str, ids: &mut Vec<u32>) {
+        match self.pre.alphabet {
+            // llama.cpp looks up single bytes of the mapped text, so characters outside ASCII are skipped.
+            Alphabet::Bytes => {
+                ids.extend(part.chars().filter(char::is_ascii).filter_map(|char| {
+                    let mut bytes = [0; 4];
+                    self.token(char.encode_utf8(&mut bytes))
+                }));
+            }
+            Alphabet::Characters => {
+                let token = |byte: u8| self.token(&format!("<0x{byte:02X}>"));
+                ids.extend(part.bytes().filter_map(token));
+            }
+        }
     }
 
     /// The token with a text.

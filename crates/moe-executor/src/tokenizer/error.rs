@@ -17,8 +17,8 @@ pub enum Error {
     },
     /// The kind of vocabulary is not supported.
     #[error(
-        "tokenizer.ggml.model `{found}` is not supported; the supported values are `gpt2` (byte-level BPE) and `llama` \
-         (SentencePiece)"
+        "tokenizer.ggml.model `{found}` is not supported; the supported values are `gpt2` (byte-level BPE), `llama` \
+         (SentencePiece), `gemma4` (BPE on characters) and `none` (no vocabulary)"
     )]
     Model {
         /// The value in the file.
@@ -90,6 +90,11 @@ pub enum Error {
         /// Its text.
         text: String,
     },
+    /// The file has no vocabulary.
+    #[error(
+        "the model file has no vocabulary (tokenizer.ggml.model is `none`); use token ids instead of text"
+    )]
+    NoVocabulary,
     /// The text cannot be split into words.
     #[error("the text cannot be split into words: {source}; shorten its longest run of {run}")]
     Split {

@@ -4,6 +4,7 @@
 //!
 //! ```text
 //! text ─► split at special tokens ─┬─► words (pre-tokenizer) ─► bytes as characters ─► merges by rank ─► ids   (gpt2)
+//!                                  ├─► ▁ for spaces ─► lines ─► merges by rank ─► bytes                ─► ids   (gemma4)
 //!                                  └─► ▁ for spaces and before the text ─► merges by score ─► bytes   ─► ids   (llama)
 //! ```
 
@@ -12,6 +13,7 @@ mod byte_level;
 mod error;
 mod merge;
 mod pre_tokenizer;
+mod rules;
 mod special;
 mod spm;
 mod vocabulary;
@@ -19,10 +21,12 @@ mod vocabulary;
 use std::collections::{HashMap, HashSet};
 
 pub use error::{Error, Warning};
+pub use pre_tokenizer::pre_tokenizers;
 pub use special::Role;
 pub use vocabulary::{Model, Vocabulary};
 
 use bpe::Bpe;
+use rules::Alphabet;
 use special::{Fragment, Kind};
 use spm::Spm;
 
@@ -50,6 +54,8 @@ pub struct Tokenizer {
 enum Encoder {
     Bpe(Box<Bpe>),
     Spm(Box<Spm>),
+    /// The file has no vocabulary.
+    None,
 }
 
 /// A token that is searched for before the text is split into words.
@@ -58,6 +64,8 @@ struct Special {
     text: String,
     /// Whether it is recognized without `parse_special`, too.
     always: bool,
+    /// Whether whitespace after it is removed.
+    strip_after: bool,
 }
 
 impl Tokenizer {
@@ -86,8 +94,15 @@ impl Tokenizer {
         let ids = ids_by_text(&vocabulary.tokens)?;
         let id_of = |text: &str| ids.get(text).copied();
         let encoder = match vocabulary.model {
-            Model::Bpe => Encoder::Bpe(Box::new(Bpe::new(&vocabulary, &ids, &mut warnings)?)),
+            Model::Bpe | Model::Gemma4 => {
+                Encoder::Bpe(Box::new(Bpe::new(&vocabulary, &ids, &mut warnings)?))
+            }
             Model::Spm => Encoder::Spm(Box::new(Spm::new(&vocabulary, &ids)?)),
+            Model::None => Encoder::None,
+        };
+        let decode: fn(&str) -> Vec<u8> = match &encoder {
+            Encoder::Bpe(bpe) if bpe.alphabet() == Alphabet::Bytes => byte_level::decode,
+            _ => spm::decode,
         };
 
         let (kinds, ends) = special::classify(
@@ -98,7 +113,7 @@ impl Tokenizer {
         );
         let tokens = || (0u32..).zip(&vocabulary.tokens).zip(&kinds);
         let pieces = tokens()
-            .map(|((id, text), &kind)| piece(vocabulary.model, id, text, kind))
+            .map(|((id, text), &kind)| piece(decode, id, text, kind))
             .collect::<Result<_, _>>()?;
         let mut specials: Vec<Special> = tokens()
             .filter(|(_, kind)| matches!(kind, Kind::Special | Kind::UserDefined))
@@ -106,6 +121,8 @@ impl Tokenizer {
                 id,
                 text: text.clone(),
                 always: kind == Kind::UserDefined,
+                strip_after: vocabulary.strip_after_special
+                    && !special::KEEP_AFTER.contains(&text.as_str()),
             })
             .collect();
         specials.sort_by_key(|special| std::cmp::Reverse(special.text.len()));
@@ -119,14 +136,13 @@ impl Tokenizer {
             }),
         };
         let adds_bos = match &encoder {
-            Encoder::Bpe(bpe) => bpe.adds_bos(),
-            Encoder::Spm(_) => true,
+            // Like in llama.cpp, the key is ignored, because files of Gemma 4 have a wrong value.
+            Encoder::Bpe(bpe) if bpe.alphabet() == Alphabet::Characters => bpe.adds_bos(),
+            Encoder::Bpe(bpe) => vocabulary.add_bos.unwrap_or(bpe.adds_bos()),
+            Encoder::Spm(_) => vocabulary.add_bos.unwrap_or(true),
+            Encoder::None => false,
         };
-        let add_bos = added(
-            vocabulary.add_bos.unwrap_or(adds_bos),
-            Role::Bos,
-            "texts start with a BOS token",
-        )?;
+        let add_bos = added(adds_bos, Role::Bos, "texts start with a BOS token")?;
         let add_eos = added(
             vocabulary.add_eos.unwrap_or(false),
             Role::Eos,
@@ -158,7 +174,8 @@ impl Tokenizer {
     /// token (`<|im_start|>`) becomes that token; otherwise it is encoded like other text.
     ///
     /// # Errors
-    /// The text contains about a million consecutive characters of the same kind (whitespace, letters), or a byte without a token.
+    /// The text contains about a million consecutive characters of the same kind (whitespace, letters), or a byte without a token,
+    /// or the file has no vocabulary.
     pub fn encode(
         &self,
         text: &str,
@@ -171,7 +188,7 @@ impl Tokenizer {
             .specials
             .iter()
             .filter(|special| parse_special || special.always)
-            .map(|special| (special.id, special.text.as_str()));
+            .map(|special| (special.id, special.text.as_str(), special.strip_after));
         let mut first = true;
         for fragment in special::partition(text, specials) {
             match fragment {
@@ -179,6 +196,7 @@ impl Tokenizer {
                 Fragment::Text(text) => match &self.encoder {
                     Encoder::Bpe(bpe) => bpe.encode(text, &mut ids)?,
                     Encoder::Spm(spm) => spm.encode(text, first, &mut ids)?,
+                    Encoder::None => return Err(Error::NoVocabulary),
                 },
             }
             first = matches!(fragment, Fragment::Token(_));
@@ -203,7 +221,12 @@ impl Tokenizer {
         self.pieces.get(id as usize).map_or(&[], |piece| piece)
     }
 
-    /// Number of tokens.
+    /// Whether the file has a vocabulary. Without a vocabulary, all texts are empty.
+    pub fn has_vocabulary(&self) -> bool {
+        !matches!(self.encoder, Encoder::None)
+    }
+
+    /// Number of tokens; 0 without a vocabulary.
     pub fn n_vocab(&self) -> usize {
         self.pieces.len()
     }
@@ -248,13 +271,10 @@ fn check_types(vocabulary: &mut Vocabulary) -> Result<(), Error> {
     Ok(())
 }
 
-/// The bytes of a token in decoded text.
-fn piece(model: Model, id: u32, text: &str, kind: Kind) -> Result<Box<[u8]>, Error> {
+/// The bytes of a token in decoded text. `decode` returns those of a normal token.
+fn piece(decode: fn(&str) -> Vec<u8>, id: u32, text: &str, kind: Kind) -> Result<Box<[u8]>, Error> {
     let bytes = match kind {
-        Kind::Normal => match model {
-            Model::Bpe => byte_level::decode(text),
-            Model::Spm => spm::decode(text),
-        },
+        Kind::Normal => decode(text),
         Kind::Special | Kind::UserDefined => text.as_bytes().to_vec(),
         Kind::Unused => Vec::new(),
         Kind::Byte => text

@@ -1,156 +1,31 @@
 //! Pre-tokenizers (`tokenizer.ggml.pre`): they split a text into words, and merges do not cross words.
 //!
-//! The regular expressions are those of llama.cpp, which differ from the original ones in places: for example, the upper and
-//! lower case of gpt-4o cover ASCII only. llama.cpp's character classes are those of Unicode 15.1, so the classes here are
-//! limited to that version.
+//! llama.cpp's character classes are those of Unicode 15.1, so the classes here are limited to that version.
 
 use fancy_regex::Regex;
 
 use super::Error;
-
-/// The definition of a pre-tokenizer.
-struct Rule {
-    /// Values of `tokenizer.ggml.pre`.
-    names: &'static [&'static str],
-    /// Each expression splits the words of the previous one. Matches and the text between them are words.
-    regexes: &'static [&'static str],
-    /// Whether a word that is a token becomes this token without merges.
-    ignore_merges: bool,
-    /// The default of `add_bos_token`.
-    add_bos: bool,
-}
-
-const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-const LLAMA3: &str = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-
-const RULES: [Rule; 12] = [
-    Rule {
-        names: &[
-            "qwen2",
-            "deepseek-r1-qwen",
-            "megrez",
-            "stablelm2",
-            "hunyuan",
-            "solar-open",
-            "grok-2",
-        ],
-        regexes: &[
-            r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        ],
-        ignore_merges: false,
-        add_bos: false,
-    },
-    Rule {
-        names: &["qwen35"],
-        regexes: &[
-            r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        ],
-        ignore_merges: false,
-        add_bos: false,
-    },
-    Rule {
-        names: &["gpt-4o", "llama4", "kanana2", "minimax-m2"],
-        regexes: &[
-            r"[^\r\n\p{L}\p{N}]?[\p{L}--[a-z]]*[\p{L}--[A-Z]]+(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?|[^\r\n\p{L}\p{N}]?[\p{L}--[a-z]]+[\p{L}--[A-Z]]*(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        ],
-        ignore_merges: false,
-        add_bos: false,
-    },
-    Rule {
-        names: &["tekken"],
-        regexes: &[
-            r"[^\r\n\p{L}\p{N}]?[\p{L}--[a-z]]*[\p{L}--[A-Z]]+|[^\r\n\p{L}\p{N}]?[\p{L}--[a-z]]+[\p{L}--[A-Z]]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        ],
-        ignore_merges: true,
-        add_bos: true,
-    },
-    Rule {
-        names: &[
-            "llama-bpe",
-            "llama3",
-            "llama-v3",
-            "falcon3",
-            "falcon-h1",
-            "pixtral",
-            "midm-2.0",
-            "lfm2",
-        ],
-        regexes: &[LLAMA3],
-        ignore_merges: true,
-        add_bos: true,
-    },
-    Rule {
-        names: &["glm4", "glm5"],
-        regexes: &[LLAMA3],
-        ignore_merges: true,
-        add_bos: false,
-    },
-    Rule {
-        names: &["dbrx", "smaug-bpe", "chatglm-bpe"],
-        regexes: &[LLAMA3],
-        ignore_merges: false,
-        add_bos: false,
-    },
-    Rule {
-        names: &[
-            "gpt-2",
-            "phi-2",
-            "mpt",
-            "olmo",
-            "jais",
-            "trillion",
-            "granite-docling",
-            "exaone4",
-        ],
-        regexes: &[GPT2],
-        ignore_merges: false,
-        add_bos: false,
-    },
-    Rule {
-        names: &[
-            "starcoder",
-            "refact",
-            "command-r",
-            "smollm",
-            "codeshell",
-            "exaone",
-            "minerva-7b",
-        ],
-        regexes: &[r"\p{N}", GPT2],
-        ignore_merges: false,
-        add_bos: false,
-    },
-    Rule {
-        names: &["deepseek-v3", "hunyuan-dense", "joyai-llm"],
-        regexes: &[
-            r"\p{N}{1,3}",
-            r"[一-龥぀-ゟ゠-ヿ]+",
-            r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
-        ],
-        ignore_merges: false,
-        add_bos: false,
-    },
-    Rule {
-        names: &["default"],
-        regexes: &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"],
-        ignore_merges: false,
-        add_bos: false,
-    },
-    Rule {
-        names: &["bailingmoe", "bailingmoe2", "llada-moe"],
-        regexes: &[
-            r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
-        ],
-        ignore_merges: false,
-        add_bos: false,
-    },
-];
+use super::rules::{Alphabet, RULES};
 
 /// The compiled pre-tokenizer of a vocabulary.
 pub(super) struct PreTokenizer {
-    regexes: Vec<Regex>,
+    steps: Vec<Step>,
     pub(super) ignore_merges: bool,
     pub(super) add_bos: bool,
+    pub(super) alphabet: Alphabet,
+}
+
+/// A division of each word of the previous step.
+enum Step {
+    /// The matches, and the text between them.
+    Matches(Regex),
+    /// Groups of three digits in the runs of digits that the expression matches.
+    DigitGroups(Regex),
+}
+
+/// The supported values of `tokenizer.ggml.pre`. Values in the same list have the same words and defaults.
+pub fn pre_tokenizers() -> impl Iterator<Item = &'static [&'static str]> {
+    RULES.iter().map(|rule| rule.names)
 }
 
 impl PreTokenizer {
@@ -161,32 +36,45 @@ impl PreTokenizer {
             .find(|rule| rule.names.contains(&name))
             .ok_or_else(|| Error::PreTokenizer {
                 found: name.to_owned(),
-                supported: RULES
-                    .each_ref()
-                    .map(|rule| rule.names.join(", "))
+                supported: pre_tokenizers()
+                    .map(|names| names.join(", "))
+                    .collect::<Vec<_>>()
                     .join(", "),
             })?;
-        let compile =
-            |regex: &&str| Regex::new(&pin_unicode(regex)).map_err(|error| Error::split(error, ""));
+        let mut steps = Vec::with_capacity(1 + rule.regexes.len());
+        if rule.groups_digits {
+            steps.push(Step::DigitGroups(compile(r"\p{N}+")?));
+        }
+        for regex in rule.regexes {
+            steps.push(Step::Matches(compile(regex)?));
+        }
         Ok(PreTokenizer {
-            regexes: rule.regexes.iter().map(compile).collect::<Result<_, _>>()?,
+            steps,
             ignore_merges: rule.ignore_merges,
             add_bos: rule.add_bos,
+            alphabet: rule.alphabet,
         })
     }
 
     /// The words of `text`, in order. Their concatenation is `text`.
     pub(super) fn split<'t>(&self, text: &'t str) -> Result<Vec<&'t str>, Error> {
         let mut words = vec![text];
-        for regex in &self.regexes {
+        for step in &self.steps {
             let mut parts = Vec::with_capacity(words.len());
             for word in words {
-                split_word(regex, word, &mut parts)?;
+                match step {
+                    Step::Matches(regex) => split_word(regex, word, &mut parts)?,
+                    Step::DigitGroups(runs) => split_digits(runs, word, &mut parts)?,
+                }
             }
             words = parts;
         }
         Ok(words)
     }
+}
+
+fn compile(regex: &str) -> Result<Regex, Error> {
+    Regex::new(&pin_unicode(regex)).map_err(|error| Error::split(error, ""))
 }
 
 /// Appends the matches in `word` and the text between them.
@@ -204,6 +92,29 @@ fn split_word<'t>(regex: &Regex, word: &'t str, parts: &mut Vec<&'t str>) -> Res
                 .filter(|part| !part.is_empty()),
         );
         done = found.end();
+    }
+    parts.extend(Some(&word[done..]).filter(|rest| !rest.is_empty()));
+    Ok(())
+}
+
+/// Appends the groups of three digits, counted from the end of each run in `word`. The first group of a run has one to three
+/// digits, and starts with the text before the run.
+///
+/// # Errors
+/// The matcher exceeds its limit of steps or stack.
+fn split_digits<'t>(runs: &Regex, word: &'t str, parts: &mut Vec<&'t str>) -> Result<(), Error> {
+    let mut done = 0;
+    for found in runs.find_iter(word) {
+        let found = found.map_err(|error| Error::split(error, &word[done..]))?;
+        let digits = found.as_str().char_indices();
+        let ends: Vec<usize> = digits
+            .map(|(at, digit)| found.start() + at + digit.len_utf8())
+            .collect();
+        let first = (ends.len() - 1) % 3;
+        for &end in ends.iter().skip(first).step_by(3) {
+            parts.push(&word[done..end]);
+            done = end;
+        }
     }
     parts.extend(Some(&word[done..]).filter(|rest| !rest.is_empty()));
     Ok(())
@@ -232,7 +143,7 @@ mod tests {
     #[test]
     fn all_rules_compile_and_keep_the_text() {
         let text = "It's 12345 kilo\u{301}s,\r\n\n  of\tÄÖ中文 'LL ٣٤ \u{1C89}\u{85}x//\n ";
-        for rule in &RULES {
+        for rule in RULES {
             for name in rule.names {
                 let words = words(name, text);
                 assert_eq!(words.concat(), text, "{name}");
@@ -256,6 +167,54 @@ mod tests {
             ["HTTPServer'S", " äÄa", " ", "123", "4", " a", "//\n", "b"]
         );
         assert_eq!(words("gpt-4o", "camelCase"), ["camel", "Case"]);
+    }
+
+    #[test]
+    fn groups_digits_from_the_right() {
+        assert_eq!(
+            words("cohere2moe", "1234567 in 1,000 of 12 or 123456"),
+            [
+                "1", "234", "567", " in", " ", "1", ",", "000", " of", " ", "12", " or", " ",
+                "123", "456"
+            ]
+        );
+        // The text before digits is in their first group when whitespace is split.
+        assert_eq!(words("afmoe", "a  1234"), ["a", " ", " ", "1", "234"]);
+        assert_eq!(words("afmoe", "٣٤٥٦x"), ["٣", "٤٥٦", "x"]);
+    }
+
+    #[test]
+    fn kimi_k2_splits_between_han_and_other_letters() {
+        assert_eq!(
+            words("kimi-k2", "Kimi’中文 Ж語's 1234"),
+            ["Kimi", "’", "中文", " Ж", "語", "'s", " ", "123", "4"]
+        );
+    }
+
+    #[test]
+    fn exaone_moe_keeps_words_separated_by_one_space() {
+        assert_eq!(
+            words("exaone-moe", "one two  three\n\n4 five"),
+            ["one two", " ", " three", "\n", "\n", "4", " five"]
+        );
+    }
+
+    #[test]
+    fn deepseek_llm_splits_scripts_and_punctuation() {
+        assert_eq!(
+            words("deepseek-llm", "An  int8, 中文\u{3000}。 x\n "),
+            [
+                "An", " ", " int", "8", ",", " ", "中文", "\u{3000}", "。", " x", "\n", " "
+            ]
+        );
+    }
+
+    #[test]
+    fn gemma4_splits_at_line_feeds() {
+        assert_eq!(
+            words("gemma4", "a b\n\nc\r\n"),
+            ["a b", "\n\n", "c\r", "\n"]
+        );
     }
 
     #[test]

@@ -225,6 +225,13 @@ pub(super) fn classify(
         ends.remove(&id);
         set_kind(id, Kind::UserDefined);
     }
+    // In Gemma 4 and PLaMo, `</s>` is part of the text.
+    let stops = |text| id_of(text).is_some_and(|id| ends.contains(&id));
+    let has_text = stops("<|tool_response>") || stops("<|plamo:eos|>");
+    if let Some(id) = id_of("</s>").filter(|_| has_text) {
+        ends.remove(&id);
+        set_kind(id, Kind::Normal);
+    }
     (kinds, ends)
 }
 
@@ -235,14 +242,19 @@ pub(super) enum Fragment<'t> {
     Text(&'t str),
 }
 
-/// Splits `text` at the tokens of `specials`. Each token is searched for in the complete text before the next.
+/// Texts of special tokens after which whitespace remains in models that remove it after others.
+pub(super) const KEEP_AFTER: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
+
+/// Splits `text` at the tokens of `specials`: id, text, and whether ASCII whitespace after the token is removed. Each token is
+/// searched for in the complete text before the next.
 pub(super) fn partition<'t, 's>(
     text: &'t str,
-    specials: impl Iterator<Item = (u32, &'s str)>,
+    specials: impl Iterator<Item = (u32, &'s str, bool)>,
 ) -> Vec<Fragment<'t>> {
     let mut fragments = Vec::new();
     fragments.extend((!text.is_empty()).then_some(Fragment::Text(text)));
-    for (id, special) in specials.filter(|(_, special)| text.contains(special)) {
+    let is_space = |c: char| matches!(c, '\t'..='\r' | ' ');
+    for (id, special, strip) in specials.filter(|(_, special, _)| text.contains(special)) {
         let mut parts = Vec::with_capacity(fragments.len() + 2);
         for fragment in fragments {
             let Fragment::Text(mut rest) = fragment else {
@@ -254,7 +266,11 @@ pub(super) fn partition<'t, 's>(
                     parts.push(Fragment::Text(before));
                 }
                 parts.push(Fragment::Token(id));
-                rest = after;
+                rest = if strip {
+                    after.trim_start_matches(is_space)
+                } else {
+                    after
+                };
             }
             if !rest.is_empty() {
                 parts.push(Fragment::Text(rest));

@@ -7,7 +7,7 @@ use super::merge::merge;
 use super::{Error, Vocabulary};
 
 /// The character for a space in token texts.
-const SPACE: &str = "\u{2581}";
+pub(super) const SPACE: &str = "\u{2581}";
 
 /// Encodes text without special tokens.
 pub(super) struct Spm {

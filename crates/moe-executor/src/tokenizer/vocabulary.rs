@@ -16,6 +16,7 @@ const PRE: &str = "tokenizer.ggml.pre";
 const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
 const ADD_SPACE_PREFIX: &str = "tokenizer.ggml.add_space_prefix";
+const NAME: &str = "general.name";
 
 /// The kind of a vocabulary (`tokenizer.ggml.model`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,23 +26,30 @@ pub enum Model {
     Bpe,
     /// `llama`: SentencePiece pieces with scores, and byte tokens for other text.
     Spm,
+    /// `gemma4`: BPE on characters with the pre-tokenizer `gemma4`.
+    Gemma4,
+    /// `none` or `no_vocab`: token ids without texts.
+    None,
 }
+
+/// The pre-tokenizer of vocabularies that may have no list of merges, as in llama.cpp.
+const KIMI_K2: &str = "kimi-k2";
 
 /// A vocabulary as stored in a file; [`Tokenizer::new`](super::Tokenizer::new) checks it.
 #[derive(Clone, Debug, Default)]
 pub struct Vocabulary {
     /// The kind.
     pub model: Model,
-    /// Text of each token by id, for [`Model::Bpe`] in GPT-2's byte alphabet.
+    /// Text of each token by id, in GPT-2's byte alphabet if the pre-tokenizer of [`Model::Bpe`] has words in this alphabet.
     pub tokens: Vec<String>,
-    /// Pairs of tokens separated by a space, in the order of their ranks ([`Model::Bpe`]).
+    /// Pairs of tokens separated by a space, in the order of their ranks ([`Model::Bpe`], [`Model::Gemma4`]).
     pub merges: Vec<String>,
     /// Score of each token ([`Model::Spm`]). If empty, all scores are equal.
     pub scores: Vec<f32>,
     /// GGUF type of each token (1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte). If empty, all tokens are
     /// normal.
     pub token_types: Vec<i64>,
-    /// Name of the pre-tokenizer.
+    /// Name of the pre-tokenizer; unused for [`Model::Gemma4`].
     pub pre: Option<String>,
     /// Tokens with a role in the file's metadata.
     pub roles: HashMap<Role, u32>,
@@ -51,6 +59,8 @@ pub struct Vocabulary {
     pub add_eos: Option<bool>,
     /// Whether a space is added before a text. The default is true for [`Model::Spm`], else false.
     pub add_space_prefix: Option<bool>,
+    /// Whether whitespace after special tokens of a text is removed, as in Phi 3.
+    pub strip_after_special: bool,
     /// Problems of the file's keys that do not prevent using the vocabulary.
     pub warnings: Vec<Warning>,
 }
@@ -66,6 +76,12 @@ const UNUSED_IDS: [&str; 4] = [
 /// Whether vocabularies with this pre-tokenizer have no default BOS token.
 fn has_no_bos(pre: &str) -> bool {
     matches!(pre, "glm4" | "glm5" | "chatglm-bpe")
+}
+
+/// Whether llama.cpp recognizes the model as Phi 3, by its name.
+fn is_phi3(metadata: &Metadata) -> Result<bool, Error> {
+    let name = metadata.str(NAME)?.unwrap_or_default().to_ascii_lowercase();
+    Ok(name.contains("phi-3") || name.contains("phi3"))
 }
 
 /// The id of a special token, of any integer type; it may be outside the vocabulary.
@@ -100,6 +116,13 @@ impl Vocabulary {
         let model = match metadata.str(MODEL)? {
             Some("gpt2") => Model::Bpe,
             Some("llama") => Model::Spm,
+            Some("gemma4") => Model::Gemma4,
+            Some("none" | "no_vocab") => {
+                return Ok(Vocabulary {
+                    model: Model::None,
+                    ..Vocabulary::default()
+                });
+            }
             Some(other) => {
                 return Err(Error::Model {
                     found: other.to_owned(),
@@ -113,10 +136,14 @@ impl Vocabulary {
             let tokens = tokens.map_or(0, <[String]>::len);
             return Err(Error::TokenTypes { types: 0, tokens });
         }
+        // Like in llama.cpp, an empty name is a missing name.
+        let pre = metadata.str(PRE)?.filter(|pre| !pre.is_empty());
         let merges = metadata.strings(MERGES)?;
-        let merges = match model {
-            Model::Bpe => merges.ok_or_else(|| missing(MERGES, "byte-level BPE requires it"))?,
-            Model::Spm => &[],
+        let merges = match (model, merges) {
+            (Model::Bpe | Model::Gemma4, Some(merges)) => merges.to_vec(),
+            (Model::Bpe, None) if pre == Some(KIMI_K2) => Vec::new(),
+            (Model::Bpe | Model::Gemma4, None) => return Err(missing(MERGES, "BPE requires it")),
+            (Model::Spm | Model::None, _) => Vec::new(),
         };
         let scores = scores(metadata)?;
         if let (Some(tokens @ [_, ..]), true) =
@@ -132,18 +159,15 @@ impl Vocabulary {
             tokens: tokens
                 .ok_or_else(|| missing(TOKENS, "it contains the vocabulary"))?
                 .to_vec(),
-            merges: merges.to_vec(),
+            merges,
             scores,
             token_types: token_types.unwrap_or_default(),
-            // Like in llama.cpp, an empty name is a missing name.
-            pre: metadata
-                .str(PRE)?
-                .filter(|pre| !pre.is_empty())
-                .map(str::to_owned),
+            pre: pre.map(str::to_owned),
             roles: HashMap::new(),
             add_bos: metadata.bool(ADD_BOS)?,
             add_eos: metadata.bool(ADD_EOS)?,
             add_space_prefix: metadata.bool(ADD_SPACE_PREFIX)?,
+            strip_after_special: is_phi3(metadata)?,
             warnings: Vec::new(),
         };
         let keys = Role::ALL.iter().flat_map(|role| {

@@ -1,5 +1,6 @@
 //! The tokenizer compared with llama.cpp (`fixtures/reference`), and invalid vocabularies.
 
+mod characters;
 mod sentencepiece;
 
 use std::collections::HashMap;

@@ -106,3 +106,24 @@ fn rejects_invalid_scores() {
     without.scores.clear();
     assert_eq!(pieces(without, "ab", false), "<s>||ab");
 }
+
+/// llama.cpp does so if the name of the model contains `phi-3`.
+#[test]
+fn removes_whitespace_after_special_tokens_of_phi_3() {
+    let mut phi = pieces_with_scores(&[("a", -1.0), ("▁", -2.0)]);
+    for text in ["<|end|>", "<|endoftext|>"] {
+        phi.tokens.push(text.to_owned());
+        phi.token_types.push(3);
+        phi.scores.push(0.0);
+    }
+    phi.add_space_prefix = Some(false);
+    let encode = |vocabulary: &Vocabulary| {
+        let tokenizer = Tokenizer::new(vocabulary.clone()).unwrap();
+        let text = "a<|end|> \t a<|endoftext|> a";
+        tokenizer.encode(text, false, true).unwrap()
+    };
+    // `\t` is a byte token.
+    assert_eq!(encode(&phi), [259, 261, 260, 12, 260, 259, 262, 260, 259]);
+    phi.strip_after_special = true;
+    assert_eq!(encode(&phi), [259, 261, 259, 262, 260, 259]);
+}
