@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CString, c_char};
+use std::path::Path;
 use std::ptr::NonNull;
 
 use llama_cpp_sys_2 as sys;
@@ -16,6 +17,8 @@ pub struct Model {
     pub(crate) raw: NonNull<sys::llama_model>,
     n_vocab: usize,
     missing: Option<MissingBytes>,
+    /// Adapters of all contexts with their scales. They are freed with the model.
+    adapters: Vec<(NonNull<sys::llama_adapter_lora>, f32)>,
 }
 
 /// The bytes without a token in a SentencePiece vocabulary. llama.cpp throws an exception, which ends the process, if it falls back
@@ -74,10 +77,7 @@ impl Model {
         header::check(gguf)?;
         let path = gguf.files()[0].path.as_path();
         backend::start();
-        let unusable = || Error::Path {
-            path: path.to_owned(),
-        };
-        let c_path = CString::new(path.to_str().ok_or_else(unusable)?).map_err(|_| unusable())?;
+        let c_path = c_path(path)?;
         // SAFETY: the function has no preconditions.
         let mut params = unsafe { sys::llama_model_default_params() };
         params.n_gpu_layers = 0;
@@ -92,6 +92,7 @@ impl Model {
             raw,
             n_vocab: 0,
             missing: MissingBytes::new(gguf),
+            adapters: Vec::new(),
         };
         // SAFETY: the model is valid.
         if unsafe { sys::llama_model_has_encoder(raw.as_ptr()) } {
@@ -103,6 +104,33 @@ impl Model {
         let n_vocab = unsafe { sys::llama_vocab_n_tokens(model.vocab()) };
         model.n_vocab = usize::try_from(n_vocab).unwrap_or(0);
         Ok(model)
+    }
+
+    /// Loads the model of `gguf` like [`Model::load`], with LoRA adapters and their scales. All contexts use them.
+    ///
+    /// # Errors
+    /// Those of [`Model::load`]; llama.cpp cannot load an adapter, for example because it is for another model.
+    pub fn load_with_adapters(gguf: &Gguf, adapters: &[(&Gguf, f32)]) -> Result<Model> {
+        let mut model = Model::load(gguf)?;
+        for (adapter, scale) in adapters {
+            let path = adapter.files()[0].path.as_path();
+            let c_path = c_path(path)?;
+            backend::forget_log();
+            // SAFETY: the model is valid, and the path is NUL-terminated.
+            let raw = unsafe { sys::llama_adapter_lora_init(model.raw.as_ptr(), c_path.as_ptr()) };
+            let raw = NonNull::new(raw).ok_or_else(|| Error::Adapter {
+                path: path.to_owned(),
+                reason: backend::logged(),
+            })?;
+            model.adapters.push((raw, *scale));
+        }
+        Ok(model)
+    }
+
+    /// The adapters, and their scales in the same order.
+    pub(crate) fn adapters(&self) -> (Vec<*mut sys::llama_adapter_lora>, Vec<f32>) {
+        let adapters = self.adapters.iter();
+        adapters.map(|(raw, scale)| (raw.as_ptr(), *scale)).unzip()
     }
 
     fn vocab(&self) -> *const sys::llama_vocab {
@@ -196,6 +224,14 @@ impl Model {
             }
         }
     }
+}
+
+/// A path as llama.cpp opens it.
+fn c_path(path: &Path) -> Result<CString> {
+    let unusable = || Error::Path {
+        path: path.to_owned(),
+    };
+    CString::new(path.to_str().ok_or_else(unusable)?).map_err(|_| unusable())
 }
 
 impl Drop for Model {
