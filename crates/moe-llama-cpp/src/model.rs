@@ -19,6 +19,8 @@ pub struct Model {
     missing: Option<MissingBytes>,
     /// Adapters of all contexts with their scales. They are freed with the model.
     adapters: Vec<(NonNull<sys::llama_adapter_lora>, f32)>,
+    /// Number of tensors that adapters change: tensors without experts, and tensors of experts.
+    n_adapted: [u64; 2],
 }
 
 /// The bytes without a token in a SentencePiece vocabulary. llama.cpp throws an exception, which ends the process, if it falls back
@@ -93,6 +95,7 @@ impl Model {
             n_vocab: 0,
             missing: MissingBytes::new(gguf),
             adapters: Vec::new(),
+            n_adapted: [0; 2],
         };
         // SAFETY: the model is valid.
         if unsafe { sys::llama_model_has_encoder(raw.as_ptr()) } {
@@ -123,8 +126,18 @@ impl Model {
                 reason: backend::logged(),
             })?;
             model.adapters.push((raw, *scale));
+            for tensor in adapter.tensors() {
+                if tensor.name.ends_with(".lora_a") {
+                    model.n_adapted[usize::from(tensor.name.contains("_exps."))] += 1;
+                }
+            }
         }
         Ok(model)
+    }
+
+    /// Number of tensors that adapters change: tensors without experts, and tensors of experts.
+    pub(crate) fn n_adapted(&self) -> [u64; 2] {
+        self.n_adapted
     }
 
     /// The adapters, and their scales in the same order.

@@ -115,7 +115,7 @@ impl Engine for LlamaCpp<'_> {
     }
 
     fn records_per_pass(&self, n_tokens: usize, mode: Mode) -> u64 {
-        Session::records_per_pass(self.gguf, n_tokens, mode)
+        Session::records_per_pass(&self.model, self.gguf, n_tokens, mode)
     }
 
     fn session<'s>(
