@@ -189,7 +189,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         Numbers::of(&args.threads).collect()
     };
 
-    let weights = Weights::of(&gguf)?;
+    let weights = Weights::of(&gguf, &lora::offset_map(&gguf, &adapters))?;
     let caches = Caches::new(&args.device, &args.hot_cache_percent, &gguf)?;
     let variants = Variants::new(&args.trace, caches.perf_modes())?;
     let mut rows = Vec::new();
