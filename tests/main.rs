@@ -29,6 +29,7 @@ mod hotness;
 mod info;
 mod library_messages;
 mod limits;
+mod lora;
 mod notebooks;
 mod options;
 mod overlap;
