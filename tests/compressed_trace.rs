@@ -1,6 +1,7 @@
 //! Runs whose records were compressed while recording, complete and after a kill.
 
 use std::fs;
+use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -41,8 +42,11 @@ fn divide(run: &Path, n_first: usize) {
     let (first, rest) = trace.split_at(n_first * RECORD_SIZE);
     let mut bytes = b"\x50\x2a\x4d\x18\x10\0\0\0moetrace".to_vec();
     bytes.extend((first.len() as u64).to_le_bytes());
-    for block in rest.chunks(256 * RECORD_SIZE) {
-        bytes.extend(zstd::encode_all(block, 1).unwrap());
+    for block in rest.chunks(64 * RECORD_SIZE) {
+        let mut frame = zstd::Encoder::new(Vec::new(), 1).unwrap();
+        frame.include_checksum(true).unwrap();
+        frame.write_all(block).unwrap();
+        bytes.extend(frame.finish().unwrap());
     }
     fs::write(run.join(REST), bytes).unwrap();
     fs::write(run.join("trace.bin"), first).unwrap();

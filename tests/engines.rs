@@ -35,6 +35,26 @@ fn bench_prints_engine_and_accepts_ranges() {
 }
 
 #[test]
+fn bench_measures_at_a_depth() {
+    let model = repository("fixtures/random-gpt-oss-F16.gguf");
+    let sizes = ["-p", "0,4", "-n", "2", "-d", "0,6", "-r", "1", "-t", "1", "-o", "json"];
+    let text = run!["--quiet", "bench", "--model", arg(&model), sizes];
+    let rows: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
+    let column = |name: &str| {
+        rows.iter()
+            .map(|row| row[name].as_u64().unwrap())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(column("n_depth"), [0, 0, 6, 6]);
+    assert_eq!(column("n_prompt"), [4, 0, 4, 0]);
+    // The bytes are those of the measured tokens: two tokens that may select the same experts.
+    let bytes = column("weight_bytes_per_token");
+    assert!(bytes[1].abs_diff(bytes[3]) < bytes[1] / 2, "{bytes:?}");
+    let line = fail!["bench", "--model", model, "-d", "4", "--parallel", "2"];
+    assert!(line.contains("--n-depth"), "{line}");
+}
+
+#[test]
 fn bench_rejects_a_command_line_without_tests() {
     let model = repository("fixtures/random-gpt-oss-F16.gguf");
     let line = fail!["bench", "--model", model, "-p", "0", "-n", "0"];
@@ -59,10 +79,18 @@ fn rejects_gpu_options_with_llama_cpp() {
     let model = repository("fixtures/random-qwen3moe-F16.gguf");
     for options in [&["--device", "cuda"][..], &["--policy", "post-fetch"], &["--cpu-moe"]] {
         let line = fail![record("llama.cpp", &model, &out), options];
-        let expected = format!("{} has no effect with --engine llama.cpp", options[0]);
+        let expected = format!("{} has no effect with --engine llama.cpp", named(options));
         assert!(line.contains(&expected), "{line}");
     }
     assert!(!out.exists());
+}
+
+/// How a message names an option: only some policies need a GPU, so it contains the policy.
+fn named(options: &[&str]) -> String {
+    match options {
+        ["--policy", policy] => format!("--policy {policy}"),
+        _ => options[0].to_owned(),
+    }
 }
 
 /// Size of all tensors except experts and embeddings, and of the selected experts of a token in each MoE layer.
@@ -436,7 +464,7 @@ fn rejects_invalid_gpu_settings() {
         assert!(
             line.contains(&format!(
                 "{} has no effect without a GPU; add --device cuda",
-                options[0]
+                named(options)
             )),
             "{line}"
         );

@@ -385,7 +385,7 @@ fn describes_and_checks_plans() {
     let made: Value = serde_json::from_str(&made).unwrap();
     let selected = made["selected"].as_array().unwrap();
     assert!(!selected.is_empty());
-    assert_eq!(fact(&facts, "cached experts"), selected.len());
+    assert_eq!(fact(&facts, "cached_experts"), selected.len());
     assert_eq!(fact(&facts, "budget_bytes"), &made["lanes"][0]["budget_bytes"]);
     assert_eq!(fact(&facts, "used_bytes"), &made["lanes"][0]["used_bytes"]);
 

@@ -183,7 +183,7 @@ fn counters_of_a_hot_cache_feed_a_plan() {
         let schema = "llama.cpp.moe_layer_opt_perf.v1";
         let body = json!({"schema": schema, "layers": layers, "save_to_disk": true});
         let (status, answer) = server.send("POST", "/moe-hot-cache", &body.to_string());
-        assert_eq!(status, 400, "{answer}");
+        assert_eq!(status, 409, "{answer}");
         assert!(answer.contains("is out of range (0..="), "{answer}");
         assert_eq!(fs::read_to_string(&learn).unwrap(), old);
     }

@@ -148,8 +148,7 @@ impl Ops<'_> {
     pub fn permuted_copy(&mut self, x: &mut Activation) {
         let mut scope = self.start();
         let before = Source::view(&*x, " (permuted)");
-        x.name = x.name.permuted_copy();
-        self.record(&mut scope, number::CONT, x.name, &[before]);
+        self.record(&mut scope, number::CONT, x.name.permuted_copy(), &[before]);
     }
 
     /// Copies the elements `columns` of each head of `src`, which has `width` elements, to `dst (token, n_head * columns)`.

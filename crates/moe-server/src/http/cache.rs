@@ -151,8 +151,9 @@ async fn apply(server: &Shared, body: &JsonBody) -> Result<Response, ApiError> {
         .map_err(|error| ApiError::invalid(format!("the learn file is invalid: {error}")))?;
     let update = server.blocking(move |backend| backend.apply_hot_cache(&learn, save_to_disk));
     let update = update.await?.map_err(|error| match error {
-        HotCacheError::Unavailable(_) => ApiError::unavailable(error.to_string()),
-        HotCacheError::Invalid(_) => ApiError::invalid(error.to_string()),
+        HotCacheError::Unavailable(_) | HotCacheError::Invalid(_) => {
+            ApiError::conflict(error.to_string())
+        }
         HotCacheError::NotSaved(_) => ApiError::internal(error.to_string()),
         HotCacheError::Stopped(_) => ApiError::shutting_down(),
     })?;

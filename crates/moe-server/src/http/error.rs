@@ -78,8 +78,8 @@ impl ApiError {
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "timeout_error", message)
     }
 
-    /// 409: the server has no part that the request needs.
-    pub(super) fn unavailable(message: impl Into<String>) -> ApiError {
+    /// 409: the request does not fit the server: it has no such part, or another model.
+    pub(super) fn conflict(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::CONFLICT, "conflict_error", message)
     }
 

@@ -28,7 +28,7 @@ pub fn time(
 
 /// The tokens in the order of their evaluation.
 fn entries(test: Test, tokens: &[u32]) -> Vec<BatchEntry> {
-    let (n, slots) = (test.n_positions(), 0..test.n_parallel);
+    let (n, slots) = (test.n_measured(), 0..test.n_parallel);
     let phase = test.phase();
     let entry = |(slot, position): (usize, usize)| BatchEntry {
         slot,

@@ -78,6 +78,15 @@ pub struct Args {
         default_value = "128"
     )]
     n_gen: Vec<Numbers>,
+    /// Numbers of tokens in the context before a test, 0 or more. They are evaluated before each repetition and not measured
+    #[arg(
+        short = 'd',
+        long,
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "0"
+    )]
+    n_depth: Vec<Numbers>,
     /// Measured repetitions of each test, at least 1
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = at_least(1u32))]
     repetitions: u32,
@@ -126,19 +135,26 @@ pub struct Args {
 struct Test {
     n_prompt: usize,
     n_gen: usize,
+    /// Number of tokens in the context before the test.
+    n_depth: usize,
     /// Number of sequences that are evaluated at the same time, each with these numbers of tokens.
     n_parallel: usize,
 }
 
 impl Test {
-    /// Number of tokens of a sequence.
-    fn n_positions(&self) -> usize {
+    /// Number of tokens of a sequence that are measured.
+    fn n_measured(&self) -> usize {
         self.n_prompt + self.n_gen
     }
 
-    /// Number of tokens of all sequences.
+    /// Number of tokens of a sequence.
+    fn n_positions(&self) -> usize {
+        self.n_depth + self.n_measured()
+    }
+
+    /// Number of measured tokens of all sequences.
     fn n_tokens(&self) -> usize {
-        self.n_positions() * self.n_parallel
+        self.n_measured() * self.n_parallel
     }
 
     fn phase(&self) -> Phase {
@@ -162,15 +178,25 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let prompts = Numbers::of(&args.n_prompt).map(|n| (n, 0));
     let decodes = Numbers::of(&args.n_gen).map(|n| (0, n));
     let lengths: Vec<_> = prompts.chain(decodes).filter(|&n| n != (0, 0)).collect();
-    let tests = Numbers::of(&args.parallel).flat_map(|n_parallel| {
+    let depths: Vec<_> = Numbers::of(&args.n_depth).collect();
+    let at_depths = Numbers::of(&args.parallel)
+        .flat_map(|n_parallel| depths.iter().map(move |&n_depth| (n_parallel, n_depth)));
+    let tests = at_depths.flat_map(|(n_parallel, n_depth)| {
         let test = move |&(n_prompt, n_gen)| Test {
             n_prompt,
             n_gen,
+            n_depth,
             n_parallel,
         };
         lengths.iter().map(test)
     });
     let tests: Vec<Test> = tests.collect();
+    if tests
+        .iter()
+        .any(|test| test.n_parallel > 1 && test.n_depth > 0)
+    {
+        bail!("--n-depth above 0 applies only to a single sequence; omit it or --parallel");
+    }
     if args.engine != engine::Kind::Native && tests.iter().any(|test| test.n_parallel > 1) {
         bail!("--parallel above 1 needs the executor of this program; omit it or --engine");
     }
@@ -200,7 +226,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             let n_ctx = engine.info().n_ctx_train;
             if let Some(test) = tests.iter().find(|t| t.n_positions() > n_ctx) {
                 bail!(
-                    "a test has {} tokens, but the model's training context has {n_ctx}; reduce -p or -n",
+                    "a test has {} tokens, but the model's training context has {n_ctx}; reduce -p, -n or -d",
                     test.n_positions()
                 );
             }
@@ -272,15 +298,15 @@ impl Bench<'_> {
         let n_runs = self.args.repetitions as usize * n;
         let progress = Progress::items(self.ctx, "runs", 2 + n_runs as u64);
         // The first run counts selected experts, which waits for the router. The second run is like the measured runs.
-        self.time(session.as_mut(), test)?;
+        self.begin(session.as_mut(), test)?;
+        let counts = || selected.lock().unwrap_or_else(PoisonError::into_inner);
+        counts().clear();
+        self.time_measured(session.as_mut(), test)?;
         progress.inc(1);
         session.stop_observing();
         self.time(session.as_mut(), test)?;
         progress.inc(1);
-        let bytes = self.weight_bytes(
-            test,
-            &selected.lock().unwrap_or_else(PoisonError::into_inner),
-        );
+        let bytes = self.weight_bytes(test, &counts());
         let mut times = vec![Vec::new(); n];
         for i in 0..n_runs {
             // Each round starts with another variant, so that none always follows the same one.
@@ -368,13 +394,27 @@ impl Bench<'_> {
         Ok(session)
     }
 
-    /// Runs a test once, from the start of its sequences.
+    /// Runs a test once, from the start of its sequences. Returns the time of the measured tokens.
     fn time(&self, session: &mut dyn Session, test: Test) -> anyhow::Result<Duration> {
+        self.begin(session, test)?;
+        self.time_measured(session, test)
+    }
+
+    /// Starts a sequence, and evaluates the tokens before a test.
+    fn begin(&self, session: &mut dyn Session, test: Test) -> anyhow::Result<()> {
+        session.begin_sequence(0);
+        let before = tokens(self.engine.info().n_vocab, test.n_depth);
+        for batch in before.chunks(self.args.batch_size) {
+            session.decode(batch, Phase::Prompt, Logits::None)?;
+        }
+        Ok(())
+    }
+
+    fn time_measured(&self, session: &mut dyn Session, test: Test) -> anyhow::Result<Duration> {
         let tokens = tokens(self.engine.info().n_vocab, test.n_tokens());
         if let Some(session) = session.batches().filter(|_| test.n_parallel > 1) {
             return batches::time(session, test, &tokens, self.args.batch_size);
         }
-        session.begin_sequence(0);
         let start = Instant::now();
         if test.phase() == Phase::Prompt {
             let batches = tokens.chunks(self.args.batch_size);

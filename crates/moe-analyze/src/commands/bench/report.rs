@@ -101,6 +101,9 @@ pub fn print(out: &mut dyn Write, format: Format, rows: &[Measured]) -> io::Resu
         .column("hit_rate", "hit rate (fraction)", move |row| {
             row.hit_rate.map(|rate| round(rate, 4))
         });
+    if rows.iter().any(|row| row.test.n_depth > 0) {
+        table = table.column("n_depth", "depth (tokens)", |row| row.test.n_depth);
+    }
     if rows.iter().any(|row| row.test.n_parallel > 1) {
         table = table.column("n_parallel", "sequences", |row| row.test.n_parallel);
     }

@@ -334,6 +334,7 @@ impl<'g> DecoderLayer<'g> {
     ) {
         let device = at.device;
         attention.inputs(ops, at, &mut s.attention, &mut s.x, cache);
+        attention.attend(ops, at, &mut s.attention, cache);
         let (x, out) = (s.attention.normed(), &mut s.block);
         if let Block::Dense(dense) = &self.block {
             dense.forward(ops, &mut s.dense, self.name("ffn_out"), x, out);
@@ -342,7 +343,6 @@ impl<'g> DecoderLayer<'g> {
         }
         let sum = self.name("ffn_residual");
         ops.add(device, sum, &mut s.block, &mut s.x, &mut s.ffn_inp);
-        attention.attend(ops, at, &mut s.attention, cache);
         attention.output(ops, &mut s.attention, &mut s.block);
         let (a, b) = (&mut s.ffn_inp, &mut s.block);
         ops.add(device, self.output, a, b, &mut s.x);
