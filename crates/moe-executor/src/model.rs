@@ -100,6 +100,11 @@ impl<'g> Model<'g> {
         &self.warnings
     }
 
+    /// Files of the adapters.
+    pub(crate) fn adapter_files(&self) -> &[&'g Gguf] {
+        &self.adapters
+    }
+
     /// Matrices that adapters change.
     pub(crate) fn adapted(&self) -> &[AdaptedTensor] {
         &self.adapted
