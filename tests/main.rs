@@ -30,6 +30,7 @@ mod hotness;
 mod info;
 mod library_messages;
 mod limits;
+mod lora;
 mod notebooks;
 mod options;
 mod overlap;

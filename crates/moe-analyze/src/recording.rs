@@ -5,7 +5,7 @@ use std::path::Path;
 
 use moe_engine::EngineInfo;
 use moe_gguf::Gguf;
-use moe_gguf::map::{Category, OffsetMap};
+use moe_gguf::map::Category;
 use moe_trace::manifest::{self, Engine, Host, ModelFile};
 use moe_trace::{Expansion, Manifest};
 use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
@@ -18,7 +18,6 @@ use crate::output::human_bytes;
 /// Returns the part of the manifest that all recordings share: engine, model, host, and the current time as start time.
 pub fn manifest(
     gguf: &Gguf,
-    map: &OffsetMap,
     engine: &EngineInfo,
     device: &DeviceArgs,
     n_threads: usize,
@@ -29,7 +28,7 @@ pub fn manifest(
             version: engine.version.clone(),
         },
         command: argv(),
-        model: model_entry(gguf, map, engine)?,
+        model: model_entry(gguf, engine)?,
         ops: engine.ops.clone(),
         policy: device.policy_name().into(),
         n_threads: n_threads as u32,
@@ -85,16 +84,10 @@ pub fn failure(
     }
 }
 
-fn model_entry(
-    gguf: &Gguf,
-    map: &OffsetMap,
-    engine: &EngineInfo,
-) -> anyhow::Result<manifest::Model> {
-    let experts = map
-        .rows
-        .iter()
-        .filter(|row| row.category == Category::Expert);
-    let types: BTreeSet<&str> = experts.map(|row| row.ty.name()).collect();
+fn model_entry(gguf: &Gguf, engine: &EngineInfo) -> anyhow::Result<manifest::Model> {
+    let tensors = gguf.tensors().iter();
+    let experts = tensors.filter(|tensor| Category::of(&tensor.name) == Category::Expert);
+    let types: BTreeSet<&str> = experts.map(|tensor| tensor.ty.name()).collect();
     // From the file, because engines do not count the blocks of an MTP head.
     let n_blocks = |key: &str| -> anyhow::Result<u32> {
         let values = gguf

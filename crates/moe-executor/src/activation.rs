@@ -88,6 +88,27 @@ impl NodeName {
         }
     }
 
+    /// A node of a product with LoRA adapters, whose result has this name: `Qcur_lora_a-3`, `result_output_base`.
+    pub fn adapter_step(self, step: AdapterStep) -> NodeName {
+        let (of_layer, global) = match step {
+            AdapterStep::Base => ("_base-", "_base"),
+            AdapterStep::A => ("_lora_a-", "_lora_a"),
+            AdapterStep::B => ("_lora_b-", "_lora_b"),
+            AdapterStep::Scaled => ("_lora-", "_lora"),
+            AdapterStep::Sum => ("_lora_sum-", "_lora_sum"),
+        };
+        match self.layer {
+            Some(_) => NodeName {
+                separator: of_layer,
+                ..self
+            },
+            None => NodeName {
+                suffix: global,
+                ..self
+            },
+        }
+    }
+
     /// Another node of the same layer.
     pub fn stem(self, stem: &'static str) -> NodeName {
         NodeName { stem, ..self }
@@ -97,6 +118,21 @@ impl NodeName {
     pub fn layer(&self) -> Option<LayerId> {
         self.layer
     }
+}
+
+/// The nodes of a product with LoRA adapters before its result. llama.cpp does not name them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AdapterStep {
+    /// Product with the weights of the model.
+    Base,
+    /// Product with the matrix `lora_a` of an adapter.
+    A,
+    /// Product of this result with the matrix `lora_b`.
+    B,
+    /// This result, multiplied by the scale of the adapter.
+    Scaled,
+    /// Sum before the product of the last adapter is added.
+    Sum,
 }
 
 impl fmt::Display for NodeName {

@@ -64,6 +64,23 @@ pub enum Error {
         /// The part.
         part: &'static str,
     },
+    /// A LoRA adapter cannot be used with the model.
+    #[error("{file}: {source}")]
+    Adapter {
+        /// File of the adapter.
+        file: PathBuf,
+        /// The fault.
+        source: Box<crate::adapter::AdapterFault>,
+    },
+    /// A cache of experts and adapters of expert tensors at the same time.
+    #[error(
+        "{file}: the LoRA adapter changes experts, and a cache of experts computes them without adapters; run the model without \
+         the cache, or without the adapter"
+    )]
+    AdaptedExperts {
+        /// File of the first adapter of expert tensors.
+        file: PathBuf,
+    },
     /// A hyper-parameter is missing.
     #[error("{file}: required key `{key}` of a {arch} model is missing; convert the model again")]
     MissingKey {
@@ -305,6 +322,16 @@ pub enum Warning {
         key: String,
         /// Architecture.
         arch: String,
+    },
+    /// A tensor of an adapter that has no effect.
+    #[error(
+        "tensor `{tensor}` of the LoRA adapter {adapter} has no effect, as in llama.cpp: adapters cannot change norms"
+    )]
+    IgnoredAdapterTensor {
+        /// File of the adapter.
+        adapter: PathBuf,
+        /// Tensor name.
+        tensor: String,
     },
     /// The vocabulary has a fault that llama.cpp accepts with a warning, too.
     #[error(transparent)]

@@ -17,6 +17,7 @@
 )]
 
 mod activation;
+mod adapter;
 mod arch;
 mod attention;
 mod buffers;
@@ -45,6 +46,7 @@ pub mod session;
 pub mod tokenizer;
 mod weights;
 
+pub use adapter::{Adapter, AdapterFault};
 pub use arch::{Architecture, supported as architectures};
 pub use device_id::{DeviceId, NotADevice};
 pub use devices::Devices;

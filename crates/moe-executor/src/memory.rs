@@ -6,6 +6,7 @@
 use moe_gguf::GgmlType;
 use moe_gguf::names::{Projection, Role};
 
+use crate::adapter::AdaptedTensor;
 use crate::arch::decoder::{DenseBlock, OutputRows};
 use crate::attention::LatentSpec;
 use crate::cpu::quant::Kernel;
@@ -229,7 +230,28 @@ impl Model<'_> {
             sizes.extend(latent_buffers(hp, latent, t));
         }
         sizes.extend(recurrent.into_iter().flatten());
+        sizes.extend(self.adapter_buffers(rows));
         sizes
+    }
+
+    /// Names of the buffers of products with adapters and their number of 4-byte values.
+    fn adapter_buffers(&self, rows: &Rows) -> [(&'static str, u64); 2] {
+        let largest = |width: &dyn Fn(&AdaptedTensor) -> u64| {
+            let sizes = self.adapted().iter().map(|tensor| {
+                let n_rows = rows.of_adapted(tensor).map_or(0, |(_, n_out)| n_out);
+                n_rows.saturating_mul(width(tensor))
+            });
+            sizes.max().unwrap_or(0)
+        };
+        // The two halves of a tensor with gate and up are multiplied one after the other.
+        let n_out = |tensor: &AdaptedTensor| match Role::of(&tensor.name).projection {
+            Some(Projection::GateUp) => tensor.n_out / 2,
+            _ => tensor.n_out,
+        };
+        [
+            ("adapter products of rank", largest(&|tensor| tensor.rank)),
+            ("adapter products", largest(&n_out)),
+        ]
     }
 
     /// The matrix products of a pass.
@@ -253,7 +275,16 @@ impl Model<'_> {
                 rows: n_rows,
             })
         });
-        products.collect()
+        let adapted = self.adapted().iter().flat_map(|tensor| {
+            let (rows_in, rows_out) = rows.of_adapted(tensor).unwrap_or((0, 0));
+            let [ty_a, ty_b] = tensor.types;
+            let product = |ty, n_in, rows| Product { ty, n_in, rows };
+            [
+                product(ty_a, tensor.n_in, rows_in),
+                product(ty_b, tensor.rank, rows_out),
+            ]
+        });
+        products.chain(adapted).collect()
     }
 
     /// Bytes of the largest gate, up and down stacks, which a GPU holds at the same time.
@@ -363,6 +394,22 @@ impl Rows {
         let selected = self.moe_layers.iter();
         let selected = selected.map(|&(layer, rows)| rows * self.n_expert_used[layer] as u64);
         selected.max().unwrap_or(0)
+    }
+
+    /// Rows of the products with the two matrices of an adapter.
+    fn of_adapted(&self, tensor: &AdaptedTensor) -> Option<(u64, u64)> {
+        let Some(layer) = Role::of(&tensor.name).layer_id else {
+            return Some((self.wanted, self.wanted));
+        };
+        let part = tensor.name.strip_suffix(".weight")?;
+        let part = part.rsplit('.').next().unwrap_or(part);
+        let rows_in = self.of_part(part, layer.index())?;
+        let rows_out = if tensor.is_stacked {
+            self.of_part("ffn_down_exps", layer.index())?
+        } else {
+            rows_in
+        };
+        Some((rows_in, rows_out))
     }
 
     /// Rows of the product with a matrix of a layer; `None` for a tensor that is not a matrix.

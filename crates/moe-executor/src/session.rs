@@ -56,7 +56,7 @@ impl<'a, 'g> Session<'a, 'g> {
     /// Starts a session on `devices` with an empty cache of `cache`. `recorder` records its operations. The CPU uses `threads`.
     ///
     /// # Errors
-    /// The model does not support the types of the cache, or has no GPU kernel for a part of the model.
+    /// The model does not support the types of the cache, or there is a GPU, and a part of the model or its adapters has no kernel.
     pub fn with_devices(
         model: &'a Model<'g>,
         threads: &'a Threads,
@@ -74,6 +74,7 @@ impl<'a, 'g> Session<'a, 'g> {
                 part,
             });
         }
+        model.check_adapters(&devices)?;
         cache.check(model.gguf(), hp)?;
         let cache = KvCache::new(hp, cache);
         if !devices.gpus().is_empty() {
@@ -122,7 +123,8 @@ impl<'a, 'g> Session<'a, 'g> {
     /// only counted.
     ///
     /// # Errors
-    /// [`Error::HotCache`] if the model or the list of devices does not have the contents of a lane.
+    /// [`Error::HotCache`] if the model or the list of devices does not have the contents of a lane, [`Error::AdaptedExperts`] if there
+    /// are lanes, and an adapter changes experts.
     pub fn enable_hot_cache(
         &mut self,
         lanes: &[LaneContents],
@@ -142,7 +144,7 @@ impl<'a, 'g> Session<'a, 'g> {
     /// counters of lanes.
     ///
     /// # Errors
-    /// [`Error::HotCache`] if the device does not exist,
+    /// [`Error::HotCache`] if the device does not exist, [`Error::AdaptedExperts`] if an adapter changes experts,
     /// [`Error::DynamicCache`] if the settings do not fit to the model.
     pub fn enable_dynamic_cache(
         &mut self,

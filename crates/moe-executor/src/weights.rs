@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use moe_gguf::{GgmlType, Gguf, LayerId, Tensor};
 
+use crate::adapter::Adapters;
 use crate::cpu::quant::{Kernel, dequantize_row};
 use crate::error::{Error, Result};
 
@@ -31,7 +32,7 @@ pub struct Place {
 }
 
 impl Place {
-    fn of(tensor: &Tensor) -> Place {
+    pub(crate) fn of(tensor: &Tensor) -> Place {
         Place {
             name: tensor.name.clone(),
             tensor_idx: tensor.index,
@@ -69,6 +70,18 @@ pub struct Matrix<'g> {
     /// Rows between the starts of two matrices: `n_out`, or more if the tensor also contains another projection of each expert.
     stride: usize,
     data: &'g [u8],
+    /// Products of adapters that are added to its products, in the order of the adapters.
+    pub low_rank: Vec<LowRank<'g>>,
+}
+
+/// The pair of matrices of a LoRA adapter for a matrix of the model. To a product of `x`, it adds `scale · (b · (a · x))`.
+pub struct LowRank<'g> {
+    /// `ne = [n_in, rank, n_expert]`
+    pub a: Matrix<'g>,
+    /// `ne = [rank, n_out, n_expert]`
+    pub b: Matrix<'g>,
+    /// Factor of the product.
+    pub scale: f32,
 }
 
 /// Matrices of one type and shape in CPU memory.
@@ -96,6 +109,47 @@ impl<'a> Stack<'a> {
 }
 
 impl<'g> Matrix<'g> {
+    /// Matrices of `ne = [n_in, n_out, n_expert]` with the bytes `data`, without adapters. No number of `ne` is 0.
+    pub(crate) fn new(
+        place: Place,
+        kernel: Kernel,
+        [n_in, n_out, n_expert]: [usize; 3],
+        data: &'g [u8],
+    ) -> Matrix<'g> {
+        Matrix {
+            ty: place.ty,
+            place,
+            kernel,
+            n_in,
+            n_out,
+            n_expert,
+            row_size: data.len() / (n_out * n_expert),
+            stride: n_out,
+            data,
+            low_rank: Vec::new(),
+        }
+    }
+
+    /// The `n_out` rows of each matrix that start at row `first`.
+    fn part(self, first: usize, n_out: usize) -> Matrix<'g> {
+        let low_rank = self.low_rank.into_iter().map(|pair| LowRank {
+            a: pair.a,
+            b: pair.b.part(first, n_out),
+            scale: pair.scale,
+        });
+        Matrix {
+            n_out,
+            data: &self.data[first * self.row_size..],
+            low_rank: low_rank.collect(),
+            ..self
+        }
+    }
+
+    /// Whether adapters add products to its products.
+    pub fn is_adapted(&self) -> bool {
+        !self.low_rank.is_empty()
+    }
+
     /// The bytes of rows `rows` of matrix `expert`.
     pub fn rows(&self, expert: usize, rows: std::ops::Range<usize>) -> &'g [u8] {
         self.stack().rows(expert, rows)
@@ -219,6 +273,8 @@ pub(crate) struct Loader<'g> {
     used: RefCell<HashSet<u32>>,
     /// Bytes of the vectors that were converted to f32.
     converted_bytes: Cell<u64>,
+    /// Adapters whose matrices are added to those of the model.
+    pub adapters: Adapters<'g>,
 }
 
 impl<'g> Loader<'g> {
@@ -228,7 +284,13 @@ impl<'g> Loader<'g> {
             arch: arch.to_owned(),
             used: RefCell::default(),
             converted_bytes: Cell::new(0),
+            adapters: Adapters::default(),
         }
+    }
+
+    /// The same loader with adapters.
+    pub(crate) fn with_adapters(self, adapters: Adapters<'g>) -> Loader<'g> {
+        Loader { adapters, ..self }
     }
 
     pub(crate) fn file(&self) -> PathBuf {
@@ -369,17 +431,10 @@ impl<'g> Loader<'g> {
         let tensor = self.tensor(name, &[n_in, n_out, n_expert])?;
         let kernel = Kernel::for_type(tensor.ty).map_err(|e| self.kernel_error(name, e))?;
         let data = self.gguf.data(tensor)?;
-        let row_size = data.len() / (n_out * n_expert);
+        let matrix = Matrix::new(Place::of(tensor), kernel, [n_in, n_out, n_expert], data);
         Ok(Matrix {
-            place: Place::of(tensor),
-            ty: tensor.ty,
-            kernel,
-            n_in,
-            n_out,
-            n_expert,
-            row_size,
-            stride: n_out,
-            data,
+            low_rank: self.adapters.low_rank(name, [n_in, n_out, n_expert])?,
+            ..matrix
         })
     }
 
@@ -394,12 +449,7 @@ impl<'g> Loader<'g> {
     ) -> Result<[Matrix<'g>; 2]> {
         let half = |first: usize| -> Result<Matrix<'g>> {
             let both = self.stack(name, n_in, 2 * n_out, n_expert)?;
-            let data = &both.data[first * both.row_size..];
-            Ok(Matrix {
-                n_out,
-                data,
-                ..both
-            })
+            Ok(both.part(first, n_out))
         };
         Ok([half(0)?, half(n_out)?])
     }

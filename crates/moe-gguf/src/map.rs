@@ -60,6 +60,51 @@ impl OffsetMap {
         }
         OffsetMap { rows }
     }
+
+    /// Returns the map of a model and its adapters. The files and tensors of an adapter are numbered after those of the model and of the
+    /// adapters before it, see [`Start::of_adapters`].
+    pub fn with_adapters(model: &Gguf, adapters: &[&Gguf]) -> OffsetMap {
+        let mut map = OffsetMap::new(model);
+        let starts = Start::of_adapters(model, adapters.iter().copied());
+        for (adapter, start) in adapters.iter().zip(starts) {
+            let rows = OffsetMap::new(adapter).rows.into_iter();
+            map.rows.extend(rows.map(|row| MapRow {
+                file: start.file.saturating_add(row.file),
+                tensor_idx: start.tensor_idx.saturating_add(row.tensor_idx),
+                ..row
+            }));
+        }
+        map
+    }
+}
+
+/// The numbers of the first file and the first tensor of an adapter in maps and traces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Start {
+    /// Number of its first file.
+    pub file: u16,
+    /// Number of its first tensor.
+    pub tensor_idx: u32,
+}
+
+impl Start {
+    /// Returns the starts of adapters of a model: the numbers continue those of the model and of the adapters before it.
+    pub fn of_adapters<'a>(
+        model: &Gguf,
+        adapters: impl IntoIterator<Item = &'a Gguf>,
+    ) -> Vec<Start> {
+        let (mut n_files, mut n_tensors) = (model.files().len(), model.tensors().len());
+        let start = |adapter: &Gguf| {
+            let start = Start {
+                file: u16::try_from(n_files).unwrap_or(u16::MAX),
+                tensor_idx: u32::try_from(n_tensors).unwrap_or(u32::MAX),
+            };
+            n_files += adapter.files().len();
+            n_tensors += adapter.tensors().len();
+            start
+        };
+        adapters.into_iter().map(start).collect()
+    }
 }
 
 fn push_rows(rows: &mut Vec<MapRow>, tensor: &Tensor) {

@@ -98,6 +98,18 @@ impl<'m, W: EvalCallback> Context<'m, W> {
                 reason: backend::logged(),
             });
         };
+        let (mut adapters, mut scales) = model.adapters();
+        if !adapters.is_empty() {
+            // SAFETY: the context is valid, and both arrays have the same length. The adapters live as long as the model.
+            unsafe {
+                sys::llama_set_adapters_lora(
+                    raw.as_ptr(),
+                    adapters.as_mut_ptr(),
+                    adapters.len(),
+                    scales.as_mut_ptr(),
+                );
+            }
+        }
         Ok(Context {
             model,
             raw,

@@ -22,6 +22,14 @@ pub enum Error {
         /// The errors that llama.cpp logged.
         reason: String,
     },
+    /// A LoRA adapter cannot be loaded.
+    #[error("{path}: llama.cpp cannot load the adapter: {reason}")]
+    Adapter {
+        /// The adapter's file.
+        path: PathBuf,
+        /// The errors that llama.cpp logged.
+        reason: String,
+    },
     /// A header value that would make llama.cpp abort the process.
     #[error(
         "{path}: `{key}` is {value}: {reason}; the file is damaged, or was converted for another program: convert the model again"

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CString, c_char};
+use std::path::Path;
 use std::ptr::NonNull;
 
 use llama_cpp_sys_2 as sys;
@@ -18,6 +19,10 @@ pub struct Model {
     /// Whether the tokens have texts. Without texts, llama.cpp aborts in all functions for texts.
     has_texts: bool,
     missing: Option<MissingBytes>,
+    /// Adapters of all contexts with their scales. They are freed with the model.
+    adapters: Vec<(NonNull<sys::llama_adapter_lora>, f32)>,
+    /// Number of tensors that adapters change: tensors without experts, and tensors of experts.
+    n_adapted: [u64; 2],
 }
 
 /// The bytes without a token in a SentencePiece vocabulary. llama.cpp throws an exception, which ends the process, if it falls back
@@ -82,10 +87,7 @@ impl Model {
         header::check(gguf)?;
         let path = gguf.files()[0].path.as_path();
         backend::start();
-        let unusable = || Error::Path {
-            path: path.to_owned(),
-        };
-        let c_path = CString::new(path.to_str().ok_or_else(unusable)?).map_err(|_| unusable())?;
+        let c_path = c_path(path)?;
         // SAFETY: the function has no preconditions.
         let mut params = unsafe { sys::llama_model_default_params() };
         params.n_gpu_layers = 0;
@@ -101,6 +103,8 @@ impl Model {
             n_vocab: 0,
             has_texts: !is_without_texts(gguf),
             missing: MissingBytes::new(gguf),
+            adapters: Vec::new(),
+            n_adapted: [0; 2],
         };
         // SAFETY: the model is valid.
         if unsafe { sys::llama_model_has_encoder(raw.as_ptr()) } {
@@ -112,6 +116,43 @@ impl Model {
         let n_vocab = unsafe { sys::llama_vocab_n_tokens(model.vocab()) };
         model.n_vocab = usize::try_from(n_vocab).unwrap_or(0);
         Ok(model)
+    }
+
+    /// Loads the model of `gguf` like [`Model::load`], with LoRA adapters and their scales. All contexts use them.
+    ///
+    /// # Errors
+    /// Those of [`Model::load`]; llama.cpp cannot load an adapter, for example because it is for another model.
+    pub fn load_with_adapters(gguf: &Gguf, adapters: &[(&Gguf, f32)]) -> Result<Model> {
+        let mut model = Model::load(gguf)?;
+        for (adapter, scale) in adapters {
+            let path = adapter.files()[0].path.as_path();
+            let c_path = c_path(path)?;
+            backend::forget_log();
+            // SAFETY: the model is valid, and the path is NUL-terminated.
+            let raw = unsafe { sys::llama_adapter_lora_init(model.raw.as_ptr(), c_path.as_ptr()) };
+            let raw = NonNull::new(raw).ok_or_else(|| Error::Adapter {
+                path: path.to_owned(),
+                reason: backend::logged(),
+            })?;
+            model.adapters.push((raw, *scale));
+            for tensor in adapter.tensors() {
+                if tensor.name.ends_with(".lora_a") {
+                    model.n_adapted[usize::from(tensor.name.contains("_exps."))] += 1;
+                }
+            }
+        }
+        Ok(model)
+    }
+
+    /// Number of tensors that adapters change: tensors without experts, and tensors of experts.
+    pub(crate) fn n_adapted(&self) -> [u64; 2] {
+        self.n_adapted
+    }
+
+    /// The adapters, and their scales in the same order.
+    pub(crate) fn adapters(&self) -> (Vec<*mut sys::llama_adapter_lora>, Vec<f32>) {
+        let adapters = self.adapters.iter();
+        adapters.map(|(raw, scale)| (raw.as_ptr(), *scale)).unzip()
     }
 
     fn vocab(&self) -> *const sys::llama_vocab {
@@ -208,6 +249,14 @@ impl Model {
             }
         }
     }
+}
+
+/// A path as llama.cpp opens it.
+fn c_path(path: &Path) -> Result<CString> {
+    let unusable = || Error::Path {
+        path: path.to_owned(),
+    };
+    CString::new(path.to_str().ok_or_else(unusable)?).map_err(|_| unusable())
 }
 
 impl Drop for Model {

@@ -136,9 +136,14 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// Whether its data is in a buffer of model weights.
+    /// Whether its data is in a buffer of model weights, or is a matrix of a LoRA adapter, whose buffers llama.cpp does not mark.
     pub fn is_weight(&self) -> bool {
-        let buffer = self.storage().0.0.buffer;
+        let storage = self.storage().0;
+        let buffer = storage.0.buffer;
+        let name = storage.name();
+        if name.ends_with(".lora_a") || name.ends_with(".lora_b") {
+            return true;
+        }
         // SAFETY: the buffer of a tensor lives as long as the tensor.
         !buffer.is_null()
             && unsafe { sys::ggml_backend_buffer_get_usage(buffer) }

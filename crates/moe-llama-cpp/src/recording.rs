@@ -6,6 +6,7 @@ use std::time::Instant;
 use llama_cpp_sys_2 as sys;
 use moe_engine::{Mode, Observer, RouterOutput, TokenSequence, TraceClock};
 use moe_gguf::Gguf;
+use moe_gguf::map::Start;
 use moe_trace::graph::GraphBuilder;
 use moe_trace::record::{self, MAX_EXPERTS, MAX_SOURCES};
 use moe_trace::{LayerId, NO_TENSOR, Phase, RunWriter, TensorAccessLog, TokenId};
@@ -124,6 +125,30 @@ impl<'a> Recording<'a> {
             buffers: Buffers::new(),
             failed: None,
         }
+    }
+
+    /// Also matches sources with the tensors of LoRA adapters of the model `gguf`. A name that several adapters have is not matched,
+    /// because the tensors of llama.cpp do not contain the name of their adapter.
+    pub fn with_adapters(mut self, gguf: &Gguf, adapters: &[&Gguf]) -> Recording<'a> {
+        let mut ambiguous = Vec::new();
+        let starts = Start::of_adapters(gguf, adapters.iter().copied());
+        for (adapter, start) in adapters.iter().zip(starts) {
+            for tensor in adapter.tensors() {
+                let place = Place {
+                    tensor_idx: start.tensor_idx.saturating_add(tensor.index),
+                    file: start.file.saturating_add(tensor.file),
+                    offset: tensor.offset,
+                    size_bytes: tensor.size_bytes,
+                };
+                if self.places.insert(tensor.name.clone(), place).is_some() {
+                    ambiguous.push(&tensor.name);
+                }
+            }
+        }
+        for name in ambiguous {
+            self.places.remove(name);
+        }
+        self
     }
 
     /// Starts a pass over a batch.

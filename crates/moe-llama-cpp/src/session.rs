@@ -32,7 +32,7 @@ impl<'a> Session<'a> {
         recording: Recording<'a>,
     ) -> Result<Session<'a>> {
         Ok(Session {
-            bound: Bound::of(gguf),
+            bound: Bound::of(model, gguf),
             context: Context::new(model, params, recording)?,
             n_ctx,
             n_past: 0,
@@ -47,8 +47,8 @@ impl<'a> Session<'a> {
     }
 
     /// Estimated maximum number of records of a pass over `n_tokens` tokens, before the first pass.
-    pub fn records_per_pass(gguf: &Gguf, n_tokens: usize, mode: Mode) -> u64 {
-        Bound::of(gguf).records(n_tokens, mode)
+    pub fn records_per_pass(model: &Model, gguf: &Gguf, n_tokens: usize, mode: Mode) -> u64 {
+        Bound::of(model, gguf).records(n_tokens, mode)
     }
 }
 
@@ -66,8 +66,9 @@ struct Bound {
 impl Bound {
     /// The estimate before the first pass. Graphs of the known architectures have two to three nodes for each tensor, and in each
     /// layer `n_expert_used` nodes for the sum over a token's experts.
-    fn of(gguf: &Gguf) -> Bound {
+    fn of(model: &Model, gguf: &Gguf) -> Bound {
         const NODES_PER_TENSOR: u64 = 4;
+        let [adapted, adapted_experts] = model.n_adapted();
         let experts = gguf.tensors().iter().filter(|t| t.name.contains("_exps."));
         let arch = gguf.metadata().str("general.architecture").ok().flatten();
         let number = |key: &str| {
@@ -81,8 +82,11 @@ impl Bound {
         let sums = number("block_count") * n_expert_used;
         Bound {
             ops: [
-                gguf.tensors().len() as u64 * NODES_PER_TENSOR + sums,
-                experts.count() as u64,
+                gguf.tensors().len() as u64 * NODES_PER_TENSOR
+                    + sums
+                    + 4 * adapted
+                    + 2 * adapted_experts,
+                experts.count() as u64 + 2 * adapted_experts,
             ],
             known: false,
             per_row: n_expert_used.div_ceil(MAX_EXPERTS as u64),

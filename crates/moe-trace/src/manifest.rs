@@ -71,6 +71,9 @@ pub struct Manifest {
     pub command: Vec<String>,
     /// The model that ran.
     pub model: Model,
+    /// LoRA adapters of the model, in the order in which they are added. Empty if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub adapters: Vec<Adapter>,
     /// Layout of `trace.bin`, [`RECORD_FORMAT`].
     pub record_format: String,
     /// Number of records in `trace.bin`; missing while recording and if the recorder was killed.
@@ -155,7 +158,8 @@ fn is_zero(n: &u32) -> bool {
 pub struct Model {
     /// Path on the command line, or the name of an embedded model.
     pub path: String,
-    /// Files of the model, first shard first. `source_file` of records and `file` of tables are indices into this list.
+    /// Files of the model, first shard first, and then those of its adapters. `source_file` of records and `file` of tables are indices
+    /// into this list.
     pub files: Vec<ModelFile>,
     /// XXH3-64 hash of the GGUF header, 16 hexadecimal digits.
     pub header_xxh3: String,
@@ -185,6 +189,18 @@ pub struct ModelFile {
     pub name: String,
     /// Size in bytes.
     pub size_bytes: u64,
+}
+
+/// A LoRA adapter of a model.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Adapter {
+    /// Path on the command line.
+    pub path: String,
+    /// Factor of its products.
+    pub scale: f32,
+    /// XXH3-64 hash of its GGUF header, 16 hexadecimal digits.
+    pub header_xxh3: String,
 }
 
 /// Token counts of a run.
@@ -350,6 +366,7 @@ impl Default for Manifest {
             engine: Engine::default(),
             command: Vec::new(),
             model: Model::default(),
+            adapters: Vec::new(),
             record_format: RECORD_FORMAT.to_owned(),
             records: None,
             expansion: None,

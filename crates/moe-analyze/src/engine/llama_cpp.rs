@@ -11,6 +11,7 @@ use moe_llama_cpp::{Model, OpNumbers, Params, Recording, Session};
 use moe_trace::manifest;
 
 use super::kv_cache::{self, CacheArgs};
+use super::lora::LoraFile;
 use crate::context::Context;
 use crate::output::message;
 
@@ -31,6 +32,7 @@ fn exit_on_abort(condition: &str) -> ! {
 /// A model that llama.cpp has loaded.
 pub struct LlamaCpp<'g> {
     gguf: &'g Gguf,
+    adapters: &'g [LoraFile],
     model: Model,
     n_threads: u32,
     cache: CacheArgs,
@@ -39,9 +41,10 @@ pub struct LlamaCpp<'g> {
 }
 
 impl<'g> LlamaCpp<'g> {
-    /// Loads the model's file into llama.cpp.
+    /// Loads the files of the model and its LoRA adapters into llama.cpp.
     pub fn load(
         gguf: &'g Gguf,
+        adapters: &'g [LoraFile],
         n_threads: usize,
         cache: CacheArgs,
         ctx: Context,
@@ -52,7 +55,11 @@ impl<'g> LlamaCpp<'g> {
         }
         let _ = MODEL.set(path.clone());
         moe_llama_cpp::on_abort(exit_on_abort);
-        let model = Model::load(gguf)?;
+        let scaled: Vec<(&Gguf, f32)> = adapters
+            .iter()
+            .map(|file| (&file.gguf, file.scale))
+            .collect();
+        let model = Model::load_with_adapters(gguf, &scaled)?;
         let metadata = gguf.metadata();
         let arch = metadata
             .str("general.architecture")?
@@ -83,6 +90,7 @@ impl<'g> LlamaCpp<'g> {
         };
         Ok(LlamaCpp {
             gguf,
+            adapters,
             model,
             n_threads: n_threads as u32,
             cache,
@@ -107,7 +115,7 @@ impl Engine for LlamaCpp<'_> {
     }
 
     fn records_per_pass(&self, n_tokens: usize, mode: Mode) -> u64 {
-        Session::records_per_pass(self.gguf, n_tokens, mode)
+        Session::records_per_pass(&self.model, self.gguf, n_tokens, mode)
     }
 
     fn session<'s>(
@@ -130,7 +138,9 @@ impl Engine for LlamaCpp<'_> {
             kv_cache: Some(kv_cache),
             ..SessionInfo::default()
         };
+        let adapters: Vec<&Gguf> = self.adapters.iter().map(|file| &file.gguf).collect();
         let recording = Recording::new(self.gguf, None, setup.mode, setup.observer);
+        let recording = recording.with_adapters(self.gguf, &adapters);
         let started = Session::new(&self.model, self.gguf, params, setup.n_ctx, recording);
         let mut started = started.map_err(Error::engine)?;
         // After llama.cpp has created its context: the run directory may replace an earlier run.

@@ -8,6 +8,7 @@ pub mod hot_cache;
 pub mod kv_cache;
 #[cfg(feature = "llama-cpp")]
 mod llama_cpp;
+pub mod lora;
 pub mod native;
 pub mod native_session;
 mod post_fetch;
@@ -20,6 +21,7 @@ use crate::context::Context;
 use device::DeviceArgs;
 use device_list::DeviceList;
 use kv_cache::CacheArgs;
+use lora::LoraFile;
 
 /// Values of `--engine`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -32,10 +34,11 @@ pub enum Kind {
     LlamaCpp,
 }
 
-/// Loads a model into an engine that runs on `n_threads` CPU threads and on the GPUs of `device`, with the KV cache of `cache`.
+/// Loads a model with LoRA adapters into an engine that runs on `n_threads` CPU threads and on the GPUs of `device`, with the KV cache of `cache`.
 pub fn load<'g>(
     kind: Kind,
     gguf: &'g Gguf,
+    adapters: &'g [LoraFile],
     n_threads: usize,
     device: &DeviceArgs,
     cache: CacheArgs,
@@ -53,6 +56,7 @@ pub fn load<'g>(
     match kind {
         Kind::Native => Ok(Box::new(native::Native::load(
             gguf,
+            adapters,
             n_threads,
             device.clone(),
             cache,
@@ -60,7 +64,7 @@ pub fn load<'g>(
         )?)),
         #[cfg(feature = "llama-cpp")]
         Kind::LlamaCpp => Ok(Box::new(llama_cpp::LlamaCpp::load(
-            gguf, n_threads, cache, *ctx,
+            gguf, adapters, n_threads, cache, *ctx,
         )?)),
         #[cfg(not(feature = "llama-cpp"))]
         Kind::LlamaCpp => anyhow::bail!(

@@ -18,6 +18,7 @@ use super::cache_run::PreparedCacheRun;
 use super::device::DeviceArgs;
 use super::hot_cache::Machine;
 use super::kv_cache::{self, CacheArgs};
+use super::lora::{self, LoraFile};
 use super::native_session::NativeSession;
 use crate::context::Context;
 
@@ -35,16 +36,17 @@ pub struct Native<'g> {
 }
 
 impl<'g> Native<'g> {
-    /// Loads a model whose file is complete.
+    /// Loads a model with LoRA adapters. The files are complete.
     pub fn load(
         gguf: &'g Gguf,
+        adapters: &'g [LoraFile],
         n_threads: usize,
         device: DeviceArgs,
         cache: CacheArgs,
         ctx: Context,
     ) -> anyhow::Result<Native<'g>> {
         device.check()?;
-        let model = Model::load(gguf)?;
+        let model = Model::load_with_adapters(gguf, &lora::adapters(adapters))?;
         print_warnings(&model, &ctx);
         let info = info(&model);
         Ok(Native {

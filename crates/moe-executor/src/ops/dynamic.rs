@@ -22,6 +22,7 @@ impl<'a> Ops<'a> {
         params: &DynamicParams,
         counters: PerfMode,
     ) -> Result<DynamicReport> {
+        model.check_cached_experts()?;
         self.disable_hot_cache();
         let (hot, slots, report) = DynamicSlots::build(model, &mut self.devices, params, counters)?;
         self.hot = Some(Box::new(hot));

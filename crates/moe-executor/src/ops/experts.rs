@@ -5,7 +5,7 @@ use std::time::Instant;
 use moe_trace::LayerId;
 use moe_trace::record::lane;
 
-use crate::activation::{Activation, NodeName};
+use crate::activation::{Activation, AdapterStep, NodeName};
 use crate::cpu::glu::Glu;
 use crate::cpu::matmul::{self, Entries, RowOf};
 use crate::cuda::{Device, Policy, Ptr};
@@ -111,6 +111,7 @@ impl Ops<'_> {
         };
         if gate_rows.shares_node(&up_rows) {
             self.multiply_rows(&scope, &gate_rows, x, routing, gate_out);
+            self.add_low_rank_of_part(&gate_rows, x, routing, gate_out);
         } else {
             self.project_rows(&mut scope, &gate_rows, x, (routing, lanes), gate_out);
         }
@@ -302,9 +303,13 @@ impl Ops<'_> {
         (routing, lanes): (&Routing, Lanes),
         dst: &mut Activation,
     ) {
-        let product = projection.names[0];
+        let mut result = projection.names[0];
         let Linear { weights, bias } = projection.linear;
         self.multiply_rows(scope, projection, src, routing, dst);
+        if weights.is_adapted() {
+            dst.name = result.adapter_step(AdapterStep::Base);
+        }
+        let product = dst.name;
         let rows_per = routing.ids.len() / src.rows.max(1);
         let suffix = if rows_per > 1 { " (reshaped)" } else { "" };
         let sources = [
@@ -315,7 +320,21 @@ impl Ops<'_> {
         let experts = (routing, lanes);
         self.record_experts(scope, number::MUL_MAT_ID, product, &sources, experts);
         if let Some(scales) = &projection.scales {
-            self.scale_experts(scope, scales, routing, dst);
+            let [repeated, selected, scaled] = scales.names;
+            result = scaled;
+            let scaled = if weights.is_adapted() {
+                scaled.adapter_step(AdapterStep::Base)
+            } else {
+                scaled
+            };
+            let scales = ExpertScales {
+                names: [repeated, selected, scaled],
+                ..*scales
+            };
+            self.scale_experts(scope, &scales, routing, dst);
+        }
+        if weights.is_adapted() {
+            self.add_low_rank_of_experts(scope, result, projection, src, experts, dst);
         }
         if let Some(bias) = bias {
             self.add_id(scope, projection, bias, experts, dst);

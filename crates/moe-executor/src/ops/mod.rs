@@ -24,12 +24,13 @@
 //! | `result_output_scaled`, `result_output_tanh` | steps of a bound of the logits |
 //! | `ffn_moe_group_…-N` | selection of expert groups |
 //! | `kq_capped-N` | attention scores divided by their bound |
+//! | `NAME_base-N`, `NAME_lora_a-N`, `NAME_lora_b-N`, `NAME_lora-N`, `NAME_lora_sum-N` | a product `NAME-N` with LoRA adapters |
 //!
 //! The copies of the states of recurrent layers are nodes in llama.cpp and part of an operation here.
 //!
 //! An operation runs on the GPU of its weights or of its layer. The CPU computes it if the GPU cannot. Values are copied
 //! between devices when an operation needs them. If one kernel computes several operations, the record of the first
-//! contains its time, and the duration of the others is 0.
+//! contains its time, and the duration of the others is 0. Products of LoRA adapters run on the CPU only.
 //!
 //! [`Ops`] keeps no state of a running operation. Its start and its device are in a `Scope`, the device of its layer is in
 //! an [`At`], and what the expert operations of a layer pass to each other is in an [`Experts`](experts::Experts).
@@ -42,6 +43,7 @@ mod experts;
 mod hot_cache;
 mod latent;
 mod limits;
+mod low_rank;
 mod mamba2;
 mod norm;
 pub(crate) mod number;
@@ -61,7 +63,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use moe_engine::{Observer, TokenSequence};
 use moe_trace::{LayerId, TokenId};
 
-use crate::activation::{Activation, NodeName};
+use crate::activation::{Activation, AdapterStep, NodeName};
 use crate::cpu::matmul::{self, Quantized, Worklist};
 use crate::cpu::rope::Angles;
 use crate::cpu::threads::Threads;
@@ -77,6 +79,7 @@ pub(crate) use expert_scales::ExpertScales;
 pub(crate) use experts::Projection;
 pub(crate) use hot_cache::{ExpertIo, ExpertNodes, MergeNames};
 pub(crate) use limits::SwigluLimit;
+use low_rank::LowRankBuffers;
 use observed::BatchObserver;
 pub(crate) use router::{RouterSpec, RouterState};
 use scope::Scope;
@@ -123,6 +126,8 @@ pub(crate) struct Ops<'a> {
     sums: Vec<f32>,
     /// Factors of an operation that multiplies rows `(token)`.
     row_factors: Vec<f32>,
+    /// Results of products with adapters.
+    low_rank: LowRankBuffers,
 }
 
 /// A layer and its device.
@@ -157,6 +162,7 @@ impl<'a> Ops<'a> {
             groups: Vec::new(),
             sums: Vec::new(),
             row_factors: Vec::new(),
+            low_rank: LowRankBuffers::new(),
         }
     }
 
@@ -238,7 +244,12 @@ impl<'a> Ops<'a> {
     ) {
         let mut scope = self.start();
         let weights = product.weights;
-        dst.shape(name, weights.n_out, src.rows);
+        let own = if weights.is_adapted() {
+            name.adapter_step(AdapterStep::Base)
+        } else {
+            name
+        };
+        dst.shape(own, weights.n_out, src.rows);
         let here = self.device_of(weights, src.rows);
         let on_gpu = self.on(&mut scope, here, |device| {
             device.mul_mat(weights, product.bias, src, dst)
@@ -254,7 +265,10 @@ impl<'a> Ops<'a> {
             );
         }
         let sources = [weights.into(), (&*src).into()];
-        self.record(&mut scope, number::MUL_MAT, name, &sources);
+        self.record(&mut scope, number::MUL_MAT, own, &sources);
+        if weights.is_adapted() {
+            self.add_low_rank(&mut scope, name, weights, src, dst);
+        }
         if let Some(bias) = product.bias {
             self.bias(scope, biased, bias, dst);
         }

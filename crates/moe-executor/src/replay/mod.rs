@@ -78,8 +78,9 @@ impl<'a, 'g> Replay<'a, 'g> {
         recorder: Recorder,
         seed: u64,
     ) -> Replay<'a, 'g> {
+        let map = OffsetMap::with_adapters(model.gguf(), model.adapter_files());
         let mut replay = Replay {
-            expert_bytes: expert_bytes_by_layer(&OffsetMap::new(model.gguf())),
+            expert_bytes: expert_bytes_by_layer(&map),
             model,
             ops: Ops::new(threads, Recorder::new(None), devices),
             state: MoeState::new(64),

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod adapters;
 mod allocations;
 mod cuda_models;
 mod hot_cache;

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use moe_engine::{Decode, Logits, Mode, Observer, RouterOutput};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
-use moe_executor::{CacheParams, CacheType};
+use moe_executor::{Adapter, CacheParams, CacheType};
 use moe_gguf::Gguf;
 use moe_gguf::kv_cache::KvTypes;
 use moe_llama_cpp::{Params, Recording};
@@ -89,7 +89,18 @@ fn feed_prompt(session: &mut dyn Decode, prompt: &[u32]) -> Vec<f32> {
 
 /// The results of the executor with a KV cache of type `cache`.
 pub fn native(gguf: &Gguf, tokens: &[u32], prompt: &[usize], cache: CacheType) -> Answer {
-    let model = moe_executor::Model::load(gguf).unwrap();
+    native_with(gguf, &[], tokens, prompt, cache)
+}
+
+/// Like [`native`], with adapters.
+pub fn native_with(
+    gguf: &Gguf,
+    adapters: &[Adapter],
+    tokens: &[u32],
+    prompt: &[usize],
+    cache: CacheType,
+) -> Answer {
+    let model = moe_executor::Model::load_with_adapters(gguf, adapters).unwrap();
     let threads = Threads::new(1).unwrap();
     let cache = CacheParams::of_type(cache, N_CTX);
     let session = moe_executor::Session::new(&model, &threads, Recorder::new(None), cache);
@@ -161,6 +172,17 @@ pub fn llama_cpp<const N: usize>(
             feed(session, tokens, prompt)
         })
     })
+}
+
+/// The results of llama.cpp's plain variant with adapters and their scales.
+pub fn llama_cpp_with(
+    gguf: &Gguf,
+    adapters: &[(&Gguf, f32)],
+    tokens: &[u32],
+    prompt: &[usize],
+) -> Answer {
+    let model = moe_llama_cpp::Model::load_with_adapters(gguf, adapters).unwrap();
+    with_session(&model, gguf, PLAIN, |session| feed(session, tokens, prompt))
 }
 
 /// Continues a prompt greedily with `n` tokens, using llama.cpp's plain variant. Returns the tokens and the results, including

@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod adapters;
 mod architectures;
 mod caches;
 mod compare;

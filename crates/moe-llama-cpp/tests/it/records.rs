@@ -6,7 +6,7 @@ use std::path::Path;
 use moe_engine::{Decode, Logits, Mode};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
-use moe_executor::{CacheParams, CacheType};
+use moe_executor::{Adapter, CacheParams, CacheType};
 use moe_gguf::map::OffsetMap;
 use moe_gguf::{GgmlType, Gguf};
 use moe_llama_cpp::{OpNumbers, Recording};
@@ -44,12 +44,12 @@ fn feed(session: &mut dyn Decode, n_vocab: u32) {
         .unwrap();
 }
 
-fn writer(dir: &Path, gguf: &Gguf, ops: ops::OpTable) -> RunWriter {
+fn writer(dir: &Path, map: &OffsetMap, ops: ops::OpTable) -> RunWriter {
     let manifest = Manifest {
         ops,
         ..Manifest::default()
     };
-    RunWriter::create(dir, manifest, &OffsetMap::new(gguf), RunOptions::default()).unwrap()
+    RunWriter::create(dir, manifest, map, RunOptions::default()).unwrap()
 }
 
 /// The runs of both engines with an F16 cache, the executor's first.
@@ -59,13 +59,28 @@ pub fn both(dir: &Path, path: &Path, mode: Mode) -> [Run; 2] {
 
 /// Like [`both`], with a KV cache of type `cache`.
 fn both_with(dir: &Path, path: &Path, mode: Mode, cache: CacheType) -> [Run; 2] {
+    both_of(dir, path, &[], mode, cache)
+}
+
+/// Like [`both`], with an adapter.
+pub fn both_adapted(dir: &Path, path: &Path, adapter: &Path, mode: Mode) -> [Run; 2] {
+    let adapter = Gguf::open(adapter).unwrap();
+    both_of(dir, path, &[&adapter], mode, CacheType::F16)
+}
+
+fn both_of(dir: &Path, path: &Path, adapters: &[&Gguf], mode: Mode, cache: CacheType) -> [Run; 2] {
     let gguf = Gguf::open(path).unwrap();
+    let map = OffsetMap::with_adapters(&gguf, adapters);
     let n_vocab = n_vocab(&gguf);
     let [ours, theirs] = ["ours", "theirs"].map(|name| dir.join(name));
 
-    let model = moe_executor::Model::load(&gguf).unwrap();
+    let adapted: Vec<Adapter> = adapters
+        .iter()
+        .map(|gguf| Adapter { gguf, scale: 0.5 })
+        .collect();
+    let model = moe_executor::Model::load_with_adapters(&gguf, &adapted).unwrap();
     let threads = Threads::new(1).unwrap();
-    let writer_of_ours = writer(&ours, &gguf, ops::default_table().clone());
+    let writer_of_ours = writer(&ours, &map, ops::default_table().clone());
     let recorder = Recorder::new(Some(writer_of_ours)).with_mode(mode);
     let mut session = moe_executor::Session::new(
         &model,
@@ -79,9 +94,11 @@ fn both_with(dir: &Path, path: &Path, mode: Mode, cache: CacheType) -> [Run; 2] 
     ended.unwrap();
     recorder.into_writer().unwrap().finish().unwrap();
 
-    let model = moe_llama_cpp::Model::load(&gguf).unwrap();
-    let writer_of_theirs = writer(&theirs, &gguf, OpNumbers::new().table().clone());
+    let scaled: Vec<(&Gguf, f32)> = adapters.iter().map(|gguf| (*gguf, 0.5)).collect();
+    let model = moe_llama_cpp::Model::load_with_adapters(&gguf, &scaled).unwrap();
+    let writer_of_theirs = writer(&theirs, &map, OpNumbers::new().table().clone());
     let recording = Recording::new(&gguf, Some(writer_of_theirs), mode, None);
+    let recording = recording.with_adapters(&gguf, adapters);
     let variant = Variant {
         flash_attention: true,
         cache,

@@ -21,7 +21,6 @@ use moe_executor::cpu::threads::{Threads, n_cores};
 use moe_files::TemporaryDirectory;
 use moe_files::text::counted;
 use moe_gguf::Gguf;
-use moe_gguf::map::OffsetMap;
 use moe_trace::{LayerId, Manifest, Phase, RunOptions, RunWriter};
 
 use self::caches::Caches;
@@ -33,6 +32,7 @@ use self::weights::Weights;
 use crate::context::Context;
 use crate::engine::device::{DeviceArgs, policy_of_run};
 use crate::engine::kv_cache::CacheArgs;
+use crate::engine::lora::{self, LoraArgs, LoraFile};
 use crate::engine::{self, native, native::BANDWIDTH_BYTES};
 use crate::exit_status::ExitStatus;
 use crate::model;
@@ -55,6 +55,8 @@ pub struct Args {
     /// Model, a GGUF file [default: the embedded model]
     #[arg(short, long, value_name = "FILE")]
     model: Option<PathBuf>,
+    #[command(flatten)]
+    lora: LoraArgs,
     /// Engine that runs the model
     #[arg(long, value_enum, default_value_t)]
     engine: engine::Kind,
@@ -206,20 +208,21 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
 
     let gguf = model::open(args.model.as_deref())?;
+    let adapters = args.lora.open()?;
     let threads = if args.threads.is_empty() {
         vec![n_cores()]
     } else {
         Numbers::of(&args.threads).collect()
     };
 
-    let weights = Weights::of(&gguf)?;
+    let weights = Weights::of(&gguf, &lora::offset_map(&gguf, &adapters))?;
     let caches = Caches::new(&args.device, &args.hot_cache_percent, &gguf)?;
     let variants = Variants::new(&args.trace, caches.perf_modes())?;
     let mut rows = Vec::new();
     for n in threads {
         let bandwidth = read_bandwidth(&Threads::new(n)?, BANDWIDTH_BYTES);
         for (percent, device) in caches.devices() {
-            let engine = engine::load(args.engine, &gguf, n, &device, args.cache, ctx)?;
+            let engine = engine::load(args.engine, &gguf, &adapters, n, &device, args.cache, ctx)?;
             let n_ctx = engine.info().n_ctx_train;
             if let Some(test) = tests.iter().find(|t| t.n_positions() > n_ctx) {
                 bail!(
@@ -231,6 +234,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
                 args: &args,
                 ctx,
                 gguf: &gguf,
+                adapters: &adapters,
                 weights: &weights,
                 engine: engine.as_ref(),
                 n_threads: n,
@@ -268,6 +272,7 @@ struct Bench<'a> {
     args: &'a Args,
     ctx: &'a Context,
     gguf: &'a Gguf,
+    adapters: &'a [LoraFile],
     weights: &'a Weights,
     engine: &'a dyn Engine,
     n_threads: usize,
@@ -366,7 +371,7 @@ impl Bench<'_> {
         let create_run = trace.map(|dir| {
             let dir = dir.join("run");
             let create: CreateRun = Box::new(move |_| {
-                let map = OffsetMap::new(self.gguf);
+                let map = lora::offset_map(self.gguf, self.adapters);
                 Ok(RunWriter::create(
                     &dir,
                     Manifest::default(),

@@ -16,9 +16,12 @@ pub struct Weights {
 }
 
 impl Weights {
-    pub fn of(gguf: &Gguf) -> anyhow::Result<Weights> {
-        let map = OffsetMap::new(gguf);
-        let parts = ExpertParts::of(&map);
+    /// Returns the sizes of a model, and of adapters in its offset map.
+    ///
+    /// # Errors
+    /// The header of the model is invalid.
+    pub fn of(gguf: &Gguf, map: &OffsetMap) -> anyhow::Result<Weights> {
+        let parts = ExpertParts::of(map);
         let n_hidden = ModelInfo::from_gguf("", gguf)?.n_hidden_layer();
         let is_read = |layer: Option<LayerId>| {
             layer.is_none_or(|layer| n_hidden.is_none_or(|n| u32::from(layer.0) < n))
@@ -32,7 +35,7 @@ impl Weights {
         });
         let dense = dense.map(|row| row.size_bytes).sum();
         let mut layers: BTreeMap<LayerId, (u64, u64)> = BTreeMap::new();
-        for ((layer, _), bytes) in expert_bytes(&map) {
+        for ((layer, _), bytes) in expert_bytes(map) {
             let (sum, n) = layers.entry(layer).or_default();
             *sum += bytes;
             *n += 1;
@@ -67,7 +70,7 @@ mod tests {
     fn counts_experts_of_moe_layers() {
         let gguf = Gguf::open(fixture("random-dots1-F16.gguf")).unwrap();
         let selected = [(LayerId(1), 4), (LayerId(2), 4)].into();
-        let weights = Weights::of(&gguf).unwrap();
+        let weights = Weights::of(&gguf, &OffsetMap::new(&gguf)).unwrap();
         assert_eq!(weights.read(1, &BTreeMap::new()), 198_016);
         assert_eq!(weights.read(1, &selected), 198_016 + 8 * 4_608);
         assert_eq!(weights.read(3, &selected), 3 * 198_016 + 8 * 4_608);
@@ -99,7 +102,7 @@ mod tests {
             .tensor("token_embd.weight", &[4, 16], F32, 0);
         let raw = layer(layer(layer(raw, 0, 8), 1, 16), 2, 8);
         let gguf = Gguf::from_bytes("model.gguf", raw.bytes.as_slice()).unwrap();
-        let weights = Weights::of(&gguf).unwrap();
+        let weights = Weights::of(&gguf, &OffsetMap::new(&gguf)).unwrap();
         let (embedding, router) = (4 * 16 * 4, 4 * 2 * 4);
         let dense = embedding + 2 * router;
         assert_eq!(weights.read(1, &BTreeMap::new()), dense);

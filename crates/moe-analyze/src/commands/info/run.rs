@@ -184,6 +184,10 @@ fn describe_manifest(manifest: &Manifest, findings: &mut Findings) {
         format!("{} {}", manifest.engine.name, manifest.engine.version),
     );
     findings.fact("model", model.path.clone());
+    for adapter in &manifest.adapters {
+        let scaled = format!("{} (scale {})", adapter.path, adapter.scale);
+        findings.fact("adapter", scaled);
+    }
     findings.fact("architecture", model.arch.clone());
     findings.fact("layers", model.n_layer);
     if model.n_nextn_layer > 0 {

@@ -4,7 +4,6 @@ use std::path::Path;
 
 use moe_engine::EngineInfo;
 use moe_gguf::Gguf;
-use moe_gguf::map::OffsetMap;
 use moe_trace::manifest::Sampling;
 use moe_trace::{Error as TraceError, Manifest, RunWriter};
 use time::OffsetDateTime;
@@ -43,7 +42,6 @@ pub fn create_default(
 pub fn manifest(
     args: &Args,
     gguf: &Gguf,
-    map: &OffsetMap,
     engine: &EngineInfo,
     prompts: &[Prompt],
     n_threads: usize,
@@ -55,7 +53,7 @@ pub fn manifest(
         command: command(argv(), args.keep_prompt),
         sampling: sampling(args),
         prompts: kept,
-        ..recording::manifest(gguf, map, engine, &args.device, n_threads)?
+        ..recording::manifest(gguf, engine, &args.device, n_threads)?
     };
     if args.hash_model {
         let mut hash = Xxh3::new();

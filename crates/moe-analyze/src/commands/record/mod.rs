@@ -19,7 +19,6 @@ use moe_engine::{
 };
 use moe_executor::cpu::threads::n_cores;
 use moe_files::text::counted;
-use moe_gguf::map::OffsetMap;
 use moe_trace::manifest::Gpu;
 use moe_trace::record::RECORD_SIZE;
 use moe_trace::{Expansion, RunOptions, RunWriter};
@@ -31,6 +30,7 @@ use crate::chat::ModelChat;
 use crate::context::Context;
 use crate::engine::device::DeviceArgs;
 use crate::engine::kv_cache::CacheArgs;
+use crate::engine::lora::{self, LoraArgs};
 use crate::engine::{self, native};
 use crate::exit_status::ExitStatus;
 use crate::files::OutputPath;
@@ -52,6 +52,8 @@ pub struct Args {
     /// Model, a GGUF file (any file of a split model) [default: the embedded model]
     #[arg(short, long, value_name = "FILE")]
     model: Option<PathBuf>,
+    #[command(flatten)]
+    lora: LoraArgs,
     /// Engine that runs the model
     #[arg(long, value_enum, default_value_t)]
     engine: engine::Kind,
@@ -166,6 +168,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
     let mut prompts = prompts::read(&args)?;
     let gguf = model::open(args.model.as_deref())?;
+    let adapters = args.lora.open()?;
     let mut chat = None;
     if prompts.iter().any(Prompt::is_chat) {
         let template = ModelChat::new(&gguf, args.chat_template.as_deref())?;
@@ -173,7 +176,15 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         chat = Some(template);
     }
     let n_threads = args.threads.map_or_else(n_cores, usize::from);
-    let engine = engine::load(args.engine, &gguf, n_threads, &args.device, args.cache, ctx)?;
+    let engine = engine::load(
+        args.engine,
+        &gguf,
+        &adapters,
+        n_threads,
+        &args.device,
+        args.cache,
+        ctx,
+    )?;
     let info = engine.info();
     let tokens = prompts::tokenize(&prompts, chat.as_ref(), engine.as_ref())?;
     let n_ctx = args.ctx_size.map_or(info.n_ctx_train, |n| n as usize);
@@ -190,8 +201,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 
     let usage = Usage::new(&args.usage, info.n_layer, info.n_expert, args.force)?;
     let create_run = |session: SessionInfo| -> anyhow::Result<RunWriter> {
-        let map = OffsetMap::new(&gguf);
-        let mut manifest = manifest::manifest(&args, &gguf, &map, info, &prompts, n_threads)?;
+        let map = lora::offset_map(&gguf, &adapters);
+        let mut manifest = manifest::manifest(&args, &gguf, info, &prompts, n_threads)?;
+        lora::describe(&mut manifest, &adapters);
         recording::set_gpus(&mut manifest, session.gpus);
         manifest.kv_cache = session.kv_cache;
         manifest.chat_template = chat.as_ref().map(|chat| chat.description().clone());

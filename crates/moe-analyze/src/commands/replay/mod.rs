@@ -15,7 +15,6 @@ use moe_executor::replay::{Collector, Replay, Routes};
 use moe_executor::{CacheParams, Devices, Model};
 use moe_files::text::counted;
 use moe_gguf::Gguf;
-use moe_gguf::map::OffsetMap;
 use moe_trace::manifest::{Gpu, Sampling, Tokens};
 use moe_trace::{LayerId, Phase, RunOptions, RunWriter};
 
@@ -23,6 +22,7 @@ use crate::context::Context;
 use crate::engine::cache_run::{CacheResults, PreparedCacheRun};
 use crate::engine::device::DeviceArgs;
 use crate::engine::hot_cache::Machine;
+use crate::engine::lora::{self, LoraArgs, LoraFile};
 use crate::engine::native::{self, BANDWIDTH_BYTES};
 use crate::exit_status::ExitStatus;
 use crate::files::OutputPath;
@@ -54,6 +54,8 @@ pub struct Args {
     path: PathBuf,
     #[command(flatten)]
     trace: TraceArgs,
+    #[command(flatten)]
+    lora: LoraArgs,
     /// Number of CPU threads, 1 to 1024 [default: number of cores]
     #[arg(short, long, value_name = "N", value_parser = integer_in(1..=1024u16))]
     threads: Option<u16>,
@@ -90,13 +92,15 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     args.device.hot_cache.check_replay()?;
     args.device.check()?;
     let gguf = model::open(Some(path))?;
-    let model = Model::load(&gguf)?;
+    let adapters = args.lora.open()?;
+    let model = Model::load_with_adapters(&gguf, &lora::adapters(&adapters))?;
     native::print_warnings(&model, ctx);
     let routes = read(&args, ctx)?;
     check_layers(&model, &routes, path, ctx)?;
     let n_threads = args.threads.map_or_else(n_cores, usize::from);
     let threads = Threads::new(n_threads)?;
     let devices = args.device.open(&model, ctx)?;
+    model.check_adapters(&devices)?;
     let machine = Machine {
         model: &model,
         devices: &devices,
@@ -153,7 +157,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         None => Ok(()),
         // Only now, so that a run that it replaces stays unchanged until here.
         Some(out) => {
-            begin_run(&args, out, &gguf, &model, n_threads, replay.devices()).and_then(|writer| {
+            let files = (&gguf, adapters.as_slice());
+            begin_run(&args, out, files, &model, n_threads, replay.devices()).and_then(|writer| {
                 replay.record(Recorder::new(Some(writer)).with_mode(Mode::Experts));
                 over_the_trace(&mut replay, &mut ReplayReport::default())
             })
@@ -250,14 +255,15 @@ fn check_layers(model: &Model, routes: &Routes, path: &Path, ctx: &Context) -> a
 fn begin_run(
     args: &Args,
     out: &Path,
-    gguf: &Gguf,
+    (gguf, adapters): (&Gguf, &[LoraFile]),
     model: &Model,
     n_threads: usize,
     devices: &Devices,
 ) -> anyhow::Result<RunWriter> {
-    let map = OffsetMap::new(gguf);
+    let map = lora::offset_map(gguf, adapters);
     let info = native::info(model);
-    let mut manifest = recording::manifest(gguf, &map, &info, &args.device, n_threads)?;
+    let mut manifest = recording::manifest(gguf, &info, &args.device, n_threads)?;
+    lora::describe(&mut manifest, adapters);
     recording::set_gpus(&mut manifest, native::gpus_at_start(devices));
     manifest.sampling = Sampling {
         method: "none".into(),

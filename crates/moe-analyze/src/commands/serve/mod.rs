@@ -25,6 +25,7 @@ use crate::context::Context;
 use crate::engine::device::DeviceArgs;
 use crate::engine::hot_cache;
 use crate::engine::kv_cache::CacheArgs;
+use crate::engine::lora::{LoraArgs, LoraFile};
 use crate::engine::native::Native;
 use crate::exit_status::ExitStatus;
 use crate::files::OutputPath;
@@ -69,6 +70,8 @@ pub struct Args {
     /// Model, a GGUF file [default: the embedded model]
     #[arg(short, long, value_name = "FILE")]
     model: Option<PathBuf>,
+    #[command(flatten)]
+    lora: LoraArgs,
     /// IP address to listen on; an address other than a loopback address (127.0.0.1, ::1) needs an API key
     #[arg(
         long,
@@ -151,7 +154,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let gguf: &'static Gguf = Box::leak(Box::new(model::open(args.model.as_deref())?));
     let chat = chat(&args, gguf)?;
     let n_threads = args.threads.map_or_else(n_cores, usize::from);
-    let native = Native::load(gguf, n_threads, args.device.clone(), args.cache, *ctx)?;
+    let adapters: &'static [LoraFile] = args.lora.open()?.leak();
+    let device = args.device.clone();
+    let native = Native::load(gguf, adapters, n_threads, device, args.cache, *ctx)?;
     let engine: &'static Native = Box::leak(Box::new(native));
     let trained = engine.info().n_ctx_train;
     let n_ctx = args

@@ -85,13 +85,17 @@ impl Ops<'_> {
     /// Builds a hot cache with `lanes`, replacing the previous one.
     ///
     /// # Errors
-    /// The model or the list of devices does not have the contents of a lane, or a GPU failed.
+    /// The model or the list of devices does not have the contents of a lane, there are lanes and an adapter changes experts, or a GPU
+    /// failed.
     pub(crate) fn enable_hot_cache(
         &mut self,
         model: &Model,
         lanes: &[LaneContents],
         counters: PerfMode,
     ) -> Result<HotCacheReport> {
+        if !lanes.is_empty() {
+            model.check_cached_experts()?;
+        }
         self.disable_hot_cache();
         let (cache, report) = HotCache::build(model, &mut self.devices, lanes, counters)?;
         self.hot = Some(Box::new(cache));

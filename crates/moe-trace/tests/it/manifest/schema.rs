@@ -6,8 +6,8 @@ use std::fs;
 use moe_trace::dynamic_cache::{Counts, DynamicCache, Failures, Prefetch};
 use moe_trace::hot_cache::{HotCache, HotFailures, HotLane, HotRequest};
 use moe_trace::manifest::{
-    ChatTemplate, Engine, Fallbacks, Gpu, Host, KvCache, Manifest, Model, ModelFile, PostFetch,
-    Sampling, Sequence, Tokens,
+    Adapter, ChatTemplate, Engine, Fallbacks, Gpu, Host, KvCache, Manifest, Model, ModelFile,
+    PostFetch, Sampling, Sequence, Tokens,
 };
 use moe_trace::ops::default_table;
 use moe_trace::{ExpertId, LayerId};
@@ -141,6 +141,11 @@ fn full() -> Manifest {
             n_expert_used: 4,
             expert_types: vec!["F16".into()],
         },
+        adapters: vec![Adapter {
+            path: "adapter.gguf".into(),
+            scale: 0.5,
+            header_xxh3: "0123456789abcdef".into(),
+        }],
         record_format: moe_trace::manifest::RECORD_FORMAT.into(),
         records: Some(0),
         expansion: Some(moe_trace::Expansion {
