@@ -216,7 +216,7 @@ fn counters_of_a_hot_cache_feed_a_plan() {
 /// The page shows text only with `--ui-text`.
 #[test]
 fn ui_shows_recent_requests() {
-    for (options, shows_text) in [(&["--ui"][..], false), (&["--ui", "--ui-text"], true)] {
+    for (options, shows_text) in [(&["--ui"][..], false), (&["--ui", "--ui-text"][..], true)] {
         let server = Server::start(options);
         let (status, page) = server.send("GET", "/", "");
         assert_eq!(status, 200);

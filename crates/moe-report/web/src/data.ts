@@ -2,6 +2,9 @@
 
 export const SCHEMA = "moe-analyze.report.v1";
 
+/** Schema of the page of a server. It has no data block, but polls `ui/state`. */
+export const LIVE_SCHEMA = "moe-analyze.live.v1";
+
 export interface Report {
   schema: string;
   title: string;

@@ -14,6 +14,10 @@ export class Dataset {
   records: Records | null = null;
   routing: Routing | null = null;
   spans: Spans | null = null;
+  /** Selections of each expert, `layerRow * maxExperts + expert`, of an input that has no table of routing. */
+  selections: Uint32Array | null = null;
+  /** Number of changes of the tables. */
+  version = 0;
   /** Rows of `routing` by token: those of token t are `order[begin[t]]` to `order[begin[t + 1] - 1]`. */
   byToken: { begin: Uint32Array; order: Uint32Array } | null = null;
 
@@ -34,6 +38,7 @@ export class Dataset {
   }
 
   accept(name: TableName, rows: number, c: Columns): void {
+    this.version++;
     if (name === "records") this.records = { rows, ...c } as unknown as Records;
     if (name === "spans") this.spans = { rows, ...c } as unknown as Spans;
     if (name !== "routing") return;

@@ -1,11 +1,12 @@
 /** Starts the page: header, views, selection panel and time bar. */
 import { drawAll } from "./canvas";
 import { consistent, type Context } from "./context";
-import { SCHEMA } from "./data";
+import { LIVE_SCHEMA, SCHEMA } from "./data";
 import { Dataset, loadTables, readReport } from "./dataset";
 import { Details } from "./details";
 import { button, field, h, select } from "./dom";
 import { installKeys } from "./keys";
+import { startLive } from "./live";
 import { Panes } from "./panes";
 import { readTheme, type Theme } from "./palette";
 import { Store, toFragment, type Selection } from "./selection";
@@ -18,6 +19,7 @@ import "./style.css";
 function start(): void {
   const app = document.getElementById("app")!;
   const report = readReport();
+  if (report.schema === LIVE_SCHEMA) return startLive(app);
   if (report.schema !== SCHEMA) {
     app.append(h("p", { role: "alert" }, `The data has the schema ${report.schema}, but this page reads ${SCHEMA}.`));
     return;

@@ -165,7 +165,10 @@ fn recent_requests_have_the_selections_of_their_tokens() {
         let request = requests.iter().find(|request| request.id == id).unwrap();
         assert_eq!(request.outcome, Some("length"));
         assert_eq!((request.n_prompt, request.n_generated), (prompt.len(), 12));
-        assert_eq!(request.tokens, [prompt.as_slice(), generated].concat());
+        assert_eq!(
+            request.tokens,
+            [prompt.as_slice(), generated.as_slice()].concat()
+        );
         assert_eq!(request.selections.len(), hp.n_layer);
         let mut counts = BTreeMap::<(u16, u32), u64>::new();
         for ((layer, _), experts) in &expected[id as usize] {
