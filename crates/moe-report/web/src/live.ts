@@ -157,7 +157,7 @@ class Live {
     const rate = (key: "prompt_tokens" | "generated_tokens") => (now: State, before: State | null) =>
       (before ? (now[key] - before[key]) / Math.max(1e-3, now.seconds - before.seconds) : null);
     const add = (id: string, title: string, y: string, max: number | null, series: () => Series[]) => {
-      const chart: Chart = { id, group: "live", title, x: { label: "time since the start of the server (s)", scale: "linear" }, y: { label: y, scale: "linear", min: 0, max }, series: series() };
+      const chart: Chart = { id, group: "live", title, x: { label: "time since the start (s)", scale: "linear" }, y: { label: y, scale: "linear", min: 0, max }, series: series() };
       const box = new ChartBox(this.context, chart);
       this.charts.push([box, series]);
       this.chartGrid.append(box.element);
@@ -165,11 +165,13 @@ class Live {
     add("speed", "Speed", "tokens/s", null, () => [this.series("generated", rate("generated_tokens")), this.series("prompt", rate("prompt_tokens"))]);
     add("queue", "Requests", "requests", null, () => [this.series("running", (s) => s.n_running), this.series("queued", (s) => s.n_queued)]);
     if (state.lanes.length < 2) return;
+    const hot = state.lanes.length > 2;
     add("lanes", "Lanes of the expert cache", "selections (%)", 100, () => [
-      this.series("hit rate", (now, before) => {
+      // With one hot lane, its selections are the hits.
+      ...(hot ? [this.series("hit rate", (now, before) => {
         const rate = before ? hitRate(now, before) : null;
         return rate === null ? null : 100 * rate;
-      }),
+      })] : []),
       ...state.lanes.map((lane, i) => this.series(`${lane.name} (${lane.tier})`, (now, before) => {
         if (!before) return null;
         const of = (s: State) => s.lanes.reduce((n, l) => n + l.selections, 0);

@@ -117,7 +117,7 @@ class ExpertsView implements View {
 
   private geometry(): { w: number; h: number } {
     const { width, height } = this.surface;
-    return { w: (width - LEFT - 8) / Math.max(1, this.data.maxExperts), h: Math.min(28, (height - TOP - 6) / Math.max(1, this.rows.length)) };
+    return { w: (width - LEFT - 8) / Math.max(1, this.data.maxExperts), h: Math.min(56, (height - TOP - 6) / Math.max(1, this.rows.length)) };
   }
 
   private draw(): void {
