@@ -43,9 +43,9 @@ case "${1-}" in
       --hot-cache-mib 2 --hot-cache-device CPU \
       --prompt "The kernel driver is responsible for" --n-predict 64 --keep-prompt --out "$kept/runs/hot"
     cd "$kept"
-    "$program" report runs/hot --out report.html
+    "$program" report runs/hot --out own.html
   )
-  REPORT=$kept/report.html SCREENSHOT=$repository/docs/plots/report.png npm test -- screenshot
+  REPORT=$kept/own.html SCREENSHOT=$repository/docs/plots/report.png npm test -- screenshot
   ;;
 --speed)
   output=$repository/docs/measurements/report-page.txt

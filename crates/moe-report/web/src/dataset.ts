@@ -18,6 +18,8 @@ export class Dataset {
   selections: Uint32Array | null = null;
   /** Number of changes of the tables. */
   version = 0;
+  /** Whether all tables of the report are decoded; the others do not exist. */
+  loaded = false;
   /** Rows of `routing` by token: those of token t are `order[begin[t]]` to `order[begin[t + 1] - 1]`. */
   byToken: { begin: Uint32Array; order: Uint32Array } | null = null;
 
@@ -67,7 +69,12 @@ const ORDER: TableName[] = ["routing", "spans", "records"];
 
 /** Decodes the data blocks of the page in workers, one for each input. */
 export function loadTables(datasets: Dataset[], onTable: (data: Dataset, name: TableName) => void, onError: (message: string) => void): Promise<void> {
-  const loads = datasets.map((data) => new Promise<void>((resolve) => {
+  const loads = datasets.map((data) => new Promise<void>((done) => {
+    const resolve = () => {
+      data.loaded = true;
+      data.version++;
+      done();
+    };
     const blocks = ORDER.map((name) => ({ name, element: document.getElementById(`table-${data.index}-${name}`) })).filter((b) => b.element);
     if (blocks.length === 0) return resolve();
     const worker = new DecodeWorker();

@@ -5,6 +5,7 @@ import { LIVE_SCHEMA, SCHEMA } from "./data";
 import { Dataset, loadTables, readReport } from "./dataset";
 import { Details } from "./details";
 import { button, field, h, select } from "./dom";
+import { shortName } from "./format";
 import { installKeys } from "./keys";
 import { startLive } from "./live";
 import { Panes } from "./panes";
@@ -72,7 +73,7 @@ function start(): void {
       document.getElementById("main")!.focus();
     } }, "Skip to the view"),
     h("header", { class: "top" },
-      h("h1", { title: report.title }, report.title), tabs.element,
+      h("h1", { title: report.title }, report.inputs.map((i) => shortName(i.name)).join(" and ") || report.title), tabs.element,
       h("div", { class: "top-controls" }, datasets.length > 1 ? field("inputs", inputSelect) : null, field("below", belowSelect),
         button("Theme", () => theme.toggle(), { title: "Dark or light theme (t)" }), button("Keys", () => dialog.showModal(), { title: "Keys (?)" }))),
     timebar.element, status, printed,
@@ -96,6 +97,7 @@ function start(): void {
       status.textContent = message;
     }).then(() => {
       if (!status.classList.contains("error")) status.hidden = true;
+      refresh();
       document.documentElement.dataset.ready = "true";
     });
   };

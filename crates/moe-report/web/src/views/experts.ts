@@ -69,7 +69,7 @@ class ExpertsView implements View {
       this.paint();
       const scope = token !== null ? `token ${token}` : selection.time ? selection.time.map((t) => time(t, data.input.time_unit)).join(" to ") : "all tokens";
       const total = this.counts.reduce((sum, n) => sum + n, 0);
-      this.status.textContent = data.routing || data.selections ? `${scope}: ${count(total)} selections` : "loading…";
+      this.status.textContent = data.routing || data.selections ? `${scope}: ${count(total)} selections` : data.loaded ? "The input contains no tokens with their experts." : "loading…";
     }
     this.surface.redraw();
     this.history?.update(selection);
