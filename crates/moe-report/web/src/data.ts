@@ -39,6 +39,7 @@ export interface Layer {
   index: number;
   n_expert: number;
   top_k: number;
+  selections?: number[];
 }
 
 export interface Tensor {

@@ -28,6 +28,11 @@ export class Dataset {
     this.input = input;
     input.layers.forEach((l, row) => this.layerRow.set(l.index, row));
     this.maxExperts = Math.max(0, ...input.layers.map((l) => l.n_expert));
+    if (input.layers.some((l) => l.selections)) {
+      const selections = new Uint32Array(input.layers.length * this.maxExperts);
+      input.layers.forEach((l, row) => selections.set(l.selections ?? [], row * this.maxExperts));
+      this.selections = selections;
+    }
     input.tensors.forEach((t, i) => this.tensorIndex.set(t.name, i));
     const { start } = input.tokens;
     this.tokenEnd = new Float64Array(start.length).fill(input.duration);
