@@ -32,17 +32,14 @@ case "${1-}" in
   ;;
 --screenshot)
   program=${MOE_ANALYZE:-$repository/target/release/moe-analyze}
+  prompt="The kernel driver is responsible for"
   (
-    cd "$repository"
-    "$program" record --threads 1 --model fixtures/tiny-qwen3moe-Q4_K_M.gguf \
-      --prompt "The kernel driver is responsible for" --n-predict 64 --keep-prompt --out "$kept/runs/first"
     cd "$kept"
+    ln -s "$repository/fixtures" .
+    run=(record --threads 1 --model fixtures/tiny-qwen3moe-Q4_K_M.gguf --prompt "$prompt" --n-predict 64 --keep-prompt)
+    "$program" "${run[@]}" --out runs/first
     "$program" hotness runs/first --out learn.json
-    cd "$repository"
-    "$program" record --threads 1 --model fixtures/tiny-qwen3moe-Q4_K_M.gguf --policy hot-cache --hot-cache "$kept/learn.json" \
-      --hot-cache-mib 2 --hot-cache-device CPU \
-      --prompt "The kernel driver is responsible for" --n-predict 64 --keep-prompt --out "$kept/runs/hot"
-    cd "$kept"
+    "$program" "${run[@]}" --policy hot-cache --hot-cache learn.json --hot-cache-mib 2 --hot-cache-device CPU --out runs/hot
     "$program" report runs/hot --out own.html
   )
   REPORT=$kept/own.html SCREENSHOT=$repository/docs/plots/report.png npm test -- screenshot

@@ -5,6 +5,8 @@ import { expect, test } from "@playwright/test";
 import { palettePng } from "../dev/palette-png.mjs";
 import { open, out } from "./page";
 
+/** The JSON block of a report. */
+const DATA = /(?<=<script type="application\/json" id="report">).*?(?=<\/script>)/s;
 const { REPORT, SCREENSHOT } = process.env;
 
 test("the screenshot of the README", async ({ page }) => {
@@ -14,11 +16,13 @@ test("the screenshot of the README", async ({ page }) => {
   const part = (pattern: RegExp) => (report.match(pattern) ?? []).join("\n");
   const built = readFileSync(new URL("../dist/report.html", import.meta.url), "utf8")
     .replace("<!--report:title-->", () => part(/(?<=<title>).*?(?=<\/title>)/))
-    .replace("<!--report:json-->", () => part(/(?<=<script type="application\/json" id="report">).*?(?=<\/script>)/s))
+    .replace("<!--report:json-->", () => part(DATA))
     .replace("<!--report:tables-->", () => part(/<script type="application\/vnd\.apache\.parquet".*?<\/script>/gs));
   writeFileSync(out("own.html"), built);
-  await page.setViewportSize({ width: 1200, height: 720 });
-  await open(page, "own.html", "view=tokens&below=experts&token=20&layer=3&expert=28");
+  await page.setViewportSize({ width: 1200, height: 760 });
+  // With a time range, the experts of all tokens are shown, not only those of the selected one.
+  const { inputs } = JSON.parse(report.match(DATA)![0]) as { inputs: { duration: number }[] };
+  await open(page, "own.html", `view=tokens&below=experts&token=20&layer=3&expert=17&time=0-${inputs[0].duration}`);
   await page.waitForTimeout(1000);
   const png = (await page.screenshot()).toString("base64");
   const { width, height, rgba } = await page.evaluate(async (base64) => {
