@@ -48,7 +48,7 @@ case "${1-}" in
   output=$repository/docs/measurements/report-page.txt
   {
     echo "scripts/report-page.sh --speed, $(date -u +%F)"
-    echo "$(chromium --version), headless, 1440 × 900 pixels, $(nproc) CPU cores"
+    echo "$(chromium --version), headless, 1440 × 900 pixels, $(nproc) CPU cores, load average $(cut -d" " -f1 /proc/loadavg)"
     echo "Synthetic reports with 24 layers of 64 experts. The times start when the browser opens the file."
     echo
   } > "$output"
