@@ -1,6 +1,6 @@
 /** Speed of reports with 100,000 and 1,000,000 records: `SPEED=out.txt`, which `scripts/report-page.sh --speed` sets. */
 import { appendFileSync, statSync, writeFileSync } from "node:fs";
-import { expect, test, type Page } from "@playwright/test";
+import { test, type Page } from "@playwright/test";
 // @ts-expect-error The generator is plain JavaScript.
 import { makeReport } from "../dev/sample.mjs";
 import { go, open, out } from "./page";
