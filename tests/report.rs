@@ -367,7 +367,15 @@ fn traces_of_other_tools() {
     let page = report(&golden("learn/new.json"));
     assert!(page.tables.is_empty());
     page.chart("coverage-0");
-    assert_eq!(page.input(0)["layers"][1]["n_expert"], 8);
+    let layers = &page.input(0)["layers"];
+    assert_eq!(layers[1]["n_expert"], 8);
+    let learn = hotness(&golden("learn/new.json"));
+    for (&(layer, expert), &count) in &learn {
+        let layers = layers.as_array().unwrap().iter();
+        let mut layers = layers.filter(|found| found["index"] == layer);
+        let selections = &layers.next().unwrap()["selections"];
+        assert_eq!(selections[expert as usize], count, "layer {layer}, expert {expert}");
+    }
     assert!(!page.has_chart("stability-0") && !page.has_chart("cache-0"));
     let notes = page.input(0)["notes"].to_string();
     assert!(notes.contains("only counts"), "{notes}");

@@ -213,6 +213,30 @@ fn counters_of_a_hot_cache_feed_a_plan() {
     assert_eq!(server.stop(), Some(0));
 }
 
+/// The page shows text only with `--ui-text`.
+#[test]
+fn ui_shows_recent_requests() {
+    for (options, shows_text) in [(&["--ui"][..], false), (&["--ui", "--ui-text"][..], true)] {
+        let server = Server::start(options);
+        let (status, page) = server.send("GET", "/", "");
+        assert_eq!(status, 200);
+        assert!(page.contains("moe-analyze.live.v1") && page.contains("connect-src 'self'"));
+        server.post("/completion", &completion(8));
+        let (status, state) = server.send("GET", "/ui/state?request=0", "");
+        assert_eq!(status, 200, "{state}");
+        assert_eq!(state.contains("int main("), shows_text, "{state}");
+        let state: Value = serde_json::from_str(&state).unwrap();
+        assert_eq!(state["requests"][0]["outcome"], "length");
+        assert_eq!(state["requests"][0]["n_generated"], 8);
+        let layers = state["selected"]["layers"].as_array().unwrap();
+        assert!(!layers.is_empty(), "{state}");
+        assert_eq!(server.stop(), Some(0));
+    }
+    let server = Server::start(&[]);
+    assert_eq!(server.send("GET", "/", "").0, 404);
+    assert_eq!(server.send("GET", "/ui/state", "").0, 404);
+}
+
 #[test]
 fn traces_of_requests_are_inputs_of_other_commands() {
     let dir = tempfile::tempdir().unwrap();

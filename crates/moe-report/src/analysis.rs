@@ -148,6 +148,14 @@ fn unit_sizes(hotness: &Hotness) -> ExpertSizes {
 }
 
 impl Analysis {
+    /// Number of selections of each expert of a layer, for a trace that contains only counts.
+    pub fn counted(&self, layer: LayerId) -> Option<Vec<u64>> {
+        let has_order = self.summary.as_ref().is_none_or(Summary::is_ordered);
+        let hotness = self.hotness.as_ref().filter(|_| !has_order)?;
+        let is_counted = hotness.layers(Phases::All).contains(&layer);
+        is_counted.then(|| hotness.counts(layer, Phases::All))
+    }
+
     /// Layers with selected experts, and the number of experts in a layer.
     pub fn routed_layers(&self) -> (Vec<LayerId>, u32) {
         let hotness = self.hotness.as_ref();

@@ -54,6 +54,9 @@ pub(crate) struct Layer {
     pub index: u16,
     pub n_expert: u32,
     pub top_k: u32,
+    /// Number of selections of each expert, for a trace that contains only counts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub selections: Option<Vec<u64>>,
 }
 
 #[derive(Debug, Serialize)]

@@ -139,7 +139,10 @@ impl InputReport {
                 used.entry(layer.0).or_default().n_expert = n_expert;
             }
         }
-        let layers = layers(&info, &model.tensors, &used);
+        let mut layers = layers(&info, &model.tensors, &used);
+        for layer in &mut layers {
+            layer.selections = rest.counted(LayerId(layer.index));
+        }
         let mut properties_of_source = source.properties;
         let mut notes = source.notes;
         if let (Input::Foreign(_), Some(summary)) = (source.input, &rest.summary) {

@@ -28,4 +28,4 @@ mod tokens;
 
 pub use error::Error;
 pub use input::{InputReport, Source, TokenText};
-pub use report::{MAX_BYTES, Report};
+pub use report::{MAX_BYTES, Report, live_page};

@@ -134,6 +134,7 @@ pub(crate) fn layers(
             } else {
                 stated.unwrap_or(0)
             },
+            selections: None,
         }
     });
     layers.collect()

@@ -23,6 +23,10 @@ pub const MAX_BYTES: usize = 30_000_000;
 static COMPRESSED_TEMPLATE: &[u8] = include_bytes!("../web/dist/report.html.gz");
 const TITLE: &str = "<!--report:title-->";
 const JSON: &str = "<!--report:json-->";
+/// Start of the content security policy of the page.
+const POLICY: &str = "default-src 'none'";
+/// Value of `schema` in the JSON block of the live page.
+const LIVE_SCHEMA: &str = "moe-analyze.live.v1";
 const TABLES: &str = "<!--report:tables-->";
 
 /// Bytes that are encoded as base64 at a time: a multiple of 3, so that only the last part has padding.
@@ -162,6 +166,22 @@ impl Report {
 }
 
 /// The page with its markers.
+/// The page as the live view of a server: it polls `ui/state` of the server that it was loaded from.
+///
+/// # Errors
+/// The embedded page is damaged.
+pub fn live_page(title: &str) -> Result<String, Error> {
+    let page = template()?;
+    let (start, rest) = split(&page, POLICY)?;
+    let (before_title, rest) = split(rest, TITLE)?;
+    let (before_json, rest) = split(rest, JSON)?;
+    let (before_tables, end) = split(rest, TABLES)?;
+    let title = escaped(title);
+    Ok(format!(
+        "{start}{POLICY}; connect-src 'self'{before_title}{title}{before_json}{{\"schema\":\"{LIVE_SCHEMA}\"}}{before_tables}{end}"
+    ))
+}
+
 fn template() -> io::Result<String> {
     let mut page = String::new();
     GzDecoder::new(COMPRESSED_TEMPLATE).read_to_string(&mut page)?;
@@ -396,6 +416,18 @@ mod tests {
         for marker in [TITLE, JSON, TABLES] {
             assert_eq!(page.matches(marker).count(), 1, "{marker}");
         }
+    }
+
+    #[test]
+    fn live_page_may_only_connect_to_its_server() {
+        let page = live_page("a & <b>").unwrap();
+        assert!(page.contains("content=\"default-src 'none'; connect-src 'self'; script-src"));
+        assert!(page.contains("<title>a &amp; &lt;b&gt;</title>"), "title");
+        assert!(page.contains("id=\"report\">{\"schema\":\"moe-analyze.live.v1\"}</script>"));
+        for marker in [TITLE, JSON, TABLES] {
+            assert!(!page.contains(marker), "{marker}");
+        }
+        assert!(page.len() <= 250_000, "{} bytes", page.len());
     }
 
     #[test]

@@ -11,6 +11,7 @@
 pub mod generation;
 pub mod http;
 pub mod metrics;
+pub mod recent;
 pub mod recording;
 pub mod scheduler;
 

@@ -59,7 +59,7 @@ pub(crate) enum Outcome {
 
 impl Outcome {
     /// One of [`OUTCOMES`].
-    fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Outcome::Finished(FinishReason::EndOfGeneration) => "end_of_generation",
             Outcome::Finished(FinishReason::Length) => "length",

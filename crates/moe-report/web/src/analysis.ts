@@ -24,6 +24,7 @@ export function countExperts(data: Dataset, token: number | null, time: [number,
   const { routing, byToken, maxExperts, layerRow } = data;
   const counts = out ?? new Uint32Array(layerRow.size * maxExperts);
   counts.fill(0);
+  if (data.selections) counts.set(data.selections);
   if (!routing || !byToken) return counts;
   const base = new Int32Array(Math.max(0, ...layerRow.keys()) + 1).fill(-1);
   for (const [layer, row] of layerRow) base[layer] = row * maxExperts;

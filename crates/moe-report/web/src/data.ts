@@ -2,6 +2,9 @@
 
 export const SCHEMA = "moe-analyze.report.v1";
 
+/** Schema of the page of a server. It has no data block, but polls `ui/state`. */
+export const LIVE_SCHEMA = "moe-analyze.live.v1";
+
 export interface Report {
   schema: string;
   title: string;
@@ -36,6 +39,7 @@ export interface Layer {
   index: number;
   n_expert: number;
   top_k: number;
+  selections?: number[];
 }
 
 export interface Tensor {

@@ -14,6 +14,12 @@ export class Dataset {
   records: Records | null = null;
   routing: Routing | null = null;
   spans: Spans | null = null;
+  /** Selections of each expert, `layerRow * maxExperts + expert`, of an input that has no table of routing. */
+  selections: Uint32Array | null = null;
+  /** Number of changes of the tables. */
+  version = 0;
+  /** Whether all tables of the report are decoded; the others do not exist. */
+  loaded = false;
   /** Rows of `routing` by token: those of token t are `order[begin[t]]` to `order[begin[t + 1] - 1]`. */
   byToken: { begin: Uint32Array; order: Uint32Array } | null = null;
 
@@ -22,6 +28,11 @@ export class Dataset {
     this.input = input;
     input.layers.forEach((l, row) => this.layerRow.set(l.index, row));
     this.maxExperts = Math.max(0, ...input.layers.map((l) => l.n_expert));
+    if (input.layers.some((l) => l.selections)) {
+      const selections = new Uint32Array(input.layers.length * this.maxExperts);
+      input.layers.forEach((l, row) => selections.set(l.selections ?? [], row * this.maxExperts));
+      this.selections = selections;
+    }
     input.tensors.forEach((t, i) => this.tensorIndex.set(t.name, i));
     const { start } = input.tokens;
     this.tokenEnd = new Float64Array(start.length).fill(input.duration);
@@ -34,6 +45,7 @@ export class Dataset {
   }
 
   accept(name: TableName, rows: number, c: Columns): void {
+    this.version++;
     if (name === "records") this.records = { rows, ...c } as unknown as Records;
     if (name === "spans") this.spans = { rows, ...c } as unknown as Spans;
     if (name !== "routing") return;
@@ -62,7 +74,12 @@ const ORDER: TableName[] = ["routing", "spans", "records"];
 
 /** Decodes the data blocks of the page in workers, one for each input. */
 export function loadTables(datasets: Dataset[], onTable: (data: Dataset, name: TableName) => void, onError: (message: string) => void): Promise<void> {
-  const loads = datasets.map((data) => new Promise<void>((resolve) => {
+  const loads = datasets.map((data) => new Promise<void>((done) => {
+    const resolve = () => {
+      data.loaded = true;
+      data.version++;
+      done();
+    };
     const blocks = ORDER.map((name) => ({ name, element: document.getElementById(`table-${data.index}-${name}`) })).filter((b) => b.element);
     if (blocks.length === 0) return resolve();
     const worker = new DecodeWorker();

@@ -15,6 +15,11 @@ export function number(n: number): string {
   return String(Number(n.toPrecision(3)));
 }
 
+/** The last two components of a path. */
+export function shortName(path: string): string {
+  return path.split(/[\\/]/).filter(Boolean).slice(-2).join("/");
+}
+
 export function percent(fraction: number): string {
   return `${number(100 * fraction)} %`;
 }

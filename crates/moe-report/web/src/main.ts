@@ -1,11 +1,13 @@
 /** Starts the page: header, views, selection panel and time bar. */
 import { drawAll } from "./canvas";
 import { consistent, type Context } from "./context";
-import { SCHEMA } from "./data";
+import { LIVE_SCHEMA, SCHEMA } from "./data";
 import { Dataset, loadTables, readReport } from "./dataset";
 import { Details } from "./details";
 import { button, field, h, select } from "./dom";
+import { shortName } from "./format";
 import { installKeys } from "./keys";
+import { startLive } from "./live";
 import { Panes } from "./panes";
 import { readTheme, type Theme } from "./palette";
 import { Store, toFragment, type Selection } from "./selection";
@@ -18,6 +20,7 @@ import "./style.css";
 function start(): void {
   const app = document.getElementById("app")!;
   const report = readReport();
+  if (report.schema === LIVE_SCHEMA) return startLive(app);
   if (report.schema !== SCHEMA) {
     app.append(h("p", { role: "alert" }, `The data has the schema ${report.schema}, but this page reads ${SCHEMA}.`));
     return;
@@ -70,7 +73,7 @@ function start(): void {
       document.getElementById("main")!.focus();
     } }, "Skip to the view"),
     h("header", { class: "top" },
-      h("h1", { title: report.title }, report.title), tabs.element,
+      h("h1", { title: report.title }, report.inputs.map((i) => shortName(i.name)).join(" and ") || report.title), tabs.element,
       h("div", { class: "top-controls" }, datasets.length > 1 ? field("inputs", inputSelect) : null, field("below", belowSelect),
         button("Theme", () => theme.toggle(), { title: "Dark or light theme (t)" }), button("Keys", () => dialog.showModal(), { title: "Keys (?)" }))),
     timebar.element, status, printed,
@@ -94,6 +97,7 @@ function start(): void {
       status.textContent = message;
     }).then(() => {
       if (!status.classList.contains("error")) status.hidden = true;
+      refresh();
       document.documentElement.dataset.ready = "true";
     });
   };

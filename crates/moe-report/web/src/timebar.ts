@@ -3,7 +3,7 @@ import { onDrag, Surface } from "./canvas";
 import type { Context } from "./context";
 import type { Dataset } from "./dataset";
 import { button, field, h, select } from "./dom";
-import { time } from "./format";
+import { count, time } from "./format";
 import { CATEGORIES } from "./palette";
 import type { Selection } from "./selection";
 
@@ -56,7 +56,7 @@ export class TimeBar {
   update(selection: Selection): void {
     this.selection = selection;
     const unit = this.context.datasets[0].input.time_unit;
-    const text = selection.time ? `${time(selection.time[0], unit)} to ${time(selection.time[1], unit)}` : `all: ${time(this.context.duration, unit)}`;
+    const text = selection.time ? `${time(selection.time[0], unit)} to ${time(selection.time[1], unit)}` : (unit === "step" ? `all: ${count(this.context.duration)} steps` : `all: ${time(this.context.duration, unit)}`);
     this.text.textContent = text;
     this.surface.canvas.setAttribute("aria-valuenow", String(selection.time?.[0] ?? 0));
     this.surface.canvas.setAttribute("aria-valuetext", text);

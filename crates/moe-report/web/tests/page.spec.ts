@@ -88,6 +88,9 @@ test("the search of the graph finds a node", async ({ page }) => {
 test("an input without tables, graphs and tensors is shown", async ({ page }) => {
   await open(page, "empty.html");
   for (const view of VIEWS) await go(page, `view=${view}&layer=0&expert=0&token=0&time=0-10`);
+  await go(page, "view=trace&below=experts");
+  await expect(page.locator(".trace .toolbar")).toContainText("The input contains no records.");
+  await expect(page.locator(".experts .toolbar")).toContainText("The input contains no tokens with their experts.");
 });
 
 test("prints hide the controls", async ({ page }) => {

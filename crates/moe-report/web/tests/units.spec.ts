@@ -2,7 +2,7 @@
 import { readFileSync } from "node:fs";
 import { expect, test } from "@playwright/test";
 import { lowerBound } from "../src/analysis";
-import { bytes, running, ticks, time, visible } from "../src/format";
+import { bytes, running, shortName, ticks, time, visible } from "../src/format";
 import { radixSort } from "../src/rows";
 import { EMPTY, fromFragment, toFragment } from "../src/selection";
 
@@ -30,6 +30,7 @@ test("numbers have units", () => {
   expect([bytes(0), bytes(1536), bytes(5 * 2 ** 30), bytes(-1)]).toEqual(["0 B", "1.50 KiB", "5.00 GiB", "unknown"]);
   expect([time(999, "ns"), time(1500, "ns"), time(2.5e6, "ns"), time(3e9, "ns"), time(1234, "step")]).toEqual(["999 ns", "1.50 µs", "2.500 ms", "3.000 s", "step 1,234"]);
   expect(ticks(0, 100, 5)).toEqual([0, 20, 40, 60, 80, 100]);
+  expect(["runs/a", "/a/b/c.json", "c:\\x\\y\\", "a"].map(shortName)).toEqual(["runs/a", "b/c.json", "x/y", "a"]);
   expect([visible(" a\n", 0), visible(null, 3), running(" a b", 0), running(" ", 0)]).toEqual(["␣a↵", "#3", " a b", "␣"]);
 });
 

@@ -38,11 +38,13 @@ impl fmt::Debug for ApiKey {
     }
 }
 
-/// Rejects requests without the API key. `/health` needs no key.
+/// Rejects requests without the API key. `/health` needs no key. The page of the live state needs none either: browsers cannot send a key
+/// when they open it, and it contains no data.
 pub(super) async fn check(State(server): State<Shared>, request: Request, next: Next) -> Response {
     let headers = request.headers();
     let result = match &server.options.api_key {
         _ if request.uri().path() == "/health" => Ok(()),
+        Some(_) if request.uri().path() == "/" && server.options.ui.is_some() => Ok(()),
         Some(key) if sent_key(headers).is_some_and(|sent| key.matches(sent)) => Ok(()),
         Some(_) => Err(ApiError::unauthorized()),
         None if is_from_other_site(headers) => Err(ApiError::other_site()),

@@ -8,6 +8,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::generation::{Event, GenerationRequest};
 use crate::metrics::MetricsSnapshot;
+use crate::recent::RecentRequest;
 use crate::scheduler::{Stopped, SubmitError};
 
 /// The events of one request. Dropping the receiver cancels the request. The queue needs no limit of its own: a request has
@@ -15,7 +16,7 @@ use crate::scheduler::{Stopped, SubmitError};
 pub type EventReceiver = UnboundedReceiver<Event>;
 
 /// A model and the scheduler that evaluates requests. All functions may block, except [`submit`](Backend::submit),
-/// [`model`](Backend::model), [`piece`](Backend::piece), [`metrics`](Backend::metrics) and [`tier`](Backend::tier).
+/// [`model`](Backend::model), [`piece`](Backend::piece), [`metrics`](Backend::metrics), [`tier`](Backend::tier) and [`recent_requests`](Backend::recent_requests).
 pub trait Backend: Send + Sync + 'static {
     /// Properties of the model.
     fn model(&self) -> &ModelInfo;
@@ -71,6 +72,12 @@ pub trait Backend: Send + Sync + 'static {
 
     /// The memory that contains the weights of a lane, for example `gpu` or `ram`; `None` if the expert cache does not have the lane.
     fn tier(&self, lane: LaneIndex) -> Option<&str>;
+
+    /// The recent requests, newest first. Only the request with the id `detailed` has tokens and selections. Empty by default.
+    fn recent_requests(&self, detailed: Option<u32>) -> Vec<RecentRequest> {
+        let _ = detailed;
+        Vec::new()
+    }
 }
 
 /// Properties of the model that a server serves.

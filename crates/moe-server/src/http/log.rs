@@ -8,7 +8,7 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
 
-use super::Shared;
+use super::{Shared, ui};
 
 /// Receiver of log lines. The default prints them to stderr.
 #[derive(Clone)]
@@ -37,7 +37,8 @@ impl fmt::Debug for Log {
     }
 }
 
-/// Logs and counts a request when its response starts. Paths that do not exist are logged as `-`.
+/// Logs and counts a request when its response starts. Paths that do not exist are logged as `-`. Successful requests of the page for the
+/// live state are counted only, because it sends them continually.
 pub(super) async fn record(
     State(server): State<Shared>,
     path: Option<MatchedPath>,
@@ -50,6 +51,9 @@ pub(super) async fn record(
     let path = path.as_ref().map_or("-", MatchedPath::as_str);
     let status = response.status().as_u16();
     server.metrics.count_response(path, &method, status);
+    if path == ui::STATE && status == 200 {
+        return response;
+    }
     let ms = start.elapsed().as_secs_f64() * 1e3;
     server
         .options

@@ -1,4 +1,4 @@
-//! The HTTP endpoints: OpenAI's API, endpoints of llama-server, the expert cache, and metrics.
+//! The HTTP endpoints: OpenAI's API, endpoints of llama-server, the expert cache, metrics, and a page with the live state.
 //!
 //! ```text
 //! request ── auth ── body ──► openai, llama ──► Job ──► Generation ──► respond ──► JSON or a stream of events
@@ -29,6 +29,7 @@ mod sampling;
 mod serve;
 mod text;
 mod tokens;
+mod ui;
 
 use std::sync::Arc;
 
@@ -48,6 +49,7 @@ pub use backend::{
 pub use log::Log;
 pub use options::Options;
 pub use serve::{ServeError, serve};
+pub use ui::Ui;
 
 use error::{ApiError, json_response};
 use metrics::Metrics;
@@ -89,13 +91,20 @@ pub fn router(backend: Arc<dyn Backend>, options: Options) -> Router {
 }
 
 fn routes(backend: Arc<dyn Backend>, options: Options, phase: watch::Receiver<Phase>) -> Router {
+    let has_ui = options.ui.is_some();
     let server = Arc::new(Server {
         backend,
         options,
         metrics: Metrics::default(),
         phase,
     });
-    Router::new()
+    let mut router = Router::new();
+    if has_ui {
+        router = router
+            .route("/", get(ui::page))
+            .route(ui::STATE, get(ui::state));
+    }
+    router
         .route("/v1/completions", post(openai::completions::create))
         .route("/v1/chat/completions", post(openai::chat::create))
         .route("/v1/models", get(openai::models::list))

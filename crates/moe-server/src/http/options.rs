@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{ApiKey, Log};
+use super::{ApiKey, Log, Ui};
 
 /// Settings of the server. The default has no API key and can therefore only be used on a loopback address.
 #[derive(Clone, Debug)]
@@ -23,6 +23,8 @@ pub struct Options {
     pub shutdown_timeout: Duration,
     /// Where log lines are written.
     pub log: Log,
+    /// Page with the live state; `None`: the server has no such page.
+    pub ui: Option<Ui>,
 }
 
 impl Default for Options {
@@ -36,6 +38,7 @@ impl Default for Options {
             write_timeout: Duration::from_secs(30),
             shutdown_timeout: Duration::from_secs(60),
             log: Log::default(),
+            ui: None,
         }
     }
 }

@@ -27,11 +27,12 @@ mod tests;
 use std::sync::Arc;
 use std::time::Instant;
 
-use moe_engine::{BatchEntry, BatchSession};
+use moe_engine::{BatchEntry, BatchSession, RouterOutput};
 use moe_trace::Phase;
 
 use crate::generation::{Event, FinishReason, Usage};
 use crate::metrics::{LaneSlots, Metrics, Outcome};
+use crate::recent::RecentRequests;
 use crate::recording::Recording;
 use handle::Shared;
 use queue::{Queue, Queued};
@@ -66,6 +67,7 @@ pub struct Scheduler {
     shared: Arc<Shared>,
     params: SchedulerParams,
     recording: Option<Recording>,
+    recent: Option<RecentRequests>,
     slots: Vec<Option<Running>>,
     /// Occupied slots in the order in which their requests started.
     order: Vec<usize>,
@@ -98,11 +100,19 @@ impl Scheduler {
                 ..params
             },
             recording,
+            recent: None,
             slots: (0..n_slots).map(|_| None).collect(),
             order: Vec::new(),
             entries: Vec::new(),
             next_sequence: 0,
         }
+    }
+
+    /// Adds each request and its selected experts to `recent`.
+    #[must_use]
+    pub fn watch(mut self, recent: RecentRequests) -> Scheduler {
+        self.recent = Some(recent);
+        self
     }
 
     /// A handle for other threads.
@@ -113,8 +123,17 @@ impl Scheduler {
     /// Evaluates requests until [`Handle::shutdown`] was called and all requests have ended. `session` is the one of
     /// [`Scheduler::new`]. Recorded traces are complete when the function returns.
     pub fn run(mut self, session: &mut dyn BatchSession) {
-        if let Some(recording) = &self.recording {
-            session.set_observer(Some(recording.observer()));
+        if self.recording.is_some() || self.recent.is_some() {
+            let mut record = self.recording.as_ref().map(Recording::observer);
+            let recent = self.recent.clone();
+            session.set_observer(Some(Box::new(move |routed: &RouterOutput| {
+                if let Some(record) = &mut record {
+                    record(routed);
+                }
+                if let Some(recent) = &recent {
+                    recent.layer(routed);
+                }
+            })));
         }
         while let Some(work) = self.shared.queue.take() {
             for command in work.commands {
@@ -178,6 +197,9 @@ impl Scheduler {
                 if let Some(recording) = &mut self.recording {
                     recording.begin(sequence_id);
                 }
+                if let Some(recent) = &self.recent {
+                    running.watch(recent);
+                }
                 self.slots[slot] = Some(running);
                 self.order.push(slot);
             }
@@ -221,6 +243,9 @@ impl Scheduler {
         if let Some(recording) = &self.recording {
             recording.begin_pass();
         }
+        if let Some(recent) = &self.recent {
+            recent.begin_pass();
+        }
         let (n_ctx, n_vocab) = (self.shared.n_ctx, self.shared.n_vocab);
         let slots_before = self.lane_slots();
         let start = Instant::now();
@@ -258,6 +283,9 @@ impl Scheduler {
         if let Some(recording) = &mut self.recording {
             recording.end_pass();
         }
+        if let Some(recent) = &self.recent {
+            recent.end_pass();
+        }
         let mut ended: Vec<(usize, FinishReason)> = Vec::new();
         for entries in self.entries.chunk_by(|a, b| a.slot == b.slot) {
             let slot = entries[0].slot;
@@ -266,14 +294,17 @@ impl Scheduler {
             ended.extend(reason.map(|reason| (slot, reason)));
         }
         for sampled in sampled {
-            let slot = sampled.slot;
-            let is_eog = session.is_eog(sampled.token);
+            let (slot, token) = (sampled.slot, sampled.token);
+            let is_eog = session.is_eog(token);
             let Some(running) = self.slots[slot].as_mut() else {
                 continue;
             };
             let (time, reason) = running.report(sampled, is_eog, n_ctx, now);
             if let Some(time) = time {
                 self.shared.metrics.generated(time);
+                if let Some(recent) = &self.recent {
+                    recent.generated(running.sequence_id, token);
+                }
             }
             ended.extend(reason.map(|reason| (slot, reason)));
         }
@@ -310,9 +341,7 @@ impl Scheduler {
         if let Some(recording) = &mut self.recording {
             recording.end(running.sequence_id);
         }
-        self.shared
-            .metrics
-            .ended(Outcome::Finished(reason), running.time());
+        self.ended(&running, Outcome::Finished(reason));
         self.shared.queue.release();
         running.finish(reason);
     }
@@ -322,9 +351,18 @@ impl Scheduler {
         if let Some(recording) = &mut self.recording {
             recording.discard(running.sequence_id);
         }
-        self.shared.metrics.ended(Outcome::Failed, running.time());
+        self.ended(&running, Outcome::Failed);
         self.shared.queue.release();
         running.fail(message);
+    }
+
+    /// Counts the end of a request.
+    fn ended(&self, running: &Running, outcome: Outcome) {
+        let time = running.time();
+        self.shared.metrics.ended(outcome, time);
+        if let Some(recent) = &self.recent {
+            recent.end(running.sequence_id, outcome.name(), time);
+        }
     }
 
     /// Frees a slot.

@@ -10,6 +10,7 @@ use super::logprobs::LogSoftmax;
 use super::queue::Queued;
 use crate::generation::{Event, FinishReason, GenerationRequest, TokenProbability, Usage};
 use crate::metrics::TokenTime;
+use crate::recent::RecentRequests;
 
 /// A request that is evaluated.
 pub(super) struct Running {
@@ -58,6 +59,11 @@ impl Running {
             request,
             events,
         }
+    }
+
+    /// Adds the request to the recent ones.
+    pub fn watch(&self, recent: &RecentRequests) {
+        recent.begin(self.sequence_id, self.submitted, &self.request.prompt);
     }
 
     /// Time since the submission.

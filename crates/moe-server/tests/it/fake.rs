@@ -13,6 +13,7 @@ use moe_server::http::{
     Backend, Chat, EventReceiver, HotCacheError, HotCacheUpdate, ModelInfo, SavedFile,
 };
 use moe_server::metrics::{BUCKETS, Histogram, MetricsSnapshot};
+use moe_server::recent::RecentRequest;
 use moe_server::recording::TraceCounts;
 use moe_server::scheduler::SubmitError;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
@@ -58,6 +59,8 @@ pub struct Fake {
     pub time_limit: Option<usize>,
     /// Whether there is a hot cache.
     pub has_hot_cache: bool,
+    /// The recent requests.
+    pub recent: Vec<RecentRequest>,
 }
 
 impl Fake {
@@ -80,6 +83,7 @@ impl Fake {
             failure: None,
             time_limit: None,
             has_hot_cache: true,
+            recent: Vec::new(),
         }
     }
 
@@ -287,6 +291,10 @@ impl Backend for Fake {
             LaneIndex::Hot2 => None,
             LaneIndex::Cold => Some("ram"),
         }
+    }
+
+    fn recent_requests(&self, _detailed: Option<u32>) -> Vec<RecentRequest> {
+        self.recent.clone()
     }
 }
 

@@ -14,3 +14,4 @@ mod load;
 mod metrics;
 mod openapi;
 mod scheduler;
+mod ui;

@@ -10,6 +10,7 @@ use moe_executor::{CacheParams, CacheType, Model, Session};
 use moe_gguf::Gguf;
 use moe_server::generation::{Event, FinishReason, GenerationRequest};
 use moe_server::metrics::MetricsSnapshot;
+use moe_server::recent::RecentRequests;
 use moe_server::recording::{Recording, RecordingParams};
 use moe_server::scheduler::{Scheduler, SchedulerParams};
 use moe_testkit::fixture;
@@ -45,6 +46,23 @@ fn run(
     prompts: &[Vec<u32>],
     recording: Option<Recording>,
 ) -> (Vec<Vec<u32>>, MetricsSnapshot) {
+    run_watched(
+        model,
+        n_slots,
+        prompts,
+        recording,
+        RecentRequests::new(0, false),
+    )
+}
+
+/// Like [`run`]. The requests are added to `recent`.
+fn run_watched(
+    model: &Model,
+    n_slots: usize,
+    prompts: &[Vec<u32>],
+    recording: Option<Recording>,
+    recent: RecentRequests,
+) -> (Vec<Vec<u32>>, MetricsSnapshot) {
     let threads = Threads::new(2).unwrap();
     let cache = CacheParams::of_type(CacheType::F32, 128).with_sequences(n_slots);
     let mut session = Session::new(model, &threads, Recorder::new(None), cache).unwrap();
@@ -53,7 +71,7 @@ fn run(
         n_prompt_chunk: 5,
         n_queue: 8,
     };
-    let scheduler = Scheduler::new(&session, params, recording);
+    let scheduler = Scheduler::new(&session, params, recording).watch(recent);
     let handle = scheduler.handle();
     let submit = |prompt: &Vec<u32>| handle.submit(request(prompt)).unwrap();
     let receivers: Vec<_> = prompts.iter().map(submit).collect();
@@ -130,5 +148,39 @@ fn a_trace_has_the_routing_of_its_request_only() {
         // The last of the 12 generated tokens is not evaluated.
         assert_eq!(trace.len(), hp.n_layer * (prompt.len() + 11));
         assert!(trace.values().all(|ids| ids.len() == hp.n_expert_used));
+    }
+}
+
+#[test]
+fn recent_requests_have_the_selections_of_their_tokens() {
+    let gguf = Gguf::open(fixture("random-gpt-oss-F16.gguf")).unwrap();
+    let model = Model::load(&gguf).unwrap();
+    let recent = RecentRequests::new(8, true);
+    let (tokens, _) = run_watched(&model, 3, &prompts(), None, recent.clone());
+    let expected = traces(&model, 1);
+    let hp = model.hparams();
+    for (id, (prompt, generated)) in (0..).zip(prompts().iter().zip(&tokens)) {
+        let requests = recent.list(Some(id));
+        assert_eq!(requests.len(), 5);
+        let request = requests.iter().find(|request| request.id == id).unwrap();
+        assert_eq!(request.outcome, Some("length"));
+        assert_eq!((request.n_prompt, request.n_generated), (prompt.len(), 12));
+        assert_eq!(
+            request.tokens,
+            [prompt.as_slice(), generated.as_slice()].concat()
+        );
+        assert_eq!(request.selections.len(), hp.n_layer);
+        let mut counts = BTreeMap::<(u16, u32), u64>::new();
+        for ((layer, _), experts) in &expected[id as usize] {
+            for &expert in experts {
+                *counts.entry((*layer, expert)).or_default() += 1;
+            }
+        }
+        for (&layer, selections) in &request.selections {
+            for (expert, &n) in (0..).zip(selections) {
+                let expected = counts.get(&(layer, expert)).copied();
+                assert_eq!(n, expected.unwrap_or(0), "layer {layer}, expert {expert}");
+            }
+        }
     }
 }

@@ -14,6 +14,7 @@ use moe_server::http::{
     Backend, Chat, EventReceiver, HotCacheError, HotCacheUpdate, ModelInfo, SavedFile,
 };
 use moe_server::metrics::MetricsSnapshot;
+use moe_server::recent::{RecentRequest, RecentRequests};
 use moe_server::scheduler::{Handle, SubmitError};
 
 use crate::chat::ModelChat;
@@ -28,6 +29,8 @@ pub struct ServedModel {
     /// The chat template, or why the server has no template.
     pub chat: Result<ModelChat, String>,
     pub handle: Handle,
+    /// The requests that the page of `--ui` shows.
+    pub recent: Option<RecentRequests>,
     /// The file of `--hot-cache`, which `save_to_disk` replaces.
     pub learn_file: Option<PathBuf>,
     /// The memory of each hot lane: `gpu` or `ram`.
@@ -126,6 +129,11 @@ impl Backend for ServedModel {
             // The weights of the mapped file.
             None => Some("ram"),
         }
+    }
+
+    fn recent_requests(&self, detailed: Option<u32>) -> Vec<RecentRequest> {
+        let recent = self.recent.as_ref();
+        recent.map_or_else(Vec::new, |recent| recent.list(detailed))
     }
 }
 

@@ -13,7 +13,8 @@ use moe_engine::{Engine as _, Mode, Setup};
 use moe_executor::cpu::threads::n_cores;
 use moe_files::text::counted;
 use moe_gguf::Gguf;
-use moe_server::http::{self, ApiKey, Log, Options};
+use moe_server::http::{self, ApiKey, Log, Options, Ui};
+use moe_server::recent::RecentRequests;
 use moe_server::recording::{Recording, RecordingParams};
 use moe_server::scheduler::{Handle, Scheduler, SchedulerParams};
 use moe_trace::{ModelInfo, bounded};
@@ -39,6 +40,9 @@ const DEFAULT_CONTEXT: usize = 4096;
 
 /// Maximum size of the file with the API key, in bytes.
 const MAX_API_KEY_BYTES: u64 = 64 << 10;
+
+/// Number of requests that the page of --ui shows.
+const RECENT_REQUESTS: usize = 32;
 
 /// How often the server looks for an interrupt.
 const INTERRUPT_INTERVAL: Duration = Duration::from_millis(50);
@@ -118,6 +122,12 @@ pub struct Args {
     /// Write the routing of each request to a directory in DIR. If the disk cannot keep up, traces are dropped and counted
     #[arg(long, value_name = "DIR", help_heading = "Server")]
     record: Option<OutputPath>,
+    /// Show the live state of the server as a page at GET /: hit rate, lanes, queue, tokens/s, and the experts of recent requests
+    #[arg(long, help_heading = "Server")]
+    ui: bool,
+    /// Also show the text of prompts and answers in the page of --ui, to everyone who can use the server
+    #[arg(long, requires = "ui", help_heading = "Server")]
+    ui_text: bool,
     /// Number of CPU threads, 1 to 1024 [default: number of cores]
     #[arg(short, long, value_name = "N", value_parser = integer_in(1..=1024u16))]
     threads: Option<u16>,
@@ -179,7 +189,13 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         n_queue: args.max_queue,
         ..SchedulerParams::default()
     };
-    let scheduler = Scheduler::new(&session, params, recording);
+    let mut scheduler = Scheduler::new(&session, params, recording);
+    let recent = args
+        .ui
+        .then(|| RecentRequests::new(RECENT_REQUESTS, args.ui_text));
+    if let Some(recent) = &recent {
+        scheduler = scheduler.watch(recent.clone());
+    }
     let handle = scheduler.handle();
     let served = ServedModel {
         info: http::ModelInfo {
@@ -194,8 +210,15 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         engine,
         chat,
         handle: handle.clone(),
+        recent,
         learn_file: learn_file(&args)?,
         hot_tiers: session.hot_tiers(),
+    };
+    let ui = if args.ui {
+        let page = moe_report::live_page(&format!("{} – moe-analyze", name(&args, gguf)))?;
+        Some(Ui::new(page, args.ui_text))
+    } else {
+        None
     };
     let quiet = ctx.quiet;
     let options = Options {
@@ -207,6 +230,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
                 message::print(line);
             }
         }),
+        ui,
         ..Options::default()
     };
     ctx.note(format_args!(

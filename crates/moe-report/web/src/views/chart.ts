@@ -15,6 +15,7 @@ const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 5], [14, 4]];
 export class ChartBox {
   readonly element: HTMLElement;
   private place = h("div", { class: "plot" });
+  private values = h("details", { class: "values" }, h("summary", {}, "Values"));
   private plot: uPlot | null = null;
   private observer: ResizeObserver;
   private selection: Selection;
@@ -22,9 +23,11 @@ export class ChartBox {
 
   constructor(private context: Context, private chart: Chart) {
     this.selection = context.store.value;
-    const values = h("details", { class: "values" }, h("summary", {}, "Values"));
+    const { values } = this;
     values.addEventListener("toggle", () => {
-      if (values.open && values.childElementCount === 1) values.append(valueTable(context, chart));
+      if (!values.open) return;
+      if (values.childElementCount > 1) values.lastChild!.remove();
+      values.append(valueTable(context, this.chart));
     });
     this.element = h("figure", { class: "chart", id: `chart-${chart.id}` },
       h("figcaption", {}, h("strong", {}, chart.title), chart.note ? h("span", { class: "muted" }, chart.note) : null), this.place, values);
@@ -32,6 +35,13 @@ export class ChartBox {
     this.place.setAttribute("aria-label", `${chart.title}: ${chart.y.label} by ${chart.x.label}, series ${chart.series.map((s) => s.name).join(", ")}. The values are in a table below.`);
     this.observer = new ResizeObserver(() => this.resize());
     this.observer.observe(this.place);
+  }
+
+  /** Replaces the values. The series stay the same. */
+  setSeries(series: Series[]): void {
+    this.chart = { ...this.chart, series };
+    this.plot?.setData(joined(series));
+    if (this.values.open) this.values.lastChild!.replaceWith(valueTable(this.context, this.chart));
   }
 
   update(selection: Selection): void {

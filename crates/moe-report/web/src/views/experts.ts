@@ -19,7 +19,7 @@ export function createExperts(context: Context, data: Dataset): View {
 class ExpertsView implements View {
   readonly element: HTMLElement;
   private surface: Surface;
-  private history: LayerTime;
+  private history: LayerTime | null = null;
   private counts: Uint32Array;
   private key = "";
   private selection: Selection;
@@ -45,7 +45,7 @@ class ExpertsView implements View {
     canvas.addEventListener("mousemove", (event) => this.hover(event));
     canvas.addEventListener("mouseleave", () => tooltip(""));
     canvas.addEventListener("keydown", (event) => this.onKey(event));
-    this.history = new LayerTime(context, data);
+    if (!data.selections) this.history = new LayerTime(context, data);
     const order = select("Order of the columns", [["id", "expert id"], ["rank", "most selected first"]], "id", (value) => {
       this.byRank = value === "rank";
       this.key = "";
@@ -54,14 +54,14 @@ class ExpertsView implements View {
     this.element = h("div", { class: "view experts" },
       h("div", { class: "toolbar" }, field("columns", order), this.status,
         h("span", { class: "legend" }, "0", h("span", { class: "gradient", style: `background:${heatGradient()}` }), this.max)),
-      this.surface.element, this.history.element);
+      this.surface.element, this.history?.element);
   }
 
   update(selection: Selection): void {
     this.selection = selection;
     const { data } = this;
     const token = selection.token !== null && selection.time === null ? selection.token : null;
-    const key = `${token} ${selection.time} ${data.routing !== null} ${this.byRank}`;
+    const key = `${token} ${selection.time} ${data.version} ${this.byRank}`;
     if (key !== this.key) {
       this.key = key;
       countExperts(data, token, selection.time, this.counts);
@@ -69,15 +69,15 @@ class ExpertsView implements View {
       this.paint();
       const scope = token !== null ? `token ${token}` : selection.time ? selection.time.map((t) => time(t, data.input.time_unit)).join(" to ") : "all tokens";
       const total = this.counts.reduce((sum, n) => sum + n, 0);
-      this.status.textContent = data.routing ? `${scope}: ${count(total)} selections` : "loading…";
+      this.status.textContent = data.routing || data.selections ? `${scope}: ${count(total)} selections` : data.loaded ? "The input contains no tokens with their experts." : "loading…";
     }
     this.surface.redraw();
-    this.history.update(selection);
+    this.history?.update(selection);
   }
 
   destroy(): void {
     this.surface.destroy();
-    this.history.destroy();
+    this.history?.destroy();
   }
 
   private rank(): void {
@@ -117,7 +117,7 @@ class ExpertsView implements View {
 
   private geometry(): { w: number; h: number } {
     const { width, height } = this.surface;
-    return { w: (width - LEFT - 8) / Math.max(1, this.data.maxExperts), h: Math.min(28, (height - TOP - 6) / Math.max(1, this.rows.length)) };
+    return { w: (width - LEFT - 8) / Math.max(1, this.data.maxExperts), h: Math.min(56, (height - TOP - 6) / Math.max(1, this.rows.length)) };
   }
 
   private draw(): void {

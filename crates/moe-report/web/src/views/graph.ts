@@ -85,6 +85,7 @@ class GraphView implements View {
   private draw(): void {
     if (!this.graph) {
       this.surface.context.fillStyle = this.context.theme().muted;
+      this.surface.context.font = "13px system-ui, sans-serif";
       this.surface.context.fillText("The input contains no computation graph.", 12, 24);
       return;
     }

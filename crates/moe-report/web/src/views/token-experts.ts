@@ -12,16 +12,15 @@ export class TokenExperts {
   private body = h("tbody");
   private title = h("h3");
   private table: HTMLElement;
+  private lanes = h("ul", { class: "lane-legend", "aria-label": "Lanes" });
   private key = "";
 
   constructor(context: Context, private data: Dataset) {
     const columns = Array.from({ length: data.input.top_k }, (_, k) => h("th", { scope: "col" }, String(k + 1)));
     this.table = h("table", { class: "expert-table" },
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "layer"), ...columns)), this.body);
-    const lanes = h("ul", { class: "lane-legend", "aria-label": "Lanes" },
-      ...data.input.lanes.map((lane) => h("li", {}, h("span", { class: "swatch", style: `background:${laneColor(lane)}` }), lane)));
     this.element = h("section", { class: "token-experts scroll", tabindex: "0", "aria-label": `Experts of the selected token of ${data.input.name}` },
-      this.title, data.input.lanes.length ? lanes : null, this.table);
+      this.title, this.lanes, this.table);
     this.body.addEventListener("click", (event) => {
       const cell = (event.target as HTMLElement).closest<HTMLElement>("button[data-expert]");
       if (cell) context.select({ layer: Number(cell.dataset.layer), expert: Number(cell.dataset.expert) });
@@ -39,9 +38,17 @@ export class TokenExperts {
     this.title.textContent = known ? `Experts of token ${token} “${visible(tokens.text[token!], tokens.position[token!])}”, best first` : "Select a token to see its experts.";
     this.table.hidden = !known;
     if (!known) return;
+    if (this.lanes.childElementCount === 0) this.showLanes();
     const scroll = this.element.scrollTop;
     this.body.replaceChildren(...data.input.layers.filter((l) => l.n_expert > 0).map((l) => this.row(l.index, token!, layer, expert)));
     if (sameToken) this.element.scrollTop = scroll;
+  }
+
+  /** Shows the lanes that the input uses. */
+  private showLanes(): void {
+    const used = new Set((this.data.routing?.lanes ?? []).flatMap((column) => [...new Set(column)]));
+    const lanes = this.data.input.lanes.filter((_, i) => used.has(i));
+    this.lanes.replaceChildren(...lanes.map((lane) => h("li", {}, h("span", { class: "swatch", style: `background:${laneColor(lane)}` }), lane)));
   }
 
   private row(layer: number, token: number, selected: number | null, expert: number | null): HTMLElement {

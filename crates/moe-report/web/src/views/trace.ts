@@ -93,7 +93,7 @@ class TraceView implements View {
     controls.op.value = selection.op ?? "";
     this.onlySelection.input.checked = selection.filter;
     if (!data.records) {
-      this.status.textContent = "loading…";
+      this.status.textContent = data.loaded ? "The input contains no records." : "loading…";
       return;
     }
     const { layer, expert, token, tensor, name, time: range } = selection;
