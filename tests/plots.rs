@@ -27,7 +27,7 @@ fn expect_plot(name: &str, dir: &Path, command: impl Arg) {
     let svg = fs::read_to_string(svg).unwrap();
     let (width, height) = moe_testkit::png_size(&png);
     assert!(svg.contains(&format!("width=\"{width}\" height=\"{height}\"")));
-    expect_golden(&format!("plots/{name}.svg"), &svg);
+    expect_golden(&format!("plots/{name}.svg.zst"), &svg);
 }
 
 #[test]

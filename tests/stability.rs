@@ -208,7 +208,10 @@ fn rejects_options_without_effect() {
     let fixture = Fixture::new();
     let run = fixture.path("run");
     for (more, expected) in [
-        (&["--split", "0.5", "--table", "drift"][..], "--split applies only to the summary and to --table split"),
+        (
+            &["--split", "0.5", "--table", "drift"][..],
+            "--split applies only to the summary and to --table split",
+        ),
         (&["--label", "a"], "--split by-label or --table domains"),
     ] {
         let line = fail!["stability", run, more];

@@ -118,13 +118,22 @@ pub fn failure_of(args: impl Arg) -> String {
 /// Compares a text with a file of `tests/golden`; with `MOE_BLESS=1` writes the file instead.
 #[track_caller]
 pub fn expect_golden(name: &str, text: &str) {
+    // Plots are large.
+    let is_compressed = name.ends_with(".zst");
     let path = repository("tests/golden").join(name);
     if std::env::var_os("MOE_BLESS").is_some_and(|bless| bless == "1") {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(&path, text).unwrap();
+        let bytes = if is_compressed {
+            zstd::encode_all(text.as_bytes(), 19).unwrap()
+        } else {
+            text.as_bytes().to_vec()
+        };
+        std::fs::write(&path, bytes).unwrap();
     }
-    let golden = std::fs::read_to_string(&path)
+    let bytes = std::fs::read(&path)
         .unwrap_or_else(|error| panic!("{}: {error}; run with MOE_BLESS=1", path.display()));
+    let bytes = if is_compressed { zstd::decode_all(&bytes[..]).unwrap() } else { bytes };
+    let golden = String::from_utf8(bytes).unwrap();
     assert_eq!(text, golden, "{} differs; run with MOE_BLESS=1 to renew it", path.display());
 }
 

@@ -24,7 +24,11 @@ const DIFFERENCES: [&str; 10] = [
 
 fn fixture(name: &str) -> String {
     let dir = "crates/moe-engine/tests/fixtures/chat";
-    fs::read_to_string(moe_testkit::repository(dir).join(name)).unwrap()
+    let path = moe_testkit::repository(dir).join(name);
+    if name.ends_with(".zst") {
+        return String::from_utf8(moe_testkit::reference::decompressed(&path)).unwrap();
+    }
+    fs::read_to_string(path).unwrap()
 }
 
 fn json_of(name: &str) -> Value {
@@ -97,7 +101,7 @@ fn results() -> BTreeMap<String, (Value, String)> {
 
 #[test]
 fn results_are_those_of_jinja2() {
-    let expected = json_of("expected.json");
+    let expected = json_of("expected.json.zst");
     let results = results();
     assert_eq!(results.len(), expected.as_object().unwrap().len());
     let mut different = Vec::new();
@@ -124,7 +128,7 @@ fn expected_results_are_current() {
     assert!(output.status.success(), "{errors}");
     assert_eq!(
         String::from_utf8(output.stdout).unwrap(),
-        fixture("expected.json")
+        fixture("expected.json.zst")
     );
 }
 

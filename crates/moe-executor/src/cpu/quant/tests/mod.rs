@@ -21,8 +21,8 @@ fn quantized_types() -> Vec<GgmlType> {
 
 /// A row of blocks, and its elements decoded by the `gguf` package.
 fn golden(ty: GgmlType) -> (Vec<u8>, Vec<f32>) {
-    let path = moe_testkit::fixture(format!("quants/{ty}.bin"));
-    let mut bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let path = moe_testkit::fixture(format!("quants/{ty}.bin.zst"));
+    let mut bytes = moe_testkit::reference::decompressed(&path);
     let values = bytes.split_off(ty.row_size(GOLDEN_N as u64).unwrap() as usize);
     assert_eq!(values.len(), 4 * GOLDEN_N);
     (

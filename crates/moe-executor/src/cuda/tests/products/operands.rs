@@ -95,8 +95,8 @@ fn blocks(ty: GgmlType) -> Vec<Vec<u8>> {
     let blocks = BLOCKS.get_or_init(Mutex::default);
     let mut blocks = blocks.lock().unwrap_or_else(PoisonError::into_inner);
     let read = || {
-        let path = moe_testkit::fixture(format!("quants/{ty}.bin"));
-        let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let path = moe_testkit::fixture(format!("quants/{ty}.bin.zst"));
+        let bytes = moe_testkit::reference::decompressed(&path);
         let (n, size) = (ty.block_size() as usize, ty.type_size() as usize);
         let is_moderate = |block: &&[u8]| {
             let mut values = vec![0.0; n];
