@@ -37,8 +37,9 @@ Optional keys, with their default in brackets:
 
 For all other architectures, --spec lists the tensors. Required keys:
   arch           value of general.architecture
-  keys           keys of the header without the prefix `ARCH.`. A number with a decimal point is F32,
-                 another number U32; a list has one value for each layer
+  keys           keys of the header without the prefix `ARCH.`. A number with a decimal point or an
+                 exponent is F32, another number U32. Booleans and strings are possible, too.
+                 A list has one value for each layer
   vocab          like above
   tensors        shapes of the tensors outside the layers, innermost dimension first
   layers         list of {from, to, tensors}: shapes of the tensors of layers `from` to `to` - 1,
@@ -67,7 +68,8 @@ pub struct Args {
     /// MXFP4 and other tensors in F16 [default: that of --like or --spec]
     #[arg(long, value_name = "TYPE")]
     quant: Option<String>,
-    /// Number of layers, 1 to 4096 [default: that of --like or --spec]
+    /// Number of layers, 1 to 4096 [default: that of --like or --spec]. If the model is a list of tensors, at most its number of blocks,
+    /// and at least one layer with experts; MTP blocks are removed first
     #[arg(long, value_name = "N", value_parser = integer_in(1..=4096u32))]
     layers: Option<u32>,
     /// Random seed for weights, vocabulary and expert order

@@ -14,7 +14,8 @@ use crate::option_values::ValueError;
 /// Options of LoRA adapters.
 #[derive(Clone, Debug, clap::Args)]
 pub struct LoraArgs {
-    /// LoRA adapter, a GGUF file, and the factor of its products [default: 1]; repeat the option for several adapters
+    /// LoRA adapter: a GGUF file, and optionally SCALE, the factor of its products, a finite number [default: 1]; repeat the option
+    /// for several adapters
     ///
     /// Adapters run on the CPU only.
     #[arg(long, value_name = "FILE[:SCALE]", value_parser = adapter)]

@@ -78,7 +78,8 @@ pub struct Args {
         default_value = "128"
     )]
     n_gen: Vec<Numbers>,
-    /// Numbers of tokens in the context before a test, 0 or more. They are evaluated before each repetition and not measured
+    /// Numbers of tokens in the context before a test, 0 or more; with the tokens of the test, at most the model's training context.
+    /// They are evaluated before each repetition and not measured. Above 0 only with --parallel 1
     #[arg(
         short = 'd',
         long,
