@@ -385,7 +385,7 @@ impl<'g> AttentionLayer<'g> {
         } = self.shape;
         let stem = match part {
             0 => "Qcur",
-            // The product has the last name that llama.cpp gives it.
+            // The product has the last of its names in llama.cpp.
             1 if !self.inputs.has_values_from_keys() => "Kcur",
             _ => "Vcur",
         };
