@@ -24,8 +24,8 @@ const N_TOKENS: u64 = 13;
 const N_OUTPUTS: u64 = 6;
 
 /// Architectures that compute all tokens in the last layer. The others omit tokens without logits.
-const ALL_TOKENS_IN_LAST_LAYER: [&str; 5] =
-    ["cohere2moe", "gemma4", "qwen35moe", "qwen3next", "step35"];
+const ALL_TOKENS_IN_LAST_LAYER: [&str; 6] =
+    ["cohere2moe", "gemma4", "nemotron_h_moe", "qwen35moe", "qwen3next", "step35"];
 
 /// Architectures whose experts have no gate, and are therefore not in a hot cache.
 const WITHOUT_GATE: [&str; 1] = ["nemotron_h_moe"];

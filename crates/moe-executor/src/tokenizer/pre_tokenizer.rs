@@ -195,7 +195,7 @@ mod tests {
     fn exaone_moe_keeps_words_separated_by_one_space() {
         assert_eq!(
             words("exaone-moe", "one two  three\n\n4 five"),
-            ["one two", " ", " three", "\n", "\n", "4", " five"]
+            ["one two", " ", " three", "\n\n", "4", " five"]
         );
     }
 
