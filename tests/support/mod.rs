@@ -132,7 +132,11 @@ pub fn expect_golden(name: &str, text: &str) {
     }
     let bytes = std::fs::read(&path)
         .unwrap_or_else(|error| panic!("{}: {error}; run with MOE_BLESS=1", path.display()));
-    let bytes = if is_compressed { zstd::decode_all(&bytes[..]).unwrap() } else { bytes };
+    let bytes = if is_compressed {
+        zstd::decode_all(&bytes[..]).unwrap()
+    } else {
+        bytes
+    };
     let golden = String::from_utf8(bytes).unwrap();
     assert_eq!(text, golden, "{} differs; run with MOE_BLESS=1 to renew it", path.display());
 }

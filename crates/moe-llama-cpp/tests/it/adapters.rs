@@ -161,7 +161,12 @@ fn compare_in_f32(name: &str, model: &Gguf, adapters: &[(&Gguf, f32)]) {
     let [ours, plain] = distances(model, adapters);
     println!("{name:32} ours {ours}, without adapters {plain}");
     assert!(plain.mean_top5() > 0.02, "{name}: {plain}");
-    assert!(ours.same_experts() == 1.0, "{name}: {ours}");
+    // A router may decide a tie either way.
+    let has_same_experts = ours.same_experts() == 1.0 || ours.widest_tie < 1e-4;
+    assert!(
+        has_same_experts && ours.same_experts() >= 0.99,
+        "{name}: {ours}"
+    );
     assert!(ours.same_top1() == 1.0, "{name}: {ours}");
     assert!(ours.mean_top5() <= 0.001, "{name}: {ours}");
 }

@@ -145,7 +145,9 @@ fn agree_on_all_pre_tokenizers() {
 
 #[test]
 fn agree_on_vocabularies_of_characters() {
-    let (dir, texts) = (tempfile::tempdir().unwrap(), texts());
+    let (dir, mut texts) = (tempfile::tempdir().unwrap(), texts());
+    // llama.cpp reads the tokens of a vocabulary as C strings.
+    texts.retain(|text| !text.contains('\0'));
     let keys = pairs::of_characters(n_pairs(), &texts);
     agree(&changed(dir.path(), "random-qwen2moe-F16", &keys), &texts);
 }
