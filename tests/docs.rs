@@ -41,12 +41,13 @@ const TRACE: &str = "bigmoeonedge/qwen.route.csv";
 const LINKED: [&str; 4] = ["docs", "fixtures", "schemas", "scripts"];
 
 /// Options of other programs that the pages name.
-const OTHER_OPTIONS: [&str; 26] = [
+const OTHER_OPTIONS: [&str; 27] = [
     "--allow-run-as-root", "--doc", "--exact", "--features", "--fit", "--flash-attn",
     "--hot-cache", "--hot-cache-mib", "--hot-cache-weighting", "--init-expert-location", "--lib",
     "--locked", "--moe-hot-cache", "--moe-hot-cache-max-mib", "--moe-hot-cache-weighting",
     "--no-default-features", "--nocapture", "--package", "--path", "--release",
     "--strip-components", "--test", "--test-threads", "--workspace", "--write", "--check",
+    "--speed",
 ];
 
 macro_rules! pages {

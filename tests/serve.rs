@@ -278,7 +278,8 @@ fn check(python: &Path, script: &str, server: &Server, options: &[&str]) {
 fn start_for_clients(dir: &Path) -> Server {
     let template = dir.join("template.jinja");
     fs::write(&template, TEMPLATE).unwrap();
-    Server::start(&["--ctx-size", "4096", "--chat-template", template.to_str().unwrap()])
+    let template = template.to_str().unwrap();
+    Server::start(&["--ctx-size", "4096", "--ui", "--chat-template", template])
 }
 
 /// The openai package and curl.

@@ -49,7 +49,10 @@ fn reports_invalid_key_of_a_model_description() {
         ("{\"arch\": \"qwen3moe\"}", "the key `n_layer` is missing"),
         ("{\"arch\": \"qwen9\"}", "the value `qwen9` is unknown; known are `gpt-oss`"),
         ("{\n\"arch\": \"olmoe\",\n\"n_layer\": \"2\"}", "line 3, column 14: \"2\" instead of a"),
-        ("{\"arch\": \"olmoe\", \"layers\": 2}", "the key `layers` is unknown; known are `arch`"),
+        (
+            "{\"arch\": \"olmoe\", \"n_layers\": 2}",
+            "the key `n_layers` is unknown; known are `arch`",
+        ),
         ("{\"arch\": \"olmoe\", \"n_layer\": NaN}", "NaN is not JSON (line 1, column "),
     ] {
         fs::write(&spec, text).unwrap();

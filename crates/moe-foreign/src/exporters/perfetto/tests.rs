@@ -350,7 +350,7 @@ fn reports_times_above_the_maximum() {
             [(0, 0.5, 0), (1, 0.5, 0)],
         ),
         record("norm-0", 0, 8, u64::MAX, 0),
-        record("norm-0", 0, 9, u64::MAX, 0),
+        record("ffn_inp-0", 0, 9, u64::MAX, 0),
     ];
     fs::write(dir.path().join("trace.bin"), records.as_bytes()).unwrap();
     let (_, packets, losses) = exported(dir.path());
