@@ -39,7 +39,7 @@ pub struct HParams {
     pub n_head: usize,
     /// Number of key and value heads of a layer with attention: the maximum over the layers, at least 1.
     pub n_head_kv: usize,
-    /// What each layer keeps of earlier tokens. An architecture with recurrent layers sets their states after [`HParams::read`].
+    /// What each layer keeps of earlier tokens. An architecture with recurrent layers sets their states after the header is read.
     pub caches: Vec<LayerCache>,
     /// Width of a query or a key in layers without a sliding window.
     pub head_dim: usize,
