@@ -283,9 +283,9 @@ impl<'a> Recording<'a> {
         })
     }
 
-    /// Drops the observer.
-    pub fn stop_observing(&mut self) {
-        self.observer = None;
+    /// Replaces the observer, and returns the previous one.
+    pub fn replace_observer(&mut self, observer: Option<Observer<'a>>) -> Option<Observer<'a>> {
+        std::mem::replace(&mut self.observer, observer)
     }
 
     /// Calls the observer with a layer's routing, once in a pass.

@@ -40,6 +40,19 @@ impl<'a> Session<'a> {
         })
     }
 
+    /// Evaluates a token without callbacks, and empties the cache again. llama.cpp ends the process if it cannot evaluate a model;
+    /// with this pass, that happens before a run directory is replaced.
+    ///
+    /// # Errors
+    /// Those of [`Context::decode`].
+    pub fn warm_up(&mut self) -> Result<()> {
+        let observer = self.context.callback_mut().replace_observer(None);
+        let evaluated = self.context.decode(&[0], 0, true);
+        self.context.callback_mut().replace_observer(observer);
+        self.context.clear();
+        evaluated
+    }
+
     /// Writes the records of the following passes to a run directory. A run that is created after the session does not replace
     /// another one if llama.cpp cannot create the session.
     pub fn record(&mut self, writer: RunWriter) {
@@ -182,7 +195,7 @@ impl Decode for Session<'_> {
 
 impl moe_engine::Session for Session<'_> {
     fn stop_observing(&mut self) {
-        self.context.callback_mut().stop_observing();
+        self.context.callback_mut().replace_observer(None);
     }
 
     fn into_writer(mut self: Box<Self>) -> (Option<RunWriter>, moe_engine::Result<()>) {

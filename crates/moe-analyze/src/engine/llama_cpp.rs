@@ -143,8 +143,9 @@ impl Engine for LlamaCpp<'_> {
         let recording = recording.with_adapters(self.gguf, &adapters);
         let started = Session::new(&self.model, self.gguf, params, setup.n_ctx, recording);
         let mut started = started.map_err(Error::engine)?;
-        // After llama.cpp has created its context: the run directory may replace an earlier run.
+        // After llama.cpp has created its context and evaluated a token: the run directory may replace an earlier run.
         if let Some(create_run) = setup.create_run {
+            started.warm_up().map_err(Error::engine)?;
             started.record(create_run(session).map_err(Error::Engine)?);
         }
         Ok(Box::new(started))

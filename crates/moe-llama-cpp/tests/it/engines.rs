@@ -225,6 +225,8 @@ fn with_session(
     let recording = Recording::new(gguf, None, Mode::All, Some(collector(&rows)));
     let session = moe_llama_cpp::Session::new(model, gguf, params(variant), N_CTX, recording);
     let mut session = session.unwrap();
+    // Neither the results nor the observer must notice this pass.
+    session.warm_up().unwrap();
     let logits = feed(&mut session);
     drop(session);
     Answer {
