@@ -2,7 +2,7 @@
 # Checks before a release that are too slow for .ci/run or need other toolchains:
 #   miri          unit tests of threads and disjoint slices under Miri
 #   tsan          tests of the hot cache under ThreadSanitizer: lanes, exchanges and counters of several threads
-#   asan          tests of the crates with unsafe code under AddressSanitizer
+#   asan          tests of the crates with unsafe code, and of readers of mapped files, under AddressSanitizer
 #   fuzz          scripts/fuzz.sh, an hour and more
 #   cross         cargo check for Linux on aarch64, Windows and macOS
 #   advisories    cargo deny check advisories
@@ -70,7 +70,8 @@ asan() {
     not_run "the Rust toolchain has no AddressSanitizer runtime"
   # RUSTC_BOOTSTRAP allows -Z flags in a stable compiler. A test requests more memory than exists, which must fail without an abort.
   RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 CARGO_TARGET_DIR=$cache/asan \
-    cargo test --target "$host" --package moe-executor --package moe-foreign --package moe-gguf --package moe-synth --package moe-trace --lib --tests
+    cargo test --target "$host" --package moe-executor --package moe-files --package moe-foreign --package moe-gguf --package moe-synth \
+    --package moe-trace --lib --tests
 }
 
 fuzz() {

@@ -222,7 +222,8 @@ def main():
         for line in args.sweep.read_text().splitlines():
             if line.startswith('{"what": "speed"'):
                 row = json.loads(line)
-                samples.setdefault(row["key"], []).append(row["tokens_per_s"])
+                speeds = row["tokens_per_s"]  # hot-cache.txt has a line per key
+                samples.setdefault(row["key"], []).extend(speeds if isinstance(speeds, list) else [speeds])
         predicted(model, learn, trace, sizes, total / everything["experts"])
         return
     common = ["--model", model, "--device", "cuda", "--cpu-moe", "--threads", "16", "--policy", "hot-cache", "--hot-cache", learn,

@@ -33,7 +33,9 @@ def read(path):
         if row.get("what") == "model" and "gpt-oss-20b" in row["model"]:
             expert_bytes = row["expert_bytes"]
         if row.get("what") == "speed":
-            speeds.setdefault(row["key"], []).append(row["tokens_per_s"])
+            # hot_cache.py prints a line per sample; hot-cache.txt has one per key.
+            samples = row["tokens_per_s"]
+            speeds.setdefault(row["key"], []).extend(samples if isinstance(samples, list) else [samples])
             if "hit_pct" in row:
                 hits.setdefault(row["key"], []).append(row["hit_pct"])
     return speeds, hits, expert_bytes

@@ -5,8 +5,7 @@ mod batch;
 use std::time::Instant;
 
 use moe_engine::{Decode, Logits, Observer, TokenSequence};
-use moe_placement::perf::{PerfMode, SharedCounters};
-use moe_placement::update::Exchange;
+use moe_placement::perf::SharedCounters;
 use moe_trace::{Phase, RunWriter, manifest};
 
 use crate::activation::NodeName;
@@ -15,8 +14,7 @@ use crate::buffers::{Inventory, Ledger};
 use crate::cpu::threads::Threads;
 use crate::devices::Devices;
 use crate::error::{Error, Result};
-use crate::hot_cache::{DynamicParams, DynamicReport, DynamicSlots};
-use crate::hot_cache::{HotCache, HotCacheReport, LaneContents, Profile};
+use crate::hot_cache::{DynamicSlots, ExpertCache, HotCache, Profile};
 use crate::kv_cache::{CacheParams, KvCache, Run};
 use crate::model::Model;
 use crate::ops::Ops;
@@ -119,18 +117,9 @@ impl<'a, 'g> Session<'a, 'g> {
         Ok(())
     }
 
-    /// Builds a hot cache with `lanes`, replacing the previous one. It is used from the next pass on. Without lanes, selections are
-    /// only counted.
-    ///
-    /// # Errors
-    /// [`Error::HotCache`] if the model or the list of devices does not have the contents of a lane, [`Error::AdaptedExperts`] if there
-    /// are lanes, and an adapter changes experts.
-    pub fn enable_hot_cache(
-        &mut self,
-        lanes: &[LaneContents],
-        counters: PerfMode,
-    ) -> Result<HotCacheReport> {
-        self.ops.enable_hot_cache(self.model, lanes, counters)
+    /// The hot or dynamic cache: builds one, or replaces experts.
+    pub fn expert_cache(&mut self) -> ExpertCache<'_, 'a, 'g> {
+        ExpertCache::new(&mut self.ops, self.model)
     }
 
     /// Replaces the settings of the model's architecture in the hot cache, if it is enabled: for comparisons.
@@ -138,20 +127,6 @@ impl<'a, 'g> Session<'a, 'g> {
         if let Some(cache) = &mut self.ops.hot {
             cache.set_profile(profile);
         }
-    }
-
-    /// Builds a dynamic cache, replacing the previous hot cache. It is used from the next pass on; [`Session::hot_cache`] has its
-    /// counters of lanes.
-    ///
-    /// # Errors
-    /// [`Error::HotCache`] if the device does not exist, [`Error::AdaptedExperts`] if an adapter changes experts,
-    /// [`Error::DynamicCache`] if the settings do not fit to the model.
-    pub fn enable_dynamic_cache(
-        &mut self,
-        params: &DynamicParams,
-        counters: PerfMode,
-    ) -> Result<DynamicReport> {
-        self.ops.enable_dynamic_cache(self.model, params, counters)
     }
 
     /// The dynamic cache, if it is enabled.
@@ -167,13 +142,6 @@ impl<'a, 'g> Session<'a, 'g> {
     /// The hot cache, if it is enabled.
     pub fn hot_cache(&self) -> Option<&HotCache> {
         self.ops.hot.as_deref()
-    }
-
-    /// Replaces cached experts. No request runs meanwhile, so that none uses a part of the exchanges. Returns the number of
-    /// completed exchanges; [`HotCache::events`] counts failed ones. An exchange has no effect if the expert to evict is not cached, or if
-    /// the expert to add is cached already.
-    pub fn exchange(&mut self, exchanges: &[Exchange]) -> usize {
-        self.ops.exchange(self.model, exchanges)
     }
 
     /// The counters of the hot cache. Another thread may read them while the session runs.

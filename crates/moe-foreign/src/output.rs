@@ -1,7 +1,8 @@
 //! [`Output`]: checks the rows of an importer and passes them to a [`Sink`].
 
+mod errors;
+
 use std::collections::BTreeSet;
-use std::error::Error as StdError;
 use std::path::{Path, PathBuf};
 
 use moe_files::text::counted;
@@ -12,7 +13,6 @@ use moe_trace::{
 
 use crate::ImportOptions;
 use crate::error::{ForeignError, Location, Missing, check_model};
-use crate::importers::responses::ResponseError;
 use crate::layers::LayerError;
 use crate::source::Source;
 
@@ -305,33 +305,6 @@ impl<'a> Output<'a> {
         self.missing.insert(missing);
     }
 
-    /// An error about the layers of an array in the current file.
-    pub fn layers(&self, at: Location, source: LayerError) -> ForeignError {
-        ForeignError::Layers {
-            path: self.file.clone(),
-            at,
-            source,
-        }
-    }
-
-    /// An error about the routing in a response in the current file.
-    pub(crate) fn response(&self, at: Location, source: ResponseError) -> ForeignError {
-        ForeignError::Response {
-            path: self.file.clone(),
-            at,
-            source,
-        }
-    }
-
-    /// An error about a missing value, without which the current file cannot be read.
-    pub fn not_recorded(&self, at: Location, missing: Missing) -> ForeignError {
-        ForeignError::Missing {
-            path: self.file.clone(),
-            at,
-            missing,
-        }
-    }
-
     /// Converts a layer number that was read at `at`.
     ///
     /// # Errors
@@ -358,49 +331,6 @@ impl<'a> Output<'a> {
         match u16::try_from(id) {
             Ok(id) if u32::from(id) < MAX_ID => Ok(id),
             _ => Err(self.out_of_range(at(), name, id, MAX_ID)),
-        }
-    }
-
-    fn out_of_range(&self, at: Location, name: &'static str, id: u64, limit: u32) -> ForeignError {
-        ForeignError::OutOfRange {
-            path: self.file.clone(),
-            at,
-            name,
-            id,
-            limit,
-        }
-    }
-
-    /// An error about a format version that this importer does not read.
-    pub(crate) fn version(
-        &self,
-        at: Location,
-        found: impl ToString,
-        supported: &'static str,
-    ) -> ForeignError {
-        ForeignError::Version {
-            path: self.file.clone(),
-            at,
-            found: found.to_string(),
-            supported,
-        }
-    }
-
-    /// An error at a location in the current file.
-    pub fn invalid(
-        &self,
-        at: Location,
-        source: impl Into<Box<dyn StdError + Send + Sync>>,
-    ) -> ForeignError {
-        ForeignError::invalid(&self.file, at, source)
-    }
-
-    /// An error about a top-k that the file contradicts.
-    pub(crate) fn wrong_top_k(&self, at: Location, reason: String) -> ForeignError {
-        ForeignError::TopK {
-            path: self.file.clone(),
-            at,
-            reason,
         }
     }
 

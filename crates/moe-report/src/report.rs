@@ -165,7 +165,6 @@ impl Report {
     }
 }
 
-/// The page with its markers.
 /// The page as the live view of a server: it polls `ui/state` of the server that it was loaded from.
 ///
 /// # Errors
@@ -182,6 +181,7 @@ pub fn live_page(title: &str) -> Result<String, Error> {
     ))
 }
 
+/// The page with its markers.
 fn template() -> io::Result<String> {
     let mut page = String::new();
     GzDecoder::new(COMPRESSED_TEMPLATE).read_to_string(&mut page)?;
@@ -239,7 +239,8 @@ fn json_size(value: &(impl Serialize + ?Sized)) -> Result<usize, Error> {
     Ok(counter.0)
 }
 
-/// Encodes the tables so that they and their tokens have at most `available` bytes in the page. Omits first the router weights, then the spans, then records at the end.
+/// Encodes the tables so that they and their tokens have at most `available` bytes in the page. Omits first the router weights, then the
+/// spans, then records at the end.
 fn fit(tables: &[Tables], available: usize) -> Result<(Vec<Block>, Contents), Error> {
     let most = tables.iter().map(|tables| tables.records.len()).max();
     let mut contents = Contents {

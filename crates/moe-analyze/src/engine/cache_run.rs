@@ -1,96 +1,14 @@
-//! The hot or dynamic cache of a session or a replay.
+//! The hot or dynamic cache of the options, and its results.
 
 use moe_executor::cpu::threads::Threads;
-use moe_executor::hot_cache::{
-    DynamicParams, DynamicReport, DynamicSlots, HotCache, HotCacheReport, LaneContents,
-};
-use moe_executor::replay::Replay;
-use moe_executor::{Result, Session};
-use moe_placement::perf::{Counters, PerfMode};
-use moe_placement::update::Exchange;
+use moe_executor::hot_cache::ExpertCache;
+use moe_placement::perf::Counters;
 use moe_trace::RunWriter;
 
 use super::device::DeviceArgs;
 use super::dynamic::{DynamicResults, DynamicRun};
 use super::hot_cache::{HotResults, HotRun, LaneBandwidths, Machine, PreparedCache};
 use crate::context::Context;
-
-/// A session or a replay: both can have a cache. [`Session`] documents the methods.
-pub trait CacheOwner {
-    fn enable_hot_cache(
-        &mut self,
-        lanes: &[LaneContents],
-        mode: PerfMode,
-    ) -> Result<HotCacheReport>;
-    fn enable_dynamic_cache(
-        &mut self,
-        params: &DynamicParams,
-        mode: PerfMode,
-    ) -> Result<DynamicReport>;
-    fn hot_cache(&self) -> Option<&HotCache>;
-    fn dynamic_cache(&self) -> Option<&DynamicSlots<'_>>;
-    fn exchange(&mut self, exchanges: &[Exchange]) -> usize;
-}
-
-impl CacheOwner for Session<'_, '_> {
-    fn enable_hot_cache(
-        &mut self,
-        lanes: &[LaneContents],
-        mode: PerfMode,
-    ) -> Result<HotCacheReport> {
-        self.enable_hot_cache(lanes, mode)
-    }
-
-    fn enable_dynamic_cache(
-        &mut self,
-        params: &DynamicParams,
-        mode: PerfMode,
-    ) -> Result<DynamicReport> {
-        self.enable_dynamic_cache(params, mode)
-    }
-
-    fn hot_cache(&self) -> Option<&HotCache> {
-        self.hot_cache()
-    }
-
-    fn dynamic_cache(&self) -> Option<&DynamicSlots<'_>> {
-        self.dynamic_cache()
-    }
-
-    fn exchange(&mut self, exchanges: &[Exchange]) -> usize {
-        self.exchange(exchanges)
-    }
-}
-
-impl CacheOwner for Replay<'_, '_> {
-    fn enable_hot_cache(
-        &mut self,
-        lanes: &[LaneContents],
-        mode: PerfMode,
-    ) -> Result<HotCacheReport> {
-        self.enable_hot_cache(lanes, mode)
-    }
-
-    fn enable_dynamic_cache(
-        &mut self,
-        params: &DynamicParams,
-        mode: PerfMode,
-    ) -> Result<DynamicReport> {
-        self.enable_dynamic_cache(params, mode)
-    }
-
-    fn hot_cache(&self) -> Option<&HotCache> {
-        self.hot_cache()
-    }
-
-    fn dynamic_cache(&self) -> Option<&DynamicSlots<'_>> {
-        self.dynamic_cache()
-    }
-
-    fn exchange(&mut self, exchanges: &[Exchange]) -> usize {
-        self.exchange(exchanges)
-    }
-}
 
 /// A cache before it is built.
 pub enum PreparedCacheRun {
@@ -133,11 +51,13 @@ impl PreparedCacheRun {
     ///
     /// # Errors
     /// The model or the devices do not have its contents.
-    pub fn enable(self, owner: &mut impl CacheOwner) -> anyhow::Result<CacheRun> {
+    pub fn enable(self, expert_cache: &mut ExpertCache) -> anyhow::Result<CacheRun> {
         Ok(match self {
-            PreparedCacheRun::Hot(prepared) => CacheRun::Hot(Box::new(prepared.enable(owner)?)),
+            PreparedCacheRun::Hot(prepared) => {
+                CacheRun::Hot(Box::new(prepared.enable(expert_cache)?))
+            }
             PreparedCacheRun::Dynamic(mut run) => {
-                run.build(owner)?;
+                run.build(expert_cache)?;
                 CacheRun::Dynamic(run)
             }
         })
@@ -149,17 +69,17 @@ impl CacheRun {
     ///
     /// # Errors
     /// The cache cannot be built again.
-    pub fn restart(&mut self, owner: &mut impl CacheOwner) -> anyhow::Result<()> {
+    pub fn restart(&mut self, expert_cache: &mut ExpertCache) -> anyhow::Result<()> {
         match self {
-            CacheRun::Hot(run) => run.restart(owner),
-            CacheRun::Dynamic(run) => run.restart(owner),
+            CacheRun::Hot(run) => run.restart(expert_cache),
+            CacheRun::Dynamic(run) => run.restart(expert_cache),
         }
     }
 
     /// Ends the prompt of a sequence. A hot cache can exchange experts before the generated tokens.
-    pub fn end_prompt(&mut self, owner: &mut impl CacheOwner) {
+    pub fn end_prompt(&mut self, expert_cache: &mut ExpertCache) {
         match self {
-            CacheRun::Hot(run) => run.end_prompt(owner),
+            CacheRun::Hot(run) => run.end_prompt(expert_cache),
             CacheRun::Dynamic(_) => {}
         }
     }
@@ -167,36 +87,36 @@ impl CacheRun {
     /// Updates a hot cache by the activations since its last update, while several sequences are evaluated. Returns the number of
     /// exchanges.
     #[cfg(feature = "serve")]
-    pub fn between_requests(&mut self, owner: &mut impl CacheOwner) -> usize {
+    pub fn between_requests(&mut self, expert_cache: &mut ExpertCache) -> usize {
         match self {
-            CacheRun::Hot(run) => run.between_requests(owner),
+            CacheRun::Hot(run) => run.between_requests(expert_cache),
             CacheRun::Dynamic(_) => 0,
         }
     }
 
     /// Ends a sequence. A hot cache can exchange experts before the next one.
-    pub fn end_sequence(&mut self, owner: &mut impl CacheOwner, is_last: bool) {
+    pub fn end_sequence(&mut self, expert_cache: &mut ExpertCache, is_last: bool) {
         match self {
-            CacheRun::Hot(run) => run.end_sequence(owner, is_last),
+            CacheRun::Hot(run) => run.end_sequence(expert_cache, is_last),
             CacheRun::Dynamic(_) => {}
         }
     }
 
     /// Fraction of the lookups so far that the cache has answered, 0.0 to 1.0; `None` without counts.
-    pub fn hit_rate(&self, owner: &impl CacheOwner) -> Option<f64> {
+    pub fn hit_rate(&self, expert_cache: &ExpertCache) -> Option<f64> {
         match self {
             CacheRun::Hot(run) => run.hit_rate(),
-            CacheRun::Dynamic(_) => owner.dynamic_cache().and_then(DynamicRun::hit_rate),
+            CacheRun::Dynamic(_) => expert_cache.dynamic_cache().and_then(DynamicRun::hit_rate),
         }
     }
 
     /// Prints the counts, and returns what a run directory stores. Call it after the last sequence.
-    pub fn finish(self, owner: &impl CacheOwner) -> Option<CacheResults> {
-        let hot = owner.hot_cache()?;
+    pub fn finish(self, expert_cache: &ExpertCache) -> Option<CacheResults> {
+        let hot = expert_cache.hot_cache()?;
         Some(match self {
             CacheRun::Hot(run) => CacheResults::Hot(run.finish(hot)),
             CacheRun::Dynamic(run) => {
-                CacheResults::Dynamic(run.finish(hot, owner.dynamic_cache()?))
+                CacheResults::Dynamic(run.finish(hot, expert_cache.dynamic_cache()?))
             }
         })
     }
@@ -213,7 +133,7 @@ impl CacheResults {
     ///
     /// # Errors
     /// perf.json cannot be written. The writer reports the error again when it completes the run.
-    pub fn write(self, writer: &mut RunWriter) -> std::result::Result<(), moe_trace::Error> {
+    pub fn write(self, writer: &mut RunWriter) -> Result<(), moe_trace::Error> {
         match self {
             CacheResults::Hot(results) => results.write(writer),
             CacheResults::Dynamic(results) => results.write(writer),

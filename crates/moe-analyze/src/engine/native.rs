@@ -144,7 +144,9 @@ impl Native<'_> {
         if let Some(observer) = setup.observer {
             session.observe(observer);
         }
-        let enable = |prepared: PreparedCacheRun| prepared.enable(&mut session).map_err(boxed);
+        let enable = |prepared: PreparedCacheRun| {
+            prepared.enable(&mut session.expert_cache()).map_err(boxed)
+        };
         let cache = prepared.map(enable).transpose()?;
         // After everything else that can fail: the run directory may replace an earlier run.
         if let Some(create_run) = setup.create_run {
@@ -216,7 +218,8 @@ impl Native<'_> {
         ));
         let mut session =
             Session::with_devices(&self.model, &self.threads, devices, recorder, cache)?;
-        session.enable_hot_cache(&[], PerfMode::Update)?;
+        let mut cache = session.expert_cache();
+        cache.enable_hot_cache(&[], PerfMode::Update)?;
         for batch in tokens.chunks(setup.n_batch.max(1)) {
             session.decode(batch, Phase::Prompt, Logits::None)?;
         }

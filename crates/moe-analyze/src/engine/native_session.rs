@@ -51,7 +51,7 @@ impl<'a, 'g> NativeSession<'a, 'g> {
     #[cfg(feature = "serve")]
     pub fn count_activations(&mut self, mode: PerfMode) -> Result<()> {
         if self.cache.is_none() {
-            self.session.enable_hot_cache(&[], mode)?;
+            self.session.expert_cache().enable_hot_cache(&[], mode)?;
         }
         Ok(())
     }
@@ -61,7 +61,7 @@ impl<'a, 'g> NativeSession<'a, 'g> {
         self.in_prompt = false;
         let has_tokens = std::mem::take(&mut self.has_tokens);
         if let Some(cache) = self.cache.as_mut().filter(|_| has_tokens) {
-            cache.end_sequence(&mut self.session, is_last);
+            cache.end_sequence(&mut self.session.expert_cache(), is_last);
         }
     }
 }
@@ -98,7 +98,7 @@ impl Decode for NativeSession<'_, '_> {
             Phase::Prompt => self.in_prompt = true,
             Phase::Generate if std::mem::take(&mut self.in_prompt) => {
                 if let Some(cache) = &mut self.cache {
-                    cache.end_prompt(&mut self.session);
+                    cache.end_prompt(&mut self.session.expert_cache());
                 }
             }
             Phase::Generate => {}
@@ -130,7 +130,8 @@ impl moe_engine::Session for NativeSession<'_, '_> {
 
     fn hit_rate(&mut self) -> Option<f64> {
         self.end_sequence(false);
-        self.cache.as_ref()?.hit_rate(&self.session)
+        let cache = self.cache.as_ref()?;
+        cache.hit_rate(&self.session.expert_cache())
     }
 
     fn set_perf_mode(&mut self, mode: PerfMode) {
@@ -140,8 +141,10 @@ impl moe_engine::Session for NativeSession<'_, '_> {
 
     fn into_writer(mut self: Box<Self>) -> (Option<RunWriter>, Result<()>) {
         self.end_sequence(true);
-        let NativeSession { session, cache, .. } = *self;
-        let results = cache.and_then(|cache| cache.finish(&session));
+        let NativeSession {
+            mut session, cache, ..
+        } = *self;
+        let results = cache.and_then(|cache| cache.finish(&session.expert_cache()));
         let (recorder, ended) = session.into_recorder();
         let mut writer = recorder.into_writer();
         let written = match (&mut writer, results) {
@@ -195,7 +198,9 @@ impl BatchSession for NativeSession<'_, '_> {
     #[cfg(feature = "serve")]
     fn between_requests(&mut self) -> usize {
         let cache = self.cache.as_mut();
-        cache.map_or(0, |cache| cache.between_requests(&mut self.session))
+        cache.map_or(0, |cache| {
+            cache.between_requests(&mut self.session.expert_cache())
+        })
     }
 
     #[cfg(feature = "serve")]
@@ -209,7 +214,7 @@ impl BatchSession for NativeSession<'_, '_> {
         let planned = run.plan_update(self.session.hot_cache()?, learn);
         Some(match planned {
             Ok((update, exchanges)) => Ok(moe_engine::CacheUpdate {
-                exchanged: self.session.exchange(&exchanges),
+                exchanged: self.session.expert_cache().exchange(&exchanges),
                 ..update
             }),
             Err(error) => Err(super::boxed(error)),

@@ -14,8 +14,7 @@
 //! - A cache decides where an expert is computed, never what is computed. If an allocation, a copy or a kernel fails, the CPU
 //!   computes the experts, and the failure is counted and recorded.
 //!
-//! [`Session::enable_hot_cache`](crate::Session::enable_hot_cache) builds a cache, and
-//! [`Session::exchange`](crate::Session::exchange) replaces experts between two requests.
+//! [`ExpertCache::enable_hot_cache`] builds a cache, and [`ExpertCache::exchange`] replaces experts between two requests.
 
 mod build;
 mod contents;
@@ -23,6 +22,7 @@ mod count;
 mod dynamic;
 mod error;
 mod exchange;
+mod expert_cache;
 mod profile;
 mod times;
 mod worklist;
@@ -44,6 +44,7 @@ pub(crate) use count::PassCounts;
 pub(crate) use dynamic::replace_lanes;
 pub use dynamic::{DynamicParams, DynamicReport, DynamicSlots};
 pub use error::Error;
+pub use expert_cache::ExpertCache;
 pub use profile::Profile;
 use times::Sampling;
 pub(crate) use times::{CallTimes, PendingTimes, Span};

@@ -14,8 +14,6 @@ use std::time::{Duration, Instant};
 use moe_engine::TokenSequence;
 use moe_gguf::experts::expert_bytes_by_layer;
 use moe_gguf::map::OffsetMap;
-use moe_placement::perf::PerfMode;
-use moe_placement::update::Exchange;
 use moe_trace::{ExpertId, LayerId, TokenId};
 
 use crate::activation::{Activation, NodeName};
@@ -24,8 +22,7 @@ use crate::cuda::{self, Device};
 use crate::device_id::DeviceId;
 use crate::devices::{Devices, TimePoint};
 use crate::error::{Error, Result};
-use crate::hot_cache::{DynamicParams, DynamicReport, DynamicSlots};
-use crate::hot_cache::{HotCache, HotCacheReport, LaneContents};
+use crate::hot_cache::ExpertCache;
 use crate::model::Model;
 use crate::moe::MoeState;
 use crate::ops::{At, Ops};
@@ -103,45 +100,9 @@ impl<'a, 'g> Replay<'a, 'g> {
         std::mem::replace(&mut self.ops.recorder, recorder)
     }
 
-    /// Builds a hot cache with `lanes`, replacing the previous one: see
-    /// [`Session::enable_hot_cache`](crate::Session::enable_hot_cache).
-    ///
-    /// # Errors
-    /// [`Error::HotCache`].
-    pub fn enable_hot_cache(
-        &mut self,
-        lanes: &[LaneContents],
-        counters: PerfMode,
-    ) -> Result<HotCacheReport> {
-        self.ops.enable_hot_cache(self.model, lanes, counters)
-    }
-
-    /// Builds a dynamic cache, replacing the previous one: see
-    /// [`Session::enable_dynamic_cache`](crate::Session::enable_dynamic_cache).
-    ///
-    /// # Errors
-    /// [`Error::HotCache`], [`Error::DynamicCache`].
-    pub fn enable_dynamic_cache(
-        &mut self,
-        params: &DynamicParams,
-        counters: PerfMode,
-    ) -> Result<DynamicReport> {
-        self.ops.enable_dynamic_cache(self.model, params, counters)
-    }
-
-    /// The dynamic cache, if it is enabled.
-    pub fn dynamic_cache(&self) -> Option<&DynamicSlots<'a>> {
-        self.ops.dynamic.as_deref()
-    }
-
-    /// The hot cache, if it is enabled.
-    pub fn hot_cache(&self) -> Option<&HotCache> {
-        self.ops.hot.as_deref()
-    }
-
-    /// Replaces cached experts: see [`Session::exchange`](crate::Session::exchange).
-    pub fn exchange(&mut self, exchanges: &[Exchange]) -> usize {
-        self.ops.exchange(self.model, exchanges)
+    /// The hot or dynamic cache: builds one, or replaces experts.
+    pub fn expert_cache(&mut self) -> ExpertCache<'_, 'a, 'g> {
+        ExpertCache::new(&mut self.ops, self.model)
     }
 
     /// The devices of the replay.

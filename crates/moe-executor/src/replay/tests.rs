@@ -1,9 +1,11 @@
 use moe_engine::Mode;
 use moe_gguf::Gguf;
+use moe_placement::perf::PerfMode;
 use moe_trace::record::lane;
 use moe_trace::{ExpertId, LayerId, Phase, RoutingRow, Sink, TokenId};
 
 use super::*;
+use crate::hot_cache::LaneContents;
 
 fn row(layer_id: u16, token_id: u32, slot: u16, expert_id: u32, phase: Phase) -> RoutingRow {
     RoutingRow {
@@ -349,13 +351,17 @@ fn replay_with_a_hot_cache_yields_the_output_without_one() {
         device: DeviceId::Cpu,
         experts: [(LayerId(1), vec![ExpertId(3), ExpertId(1)])].into(),
     };
-    replay.enable_hot_cache(&[lane], PerfMode::Full).unwrap();
+    let report = replay
+        .expert_cache()
+        .enable_hot_cache(&[lane], PerfMode::Full);
+    report.unwrap();
     let pass = routes.passes().next().unwrap();
     let ran = replay.run(&pass).unwrap();
     assert_eq!(replay.out.data(), expected);
     assert_eq!(ran[0].lanes[usize::from(lane::HOT_CACHE)], 4);
     assert_eq!(ran[0].lanes[usize::from(lane::CPU)], 5);
-    let counters = replay.hot_cache().unwrap().counters().lock();
+    let cache = replay.expert_cache();
+    let counters = cache.hot_cache().unwrap().counters().lock();
     assert_eq!((counters.hot_slots(), counters.cold_slots()), (4, 5));
     assert_eq!(counters.selections(LayerId(1), ExpertId(3)), (2, 0));
 }

@@ -63,7 +63,10 @@ fn while_decoding(
                 .map(|layer| (layer, (0..cached).map(ExpertId).collect()))
                 .collect(),
         };
-        session.enable_hot_cache(&[lane], PerfMode::Full).unwrap();
+        session
+            .expert_cache()
+            .enable_hot_cache(&[lane], PerfMode::Full)
+            .unwrap();
     }
     let prompt: Vec<u32> = (1..129).collect();
     session

@@ -141,7 +141,10 @@ fn failures() {
         for (step, reason) in [("memory", "OUT_OF_MEMORY"), ("copy", "INVALID_VALUE")] {
             let mut session = open_session();
             fail(step);
-            let report = session.enable_hot_cache(&lanes, PerfMode::Full).unwrap();
+            let report = session
+                .expert_cache()
+                .enable_hot_cache(&lanes, PerfMode::Full)
+                .unwrap();
             assert_eq!(report.lane_bytes, [0], "{name}, {step}");
             assert_eq!(report.dropped.len() as u64, n_layers, "{name}, {step}");
             let dropped = &report.dropped[0];
@@ -160,7 +163,10 @@ fn failures() {
         // Allocations, copies and kernels fail while the cache is used.
         for step in ["memory", "copy", "kernel"] {
             let mut session = open_session();
-            let report = session.enable_hot_cache(&lanes, PerfMode::Full).unwrap();
+            let report = session
+                .expert_cache()
+                .enable_hot_cache(&lanes, PerfMode::Full)
+                .unwrap();
             assert_eq!(report.dropped, [], "{name}, {step}");
             fail(step);
             assert_failed_calls(&mut session, &expected, &format!("{name}, {step}"));
@@ -172,7 +178,10 @@ fn failures() {
 
         // A copy fails during an exchange.
         let mut session = open_session();
-        session.enable_hot_cache(&lanes, PerfMode::Full).unwrap();
+        session
+            .expert_cache()
+            .enable_hot_cache(&lanes, PerfMode::Full)
+            .unwrap();
         fail("copy");
         let layer = moe_layers(&model)[1];
         let cached = session.hot_cache().unwrap().experts(0)[&layer].clone();
@@ -184,7 +193,7 @@ fn failures() {
             evict_score: 0,
             add_score: 1,
         };
-        assert_eq!(session.exchange(&[exchange]), 0, "{name}");
+        assert_eq!(session.expert_cache().exchange(&[exchange]), 0, "{name}");
         let cache = session.hot_cache().unwrap();
         assert!(!cache.contains(layer, exchange.evict) && !cache.contains(layer, exchange.add));
         assert_eq!(cache.experts(0)[&layer].len(), cached.len() - 1);

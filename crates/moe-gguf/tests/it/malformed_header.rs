@@ -8,6 +8,14 @@ use crate::opened::Opened;
 
 // --- header ---
 
+/// A header without tensors and keys.
+fn header(version: u32) -> Raw {
+    let raw = Raw {
+        bytes: b"GGUF".to_vec(),
+    };
+    raw.u32(version).u64(0).u64(0)
+}
+
 #[test]
 fn rejects_another_magic_number() {
     let raw = Raw {
@@ -26,12 +34,7 @@ fn rejects_another_magic_number() {
 
 #[test]
 fn rejects_version_0() {
-    let raw = Raw {
-        bytes: b"GGUF".to_vec(),
-    }
-    .u32(0)
-    .u64(0)
-    .u64(0);
+    let raw = header(0);
     assert_eq!(raw.fault(), Fault::BadVersion { version: 0 });
 }
 
@@ -48,34 +51,19 @@ fn rejects_version_1() {
 
 #[test]
 fn rejects_future_versions() {
-    let raw = Raw {
-        bytes: b"GGUF".to_vec(),
-    }
-    .u32(4)
-    .u64(0)
-    .u64(0);
+    let raw = header(4);
     assert_eq!(raw.fault(), Fault::BadVersion { version: 4 });
 }
 
 #[test]
 fn accepts_version_2() {
-    let raw = Raw {
-        bytes: b"GGUF".to_vec(),
-    }
-    .u32(2)
-    .u64(0)
-    .u64(0);
+    let raw = header(2);
     assert_eq!(raw.open().unwrap().version(), 2);
 }
 
 #[test]
 fn rejects_big_endian_files() {
-    let raw = Raw {
-        bytes: b"GGUF".to_vec(),
-    }
-    .u32(3_u32.swap_bytes())
-    .u64(0)
-    .u64(0);
+    let raw = header(3_u32.swap_bytes());
     assert_eq!(raw.fault(), Fault::BigEndian);
 }
 

@@ -109,18 +109,19 @@ fn rejects_too_many_bytes() {
     );
 }
 
+/// The error of a tensor with a type.
+fn type_error(id: u32) -> TypeError {
+    let raw = Raw::new(1, 0).tensor("t", &[256], id, 0).data(32, 1024);
+    match raw.fault() {
+        Fault::BadType { source, .. } => source,
+        other => panic!("another fault: {other:?}"),
+    }
+}
+
 #[test]
 fn rejects_unknown_types() {
     for id in [43, 100, 1000, u32::MAX] {
-        let raw = Raw::new(1, 0).tensor("t", &[256], id, 0).data(32, 1024);
-        let source = TypeError::Unknown { id };
-        assert_eq!(
-            raw.fault(),
-            Fault::BadType {
-                tensor: "t".into(),
-                source
-            }
-        );
+        assert_eq!(type_error(id), TypeError::Unknown { id });
     }
 }
 
@@ -133,31 +134,18 @@ fn rejects_removed_types() {
         (38, "IQ4_NL_8_8"),
     ];
     for (id, name) in removed {
-        let raw = Raw::new(1, 0).tensor("t", &[256], id, 0).data(32, 1024);
-        let source = TypeError::Removed { id, name };
-        assert_eq!(
-            raw.fault(),
-            Fault::BadType {
-                tensor: "t".into(),
-                source
-            }
-        );
+        assert_eq!(type_error(id), TypeError::Removed { id, name });
     }
 }
 
 #[test]
 fn rejects_removed_types_whose_id_ik_llama_cpp_reuses() {
-    let raw = Raw::new(1, 0).tensor("t", &[256], 36, 0).data(32, 1024);
-    let source = TypeError::RemovedButIk {
-        id: 36,
-        name: "IQ4_NL_4_4",
-        ik: "I2_S",
-    };
     assert_eq!(
-        raw.fault(),
-        Fault::BadType {
-            tensor: "t".into(),
-            source
+        type_error(36),
+        TypeError::RemovedButIk {
+            id: 36,
+            name: "IQ4_NL_4_4",
+            ik: "I2_S",
         }
     );
 }

@@ -9,14 +9,18 @@ use moe_trace::{Error, Manifest, Phase, Run, RunOptions, RunWriter, TokenId};
 
 use super::common::{gpt_oss, manifest, record};
 
+/// Replaces an existing run.
+fn force() -> RunOptions {
+    RunOptions {
+        force: true,
+        ..Default::default()
+    }
+}
+
 #[test]
 fn replaces_only_a_run_directory_and_only_with_force() {
     let (_, map) = gpt_oss();
     let tmp = tempfile::tempdir().unwrap();
-    let force = RunOptions {
-        force: true,
-        ..Default::default()
-    };
     let dir = tmp.path().join("run");
     let mut writer = RunWriter::create(&dir, manifest(), &map, RunOptions::default()).unwrap();
     *writer.next_record().unwrap() = record(1, MUL_MAT, "a");
@@ -28,7 +32,7 @@ fn replaces_only_a_run_directory_and_only_with_force() {
         .unwrap();
     assert!(matches!(error, Error::Exists { .. }), "{error}");
     assert_eq!(Run::open(&dir).unwrap().trace.records().len(), 1);
-    RunWriter::create(&dir, manifest(), &map, force)
+    RunWriter::create(&dir, manifest(), &map, force())
         .unwrap()
         .finish()
         .unwrap();
@@ -39,7 +43,7 @@ fn replaces_only_a_run_directory_and_only_with_force() {
     fs::create_dir(&other).unwrap();
     fs::write(other.join("thesis.tex"), "text").unwrap();
     for place in [&other, &other.join("thesis.tex")] {
-        let error = RunWriter::create(place, manifest(), &map, force)
+        let error = RunWriter::create(place, manifest(), &map, force())
             .err()
             .unwrap();
         assert!(matches!(error, Error::NotReplaceable { .. }), "{error}");
@@ -92,10 +96,6 @@ fn reports_a_manifest_that_cannot_be_read() {
 #[test]
 fn refuses_a_directory_with_a_manifest_of_another_program() {
     let (_, map) = gpt_oss();
-    let force = RunOptions {
-        force: true,
-        ..Default::default()
-    };
     let run_manifest = format!("{{\"schema\": \"{}\"}}", moe_trace::manifest::SCHEMA);
     for (manifest_json, other) in [
         (
@@ -111,7 +111,7 @@ fn refuses_a_directory_with_a_manifest_of_another_program() {
         let tmp = tempfile::tempdir().unwrap();
         fs::write(tmp.path().join("manifest.json"), manifest_json).unwrap();
         fs::write(tmp.path().join(other), "precious").unwrap();
-        let error = RunWriter::create(tmp.path(), manifest(), &map, force)
+        let error = RunWriter::create(tmp.path(), manifest(), &map, force())
             .err()
             .unwrap();
         assert!(matches!(error, Error::NotReplaceable { .. }), "{error}");
@@ -181,11 +181,7 @@ fn accepts_a_directory_of_an_interrupted_creation() {
         if let Some(other) = other {
             fs::write(tmp.path().join(temporary(other)), "").unwrap();
         }
-        let force = RunOptions {
-            force: true,
-            ..Default::default()
-        };
-        let error = RunWriter::create(tmp.path(), manifest(), &map, force)
+        let error = RunWriter::create(tmp.path(), manifest(), &map, force())
             .err()
             .unwrap();
         assert!(matches!(error, Error::NotReplaceable { .. }), "{error}");
@@ -216,11 +212,7 @@ fn refuses_to_read_a_run_that_was_being_replaced() {
             .len(),
         1
     );
-    let force = RunOptions {
-        force: true,
-        ..Default::default()
-    };
-    RunWriter::create(tmp.path(), manifest(), &map, force)
+    RunWriter::create(tmp.path(), manifest(), &map, force())
         .unwrap()
         .finish()
         .unwrap();
@@ -249,11 +241,7 @@ fn does_not_follow_symlinks_in_a_run() {
         dir.join(format!(".manifest.json.{process}.tmp")),
     )
     .unwrap();
-    let force = RunOptions {
-        force: true,
-        ..Default::default()
-    };
-    let mut writer = RunWriter::create(&dir, manifest(), &map, force).unwrap();
+    let mut writer = RunWriter::create(&dir, manifest(), &map, force()).unwrap();
     let graph = GraphBuilder::new().finish(Phase::Prompt, TokenId(0));
     writer.write_graph(Phase::Prompt, &graph).unwrap();
     writer.write_transfers(&[]).unwrap();
@@ -282,10 +270,6 @@ fn refuses_a_run_in_which_a_file_is_a_symlink() {
         let (file, target) = (dir.join(name), tmp.path().join(name));
         fs::rename(&file, &target).unwrap();
         std::os::unix::fs::symlink(&target, &file).unwrap();
-        let force = RunOptions {
-            force: true,
-            ..Default::default()
-        };
         let expected = format!(
             "{} is a symbolic link; pass the path of its target",
             file.display()
@@ -293,7 +277,7 @@ fn refuses_a_run_in_which_a_file_is_a_symlink() {
         let before = fs::read(&target).unwrap();
         let error = RunWriter::check(&dir, true).unwrap_err();
         assert_eq!(error.to_string(), expected);
-        let error = RunWriter::create(&dir, manifest(), &map, force)
+        let error = RunWriter::create(&dir, manifest(), &map, force())
             .err()
             .unwrap();
         assert_eq!(error.to_string(), expected);
@@ -331,11 +315,7 @@ fn does_not_replace_a_run_that_is_being_recorded() {
 fn removes_graphs_and_buffers_of_the_replaced_run() {
     let (_, map) = gpt_oss();
     let tmp = tempfile::tempdir().unwrap();
-    let options = RunOptions {
-        force: true,
-        ..Default::default()
-    };
-    let mut writer = RunWriter::create(tmp.path(), manifest(), &map, options).unwrap();
+    let mut writer = RunWriter::create(tmp.path(), manifest(), &map, force()).unwrap();
     let graph = GraphBuilder::new().finish(Phase::Prompt, TokenId(0));
     writer.write_graph(Phase::Prompt, &graph).unwrap();
     let event = BufferEvent {
@@ -355,7 +335,7 @@ fn removes_graphs_and_buffers_of_the_replaced_run() {
     let events = || buffers::read(&tmp.path().join(buffers::FILE_NAME)).unwrap();
     assert_eq!(events(), [event.clone(), event]);
 
-    drop(RunWriter::create(tmp.path(), manifest(), &map, options).unwrap());
+    drop(RunWriter::create(tmp.path(), manifest(), &map, force()).unwrap());
     assert!(!written.exists());
     assert!(events().is_empty());
 }
@@ -397,11 +377,7 @@ fn keeps_the_old_run_if_a_new_file_cannot_be_created() {
     // The new map cannot be created under its temporary name.
     let temporary = format!(".gguf-map.parquet.{}.tmp", std::process::id());
     fs::create_dir(dir.join(&temporary)).unwrap();
-    let options = RunOptions {
-        force: true,
-        ..Default::default()
-    };
-    let error = RunWriter::create(&dir, manifest(), &map, options)
+    let error = RunWriter::create(&dir, manifest(), &map, force())
         .err()
         .unwrap();
     assert!(error.to_string().contains("gguf-map"), "{error}");
@@ -440,11 +416,7 @@ fn restores_the_old_run_after_a_failed_removal() {
     let contents = || files.map(|name| fs::read(tmp.path().join(name)).unwrap());
     let before = contents();
 
-    let options = RunOptions {
-        force: true,
-        ..Default::default()
-    };
-    let error = RunWriter::create(tmp.path(), manifest(), &map, options)
+    let error = RunWriter::create(tmp.path(), manifest(), &map, force())
         .err()
         .unwrap();
     assert!(error.to_string().contains("transfers.jsonl"), "{error}");
@@ -453,7 +425,7 @@ fn restores_the_old_run_after_a_failed_removal() {
     assert_eq!(fs::read_dir(tmp.path()).unwrap().count(), 6);
 
     fs::remove_dir(tmp.path().join("transfers.jsonl")).unwrap();
-    RunWriter::create(tmp.path(), manifest(), &map, options).unwrap();
+    RunWriter::create(tmp.path(), manifest(), &map, force()).unwrap();
     assert!(!graph::path(tmp.path(), Phase::Prompt).exists());
     assert_eq!(fs::read_dir(tmp.path().join("graph")).unwrap().count(), 0);
 }

@@ -116,7 +116,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let silent = Recorder::new(None);
     let mut replay = Replay::new(&model, &threads, devices, silent, args.seed);
     let mut cache = match prepared {
-        Some(prepared) => Some(prepared.enable(&mut replay)?),
+        Some(prepared) => Some(prepared.enable(&mut replay.expert_cache())?),
         None => None,
     };
     let n_passes = routes.passes().count() as u64;
@@ -125,7 +125,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let mut over_the_trace =
         |replay: &mut Replay, report: &mut ReplayReport| -> anyhow::Result<()> {
             if let Some(cache) = &mut cache {
-                cache.restart(replay)?;
+                cache.restart(&mut replay.expert_cache())?;
             }
             let mut last = None;
             for pass in routes.passes() {
@@ -135,16 +135,16 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
                 let now = (pass.sequence_id, pass.phase);
                 if let (Some(cache), Some((sequence, phase))) = (&mut cache, last.replace(now)) {
                     if sequence != pass.sequence_id {
-                        cache.end_sequence(replay, false);
+                        cache.end_sequence(&mut replay.expert_cache(), false);
                     } else if (phase, pass.phase) == (Phase::Prompt, Phase::Generate) {
-                        cache.end_prompt(replay);
+                        cache.end_prompt(&mut replay.expert_cache());
                     }
                 }
                 report.add(pass.phase, &replay.run(&pass)?);
                 progress.inc(1);
             }
             if let Some(cache) = &mut cache {
-                cache.end_sequence(replay, true);
+                cache.end_sequence(&mut replay.expert_cache(), true);
             }
             Ok(())
         };
@@ -164,7 +164,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             })
         }
     };
-    let results = cache.and_then(|cache| cache.finish(&replay));
+    let results = cache.and_then(|cache| cache.finish(&replay.expert_cache()));
     let gpus = replay.devices().describe();
     let recorded = match replay.record(Recorder::new(None)).into_writer() {
         Some(writer) => finish_run(writer, ran, gpus, results, &routes, ctx),

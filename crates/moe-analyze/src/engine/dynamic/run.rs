@@ -1,7 +1,7 @@
 //! A dynamic cache while a run uses it.
 
 use anyhow::Context as _;
-use moe_executor::hot_cache::{DynamicParams, DynamicSlots, HotCache};
+use moe_executor::hot_cache::{DynamicParams, DynamicSlots, ExpertCache, HotCache};
 use moe_files::text::counted;
 use moe_placement::dynamic;
 use moe_placement::perf::PerfMode;
@@ -10,7 +10,6 @@ use moe_trace::dynamic_cache::{Counts, DynamicCache, Failures, Prefetch};
 
 use super::DynamicArgs;
 use crate::context::Context;
-use crate::engine::cache_run::CacheOwner;
 use crate::engine::hot_cache::{HotCacheArgs, Machine};
 use crate::output::human_bytes;
 
@@ -57,8 +56,8 @@ impl DynamicRun {
     ///
     /// # Errors
     /// The settings do not fit to the model.
-    pub fn build(&mut self, owner: &mut impl CacheOwner) -> anyhow::Result<()> {
-        let report = owner.enable_dynamic_cache(&self.params, self.mode);
+    pub fn build(&mut self, expert_cache: &mut ExpertCache) -> anyhow::Result<()> {
+        let report = expert_cache.enable_dynamic_cache(&self.params, self.mode);
         let report = report.context("--policy dynamic")?;
         let [n_slots, n_prefetch] = report.n_slots.map(|n| n as u64);
         let manifest = &mut self.manifest;
@@ -93,8 +92,8 @@ impl DynamicRun {
     ///
     /// # Errors
     /// The cache cannot be built again.
-    pub fn restart(&mut self, owner: &mut impl CacheOwner) -> anyhow::Result<()> {
-        let report = owner.enable_dynamic_cache(&self.params, self.mode);
+    pub fn restart(&mut self, expert_cache: &mut ExpertCache) -> anyhow::Result<()> {
+        let report = expert_cache.enable_dynamic_cache(&self.params, self.mode);
         report.context("--policy dynamic").map(drop)
     }
 

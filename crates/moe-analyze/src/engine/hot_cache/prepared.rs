@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use anyhow::{Context as _, bail};
+use moe_executor::hot_cache::ExpertCache;
 use moe_placement::learn::is_usable;
 use moe_placement::perf::Counters;
 
@@ -10,7 +11,6 @@ use super::HotCacheArgs;
 use super::plan::{Machine, Planned};
 use super::run::{HotRun, LaneBandwidths};
 use crate::context::Context;
-use crate::engine::cache_run::CacheOwner;
 use crate::files;
 
 /// A planned cache, and the counters of the warm-up prompt.
@@ -69,16 +69,16 @@ impl PreparedCache {
     ///
     /// # Errors
     /// The model or the devices do not have the contents of the plan.
-    pub fn enable(mut self, owner: &mut impl CacheOwner) -> anyhow::Result<HotRun> {
+    pub fn enable(mut self, expert_cache: &mut ExpertCache) -> anyhow::Result<HotRun> {
         let started = Instant::now();
         let lanes = &self.run.planned().lanes;
-        let report = owner.enable_hot_cache(lanes, self.run.mode());
+        let report = expert_cache.enable_hot_cache(lanes, self.run.mode());
         let report = report.context("--hot-cache")?;
         self.run.built(&report, started.elapsed());
-        let cache = owner.hot_cache();
+        let cache = expert_cache.hot_cache();
         if let (Some(warm_up), Some(cache), true) = (&self.warm_up, cache, self.run.updates()) {
             let exchanges = self.run.exchanges(cache, warm_up);
-            owner.exchange(&exchanges);
+            expert_cache.exchange(&exchanges);
         }
         Ok(self.run)
     }

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use moe_executor::Devices;
 use moe_executor::cpu::bandwidth::read_bandwidth;
 use moe_executor::cpu::threads::Threads;
-use moe_executor::hot_cache::{HotCache, HotCacheReport};
+use moe_executor::hot_cache::{ExpertCache, HotCache, HotCacheReport};
 use moe_files::text::counted;
 use moe_placement::learn::{LayerCounts, LayerObservation};
 use moe_placement::perf::{Counters, PerfMode};
@@ -18,7 +18,6 @@ use moe_trace::{RunWriter, hot_cache};
 use super::plan::Planned;
 use super::{HotCacheArgs, UpdateAfter, UpdatePolicy};
 use crate::context::Context;
-use crate::engine::cache_run::CacheOwner;
 use crate::engine::native::{BANDWIDTH_BYTES, gpu_bandwidth};
 use crate::output::human_bytes;
 
@@ -161,12 +160,12 @@ impl HotRun {
     ///
     /// # Errors
     /// The cache cannot be built again.
-    pub fn restart(&mut self, owner: &mut impl CacheOwner) -> anyhow::Result<()> {
+    pub fn restart(&mut self, expert_cache: &mut ExpertCache) -> anyhow::Result<()> {
         if self.updates() {
-            let report = owner.enable_hot_cache(&self.planned.lanes, self.mode);
+            let report = expert_cache.enable_hot_cache(&self.planned.lanes, self.mode);
             report.context("--hot-cache")?;
         }
-        if let Some(cache) = owner.hot_cache() {
+        if let Some(cache) = expert_cache.hot_cache() {
             cache.counters().lock().reset();
         }
         self.total.reset();
@@ -175,8 +174,8 @@ impl HotRun {
     }
 
     /// Ends the prompt of a sequence. Its counters can decide which experts the generated tokens have in the cache.
-    pub fn end_prompt(&mut self, owner: &mut impl CacheOwner) {
-        let Some(cache) = owner.hot_cache() else {
+    pub fn end_prompt(&mut self, expert_cache: &mut ExpertCache) {
+        let Some(cache) = expert_cache.hot_cache() else {
             return;
         };
         if !self.updates() || self.after != UpdateAfter::Prompt {
@@ -185,18 +184,18 @@ impl HotRun {
         let prompt = cache.counters().lock().clone();
         let exchanges = self.exchanges(cache, &prompt);
         if !exchanges.is_empty() {
-            self.after_prompt = owner.exchange(&exchanges);
+            self.after_prompt = expert_cache.exchange(&exchanges);
         }
     }
 
     /// Ends a sequence. Its counters can decide which experts the next sequence has in the cache.
-    pub fn end_sequence(&mut self, owner: &mut impl CacheOwner, is_last: bool) {
-        let Some(cache) = owner.hot_cache() else {
+    pub fn end_sequence(&mut self, expert_cache: &mut ExpertCache, is_last: bool) {
+        let Some(cache) = expert_cache.hot_cache() else {
             return;
         };
         let exchanges = self.end_request(cache);
         if !is_last && !exchanges.is_empty() {
-            let done = owner.exchange(&exchanges);
+            let done = expert_cache.exchange(&exchanges);
             if let Some(last) = self.requests.last_mut() {
                 last.exchanged = done as u64;
             }

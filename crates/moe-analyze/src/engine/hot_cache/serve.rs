@@ -3,19 +3,18 @@
 use std::collections::BTreeSet;
 
 use moe_engine::CacheUpdate;
-use moe_executor::hot_cache::HotCache;
+use moe_executor::hot_cache::{ExpertCache, HotCache};
 use moe_placement::learn::LearnFile;
 use moe_placement::plan::rank;
 use moe_placement::update::{Exchange, Update};
 
 use super::HotRun;
-use crate::engine::cache_run::CacheOwner;
 
 impl HotRun {
     /// Updates the cache by the selections since the last update, while several sequences are evaluated. Returns the number of
     /// exchanges.
-    pub fn between_requests(&mut self, owner: &mut impl CacheOwner) -> usize {
-        let Some(cache) = owner.hot_cache().filter(|_| self.updates()) else {
+    pub fn between_requests(&mut self, expert_cache: &mut ExpertCache) -> usize {
+        let Some(cache) = expert_cache.hot_cache().filter(|_| self.updates()) else {
             return 0;
         };
         let counters = cache.counters().lock().clone();
@@ -24,7 +23,7 @@ impl HotRun {
         if exchanges.is_empty() {
             return 0;
         }
-        owner.exchange(&exchanges)
+        expert_cache.exchange(&exchanges)
     }
 
     /// Plans an update of the cache by a learn file, which may exchange all experts. Returns it without the number of exchanges

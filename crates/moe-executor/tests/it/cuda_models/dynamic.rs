@@ -143,7 +143,10 @@ fn launching_ahead_changes_no_result() {
                     sizes: sizes.clone(),
                     device: DeviceId::Gpu(0),
                 };
-                session.enable_dynamic_cache(&params, mode).unwrap();
+                session
+                    .expert_cache()
+                    .enable_dynamic_cache(&params, mode)
+                    .unwrap();
                 let requests = (0..4).map(|at| request(&mut session, at, 20 + 30 * at));
                 let requests = requests.collect();
                 let events = session.hot_cache().unwrap().events();

@@ -209,7 +209,10 @@ fn layers_that_do_not_fit_stay_cold() {
         let threads = Threads::new(2).unwrap();
         let mut session = session(&small, gguf, model, &threads);
         let lanes = small.hot.unwrap().contents(model);
-        let built = session.enable_hot_cache(&lanes, PerfMode::Full).unwrap();
+        let built = session
+            .expert_cache()
+            .enable_hot_cache(&lanes, PerfMode::Full)
+            .unwrap();
         let (used, _, limit) = session.devices().gpus()[0].gpu().memory();
         let cache = session.hot_cache().unwrap();
         let dropped = built.dropped.len();
@@ -252,7 +255,9 @@ fn exchanges_replace_experts_on_the_gpu() {
         };
         let with_lane = |first| {
             let mut session = session(&hot(0), gguf, model, &threads);
-            let report = session.enable_hot_cache(&[lane(first)], PerfMode::Update);
+            let report = session
+                .expert_cache()
+                .enable_hot_cache(&[lane(first)], PerfMode::Update);
             report.unwrap();
             session
         };
@@ -269,7 +274,7 @@ fn exchanges_replace_experts_on_the_gpu() {
             })
         });
         let exchanges: Vec<Exchange> = pairs.collect();
-        let n = exchanged.exchange(&exchanges);
+        let n = exchanged.expert_cache().exchange(&exchanges);
         let mut built = with_lane(n_expert / 2);
         let [a, b] = [&mut exchanged, &mut built].map(|s| crate::hot_cache::request(s, 1, 30));
         let is_wrong = n != exchanges.len() || a != b;
@@ -320,7 +325,9 @@ fn random_plans_generate_the_tokens_of_the_cpu() {
         for round in 0..6 {
             let mut hot = session(&all_lanes(0), &gguf, &model, &threads);
             let lanes = random_plan(&gguf, &mut random, THREE);
-            hot.enable_hot_cache(&lanes, PerfMode::Update).unwrap();
+            hot.expert_cache()
+                .enable_hot_cache(&lanes, PerfMode::Update)
+                .unwrap();
             let tokens = crate::hot_cache::request(&mut hot, 0, 30).tokens;
             if tokens != expected {
                 report.fail(format!(

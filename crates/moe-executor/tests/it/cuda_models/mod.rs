@@ -187,7 +187,10 @@ impl Case {
     fn prepare(&self, session: &mut Session) {
         if let Some(hot) = &self.hot {
             let lanes = hot.contents(session.model());
-            session.enable_hot_cache(&lanes, PerfMode::Update).unwrap();
+            session
+                .expert_cache()
+                .enable_hot_cache(&lanes, PerfMode::Update)
+                .unwrap();
             if let Some(profile) = self.profile {
                 session.set_hot_cache_profile(profile);
             }
@@ -204,7 +207,9 @@ impl Case {
                 sizes,
                 device: DeviceId::Gpu(0),
             };
-            let report = session.enable_dynamic_cache(&params, PerfMode::Update);
+            let report = session
+                .expert_cache()
+                .enable_dynamic_cache(&params, PerfMode::Update);
             assert_eq!(report.unwrap().dropped, []);
         }
     }

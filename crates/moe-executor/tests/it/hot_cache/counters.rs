@@ -53,7 +53,10 @@ fn counts_hot_and_cold_selections_of_each_expert() {
                 0 => Vec::new(),
                 n => random_lanes(&model, &mut random, n, percent),
             };
-            session.enable_hot_cache(&lanes, mode).unwrap();
+            session
+                .expert_cache()
+                .enable_hot_cache(&lanes, mode)
+                .unwrap();
             let counters = session.counters().unwrap();
             let observed = observed(&mut session);
             request(&mut session, 0, 50);
@@ -105,7 +108,10 @@ fn counts_nothing_while_counters_are_off() {
     let mut session =
         Session::new(&model, &threads, Recorder::new(None), CacheParams::new(64)).unwrap();
     let lanes = random_lanes(&model, &mut SplitMix64::new(1), 1, 50);
-    session.enable_hot_cache(&lanes, PerfMode::Off).unwrap();
+    session
+        .expert_cache()
+        .enable_hot_cache(&lanes, PerfMode::Off)
+        .unwrap();
     let counters = session.counters().unwrap();
     request(&mut session, 0, 50);
     assert_eq!(counters.lock().updates(), 0);
@@ -133,7 +139,10 @@ fn record(gguf: &Gguf, percent: usize) -> (Vec<TensorAccessLog>, Vec<String>, Sh
     )
     .unwrap();
     let lanes = random_lanes(&model, &mut SplitMix64::new(3), 2, percent);
-    session.enable_hot_cache(&lanes, PerfMode::Update).unwrap();
+    session
+        .expert_cache()
+        .enable_hot_cache(&lanes, PerfMode::Update)
+        .unwrap();
     let counters = session.counters().unwrap();
     request(&mut session, 0, 50);
     let (recorder, ended) = session.into_recorder();

@@ -73,6 +73,7 @@ fn random_caches_yield_the_results_of_the_cpu() {
                 device: DeviceId::Cpu,
             };
             let report = session
+                .expert_cache()
                 .enable_dynamic_cache(&params, PerfMode::Full)
                 .unwrap();
             assert_eq!(report.dropped, [], "{what}");
@@ -116,6 +117,7 @@ fn experts_without_a_slot_are_cold() {
         device: DeviceId::Cpu,
     };
     let report = session
+        .expert_cache()
         .enable_dynamic_cache(&params, PerfMode::Update)
         .unwrap();
     assert_eq!(report.n_slots, [1, 0]);
@@ -140,7 +142,9 @@ fn rejects_missing_devices_and_settings_of_other_models() {
         sizes,
         device: DeviceId::Gpu(0),
     };
-    let refused = session.enable_dynamic_cache(&params, PerfMode::Off);
+    let refused = session
+        .expert_cache()
+        .enable_dynamic_cache(&params, PerfMode::Off);
     assert!(matches!(
         refused,
         Err(moe_executor::Error::HotCache(Error::NoSuchDevice { .. }))
@@ -148,7 +152,9 @@ fn rejects_missing_devices_and_settings_of_other_models() {
     params.device = DeviceId::Cpu;
     params.settings.predictor = Some(PredictorName::Markov);
     params.settings.depth = 100;
-    let refused = session.enable_dynamic_cache(&params, PerfMode::Off);
+    let refused = session
+        .expert_cache()
+        .enable_dynamic_cache(&params, PerfMode::Off);
     assert!(matches!(refused, Err(moe_executor::Error::DynamicCache(_))));
     assert!(session.hot_cache().is_none());
 }

@@ -61,12 +61,15 @@ fn cache_after_exchanges_equals_a_cache_built_with_the_new_experts() {
             Session::new(&model, &threads, Recorder::new(None), CacheParams::new(64)).unwrap();
         let expected = request(&mut session, 0, 60);
         let mut lanes = random_lanes(&model, &mut random, 2, 30);
-        session.enable_hot_cache(&lanes, PerfMode::Update).unwrap();
+        session
+            .expert_cache()
+            .enable_hot_cache(&lanes, PerfMode::Update)
+            .unwrap();
         for round in 0..4 {
             // All exchanges between two requests, in one call or in several.
             for n in [[7, 0], [1, 5]][round % 2] {
                 let exchanges = exchanges(&model, &mut random, &mut lanes, n);
-                assert_eq!(session.exchange(&exchanges), n, "{name}");
+                assert_eq!(session.expert_cache().exchange(&exchanges), n, "{name}");
             }
             for (lane, contents) in lanes.iter().enumerate() {
                 let cached = session.hot_cache().unwrap().experts(lane);
@@ -84,7 +87,10 @@ fn cache_after_exchanges_equals_a_cache_built_with_the_new_experts() {
 
             let mut built =
                 Session::new(&model, &threads, Recorder::new(None), CacheParams::new(64)).unwrap();
-            built.enable_hot_cache(&lanes, PerfMode::Update).unwrap();
+            built
+                .expert_cache()
+                .enable_hot_cache(&lanes, PerfMode::Update)
+                .unwrap();
             assert_eq!(
                 request(&mut built, 0, 60),
                 expected,
@@ -105,12 +111,19 @@ fn impossible_exchanges_have_no_effect() {
     let layer = moe_layers(&model)[0];
     let n_expert = model.hparams().n_expert as u32;
     let [a, b, c] = [0, 1, 2].map(ExpertId);
-    assert_eq!(session.exchange(&[exchange(layer, a, c)]), 0, "no cache");
+    assert_eq!(
+        session.expert_cache().exchange(&[exchange(layer, a, c)]),
+        0,
+        "no cache"
+    );
     let lanes = [LaneContents {
         device: moe_executor::DeviceId::Cpu,
         experts: [(layer, vec![a, b])].into(),
     }];
-    session.enable_hot_cache(&lanes, PerfMode::Off).unwrap();
+    session
+        .expert_cache()
+        .enable_hot_cache(&lanes, PerfMode::Off)
+        .unwrap();
     let impossible = [
         exchange(layer, c, ExpertId(3)),
         exchange(layer, a, b),
@@ -120,7 +133,7 @@ fn impossible_exchanges_have_no_effect() {
         exchange(LayerId(0), a, c),
         exchange(LayerId(u16::MAX), a, c),
     ];
-    assert_eq!(session.exchange(&impossible), 0);
+    assert_eq!(session.expert_cache().exchange(&impossible), 0);
     assert_eq!(session.hot_cache().unwrap().experts(0), lanes[0].experts);
 }
 
@@ -150,13 +163,17 @@ fn concurrent_sessions_with_exchanges_yield_the_results_of_the_cpu() {
         let mut session =
             Session::new(&model, &threads, Recorder::new(None), CacheParams::new(64)).unwrap();
         let mut lanes = random_lanes(&model, &mut random, 2, 40);
-        session.enable_hot_cache(&lanes, PerfMode::Full).unwrap();
+        session
+            .expert_cache()
+            .enable_hot_cache(&lanes, PerfMode::Full)
+            .unwrap();
         let (counters, stop) = (session.counters().unwrap(), AtomicBool::new(false));
         thread::scope(|scope| {
             scope.spawn(|| read_reports(&counters, &stop));
             let rounds = (0..4).all(|round| {
                 let exchanges = exchanges(&model, &mut random, &mut lanes, 5);
-                session.exchange(&exchanges) == 5 && request(&mut session, round, 40) == expected
+                session.expert_cache().exchange(&exchanges) == 5
+                    && request(&mut session, round, 40) == expected
             });
             stop.store(true, Ordering::Relaxed);
             assert!(rounds, "seed {seed}");

@@ -58,7 +58,10 @@ fn planned_caches_fit_their_budgets_and_yield_the_results_of_the_cpu() {
             let lanes = plan.lanes.iter();
             let lanes = lanes.map(|lane| LaneContents::new(DeviceId::Cpu, lane));
             let lanes: Vec<LaneContents> = lanes.collect();
-            let report = session.enable_hot_cache(&lanes, PerfMode::Full).unwrap();
+            let report = session
+                .expert_cache()
+                .enable_hot_cache(&lanes, PerfMode::Full)
+                .unwrap();
             let used: Vec<u64> = plan.lanes.iter().map(|lane| lane.used_bytes).collect();
             assert_eq!(report.lane_bytes, used, "{name}, {budgets:?}, {strategy:?}");
             assert!(

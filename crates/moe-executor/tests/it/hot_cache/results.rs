@@ -27,7 +27,10 @@ fn random_lanes_yield_the_results_of_the_cpu() {
                     Session::new(&model, &threads, Recorder::new(None), CacheParams::new(64))
                         .unwrap();
                 let lanes = random_lanes(&model, &mut random, n_lanes, percent);
-                let report = session.enable_hot_cache(&lanes, PerfMode::Update).unwrap();
+                let report = session
+                    .expert_cache()
+                    .enable_hot_cache(&lanes, PerfMode::Update)
+                    .unwrap();
                 assert_eq!(report.dropped, []);
                 let what = format!("{name}, {n_lanes} lanes, {percent} %");
                 assert_eq!(request(&mut session, 0, 20), expected, "{what}");
@@ -63,7 +66,10 @@ fn reports_bytes_with_one_dummy_per_layer() {
             .collect(),
     };
     let lanes = [lane(&[(0, &[3, 1]), (1, &[2])]), lane(&[(1, &[0, 5, 4])])];
-    let report = session.enable_hot_cache(&lanes, PerfMode::Off).unwrap();
+    let report = session
+        .expert_cache()
+        .enable_hot_cache(&lanes, PerfMode::Off)
+        .unwrap();
     let n_ff = hp.n_ff_exp_by_layer[0];
     // Three F16 matrices, and three biases.
     let expert = (3 * 2 * hp.n_embd * n_ff + 4 * (2 * n_ff + hp.n_embd)) as u64;
@@ -93,7 +99,9 @@ fn rejects_contents_that_the_model_does_not_have() {
     };
     let cpu = DeviceId::Cpu;
     let mut error = |lanes: &[LaneContents]| {
-        let error = session.enable_hot_cache(lanes, PerfMode::Update);
+        let error = session
+            .expert_cache()
+            .enable_hot_cache(lanes, PerfMode::Update);
         match error.unwrap_err() {
             moe_executor::Error::HotCache(error) => error,
             error => panic!("{error}"),

@@ -75,7 +75,9 @@ fn random_plans_generate_the_tokens_of_the_cpu() {
         for round in 0..12 {
             let lanes = random_plan(&gguf, &mut random, &[DeviceId::Cpu; 3]);
             let mut hot = session(&model, &threads);
-            hot.enable_hot_cache(&lanes, PerfMode::Update).unwrap();
+            hot.expert_cache()
+                .enable_hot_cache(&lanes, PerfMode::Update)
+                .unwrap();
             assert_eq!(request(&mut hot, 0, 30), expected, "{arch}, round {round}");
             n_cached += pairs(&lanes).len();
         }

@@ -368,26 +368,16 @@ fn route_csv_needs_phases_and_sequences() {
     let dir = tempfile::tempdir().unwrap();
     let input = input(dir.path(), "{\"t\":0,\"layer\":0,\"experts\":[3,1]}\n");
     let path = dir.path().join("out");
-    let error = export(
-        &input,
-        exporter("bigmoeonedge"),
-        &ImportOptions::default(),
-        &path,
-    )
-    .unwrap_err();
+    let options = ImportOptions::default();
+    let export = || export(&input, exporter("bigmoeonedge"), &options, &path);
+    let error = export().unwrap_err();
     let is_expected = matches!(error, ExportError::Missing { what: "phases", .. });
     assert!(is_expected, "{error}");
 
     // Unknown weights are written as nan, and unknown again when they are read.
     let text = "{\"t\":0,\"layer\":0,\"experts\":[3,1],\"phase\":\"decode\"}\n";
     fs::write(dir.path().join("input"), text).unwrap();
-    let losses = export(
-        &input,
-        exporter("bigmoeonedge"),
-        &ImportOptions::default(),
-        &path,
-    )
-    .unwrap();
+    let losses = export().unwrap();
     assert!(losses.iter().any(|loss| loss.contains("nan")), "{losses:?}");
     let again = read_again(&path, "bigmoeonedge", &ImportOptions::default());
     assert_eq!(again.rows.len(), 2);
@@ -396,13 +386,7 @@ fn route_csv_needs_phases_and_sequences() {
     // Each row needs a turn, so a token without a sequence would be counted in turn 0.
     let sequences = [text, &text.replace('}', ",\"seq\":0}")].concat();
     fs::write(dir.path().join("input"), sequences).unwrap();
-    let error = export(
-        &input,
-        exporter("bigmoeonedge"),
-        &ImportOptions::default(),
-        &path,
-    )
-    .unwrap_err();
+    let error = export().unwrap_err();
     assert_eq!(
         unsupported(&error),
         Some(&UnsupportedTrace::MixedSequences),
