@@ -2,6 +2,7 @@
 //! is computed.
 
 use crate::activation::{Activation, NodeName};
+use crate::cpu::map::Map;
 use crate::ops::{Ops, number};
 use crate::recorder::Source;
 
@@ -18,9 +19,8 @@ impl Ops<'_> {
     /// `gate = min(silu(gate), limit)`, in two operations.
     pub fn limit_gate(&mut self, limit: &SwigluLimit, gate: &mut Activation) {
         let [activated, limited, _] = limit.names;
-        self.elementwise(number::UNARY, activated, gate, silu);
-        let limit = limit.limit;
-        self.elementwise(number::CLAMP, limited, gate, |x| x.min(limit));
+        self.map(number::UNARY, activated, Map::Silu, gate);
+        self.map(number::CLAMP, limited, Map::AtMost(limit.limit), gate);
     }
 
     /// Limits `up` to `-limit..=limit`.
@@ -31,22 +31,23 @@ impl Ops<'_> {
     /// `gate *= up`
     pub fn multiply_gate(&mut self, name: NodeName, gate: &mut Activation, up: &mut Activation) {
         let mut scope = self.start();
-        self.fetch(&mut gate.values);
-        self.fetch(&mut up.values);
         let before = Source::from(&*gate);
-        let (width, factors) = (gate.width.max(1), up.data());
-        self.threads.rows(gate.data_mut(), width, |i, row| {
-            let factors = &factors[i * width..][..width];
-            row.iter_mut().zip(factors).for_each(|(x, w)| *x *= w);
+        let device = gate.values.home();
+        let done = self.on(&mut scope, device, |gpu| {
+            gpu.multiply_rows(&mut up.values, gate)
         });
+        if !done {
+            self.fetch(&mut gate.values);
+            self.fetch(&mut up.values);
+            let (width, factors) = (gate.width.max(1), up.data());
+            self.threads.rows(gate.data_mut(), width, |i, row| {
+                let factors = &factors[i * width..][..width];
+                row.iter_mut().zip(factors).for_each(|(x, w)| *x *= w);
+            });
+        }
         gate.name = name;
         self.record(&mut scope, number::MUL, name, &[before, (&*up).into()]);
     }
-}
-
-/// `x · sigmoid(x)`
-fn silu(x: f32) -> f32 {
-    x / (1.0 + (-x).exp())
 }
 
 #[cfg(test)]

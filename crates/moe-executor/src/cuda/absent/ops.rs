@@ -6,6 +6,7 @@ use super::{Device, Never, Ptr, Result};
 use crate::activation::Activation;
 use crate::cpu::attention::Shape;
 use crate::cpu::glu::Glu;
+use crate::cpu::map::Map;
 use crate::hot_cache::Projections;
 use crate::hparams::Rope;
 use crate::kv_cache::{Batch, CacheTensor, KvLayer};
@@ -96,6 +97,31 @@ impl Device {
     }
 
     pub(crate) fn glu(&mut self, _: Glu, _: &mut Activation, _: &mut Activation) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn map(&mut self, _: Map, _: &mut Activation) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn multiply(&mut self, _: &Vector, _: &mut Activation) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn multiply_rows(
+        &mut self,
+        _: &mut Mirrored<f32>,
+        _: &mut Activation,
+    ) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn copy_columns(
+        &mut self,
+        _: &mut Activation,
+        _: usize,
+        _: &mut Activation,
+    ) -> Result<()> {
         match self.never {}
     }
 

@@ -117,3 +117,40 @@ KERNEL swiglu_oai(float* gate, const float* up, size_t n, Start start) {
 
 // Stores the time at which all earlier work on the stream is complete.
 KERNEL mark(Start start) { follow_previous(start); }
+
+enum : unsigned { SCALE, CLAMP, AT_MOST, SIGMOID, SILU, TANH };  // the numbers in launch/rows.rs
+
+__device__ float map_one(unsigned function, float x, float a) {
+    switch (function) {
+    case SCALE: return x * a;
+    // Comparisons, unlike fminf, propagate NaN.
+    case CLAMP: return x > a ? a : x < -a ? -a : x;
+    case AT_MOST: return x > a ? a : x;
+    case SIGMOID: return 1.0f / (1.0f + expf(-x));
+    case SILU: return silu(x, 1.0f);
+    default: return tanhf(x);
+    }
+}
+
+KERNEL map(float* x, unsigned function, float a, size_t n, Start start) {
+    follow_previous(start);
+    const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < n) x[i] = map_one(function, x[i], a);
+}
+
+// Row r of `out` is row r / rows_per of `x`, whose element i is multiplied by factor f · per_row + i / group. Here f is `ids[r]`, or r if
+// `ids` is null.
+KERNEL multiply(const float* x, const float* factors, const int* ids, unsigned rows_per, unsigned width, unsigned group, unsigned per_row, float* out, Start start) {
+    follow_previous(start);
+    const unsigned row = blockIdx.x, i = column();
+    if (i >= width) return;
+    const size_t factor = size_t(ids ? ids[row] : row) * per_row + i / group;
+    out[size_t(row) * width + i] = x[size_t(row / rows_per) * width + i] * factors[factor];
+}
+
+// Copies columns `first` ..+ `width` of rows of `row_width` elements.
+KERNEL copy_columns(const float* x, unsigned row_width, unsigned first, unsigned width, float* out, Start start) {
+    follow_previous(start);
+    const unsigned i = column();
+    if (i < width) out[size_t(blockIdx.x) * width + i] = x[size_t(blockIdx.x) * row_width + first + i];
+}

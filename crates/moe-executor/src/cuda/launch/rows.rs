@@ -4,6 +4,7 @@ use cudarc::driver::{CudaStream, LaunchConfig};
 
 use super::{Kernels, grid};
 use crate::cpu::glu::Glu;
+use crate::cpu::map::Map;
 use crate::cuda::kernel::kernels;
 use crate::cuda::module::args;
 use crate::cuda::{Error, Ptr, Result};
@@ -24,6 +25,11 @@ kernels! {
     ADD_RMS_NORM = "add_rms_norm" => (
         a: Ptr, b: Ptr, sum: Ptr, weight: Ptr, eps: F32, width: U32, out: Ptr, codes: Ptr, groups: Ptr, start_of_add: Ptr,
     );
+    MAP = "map" => (x: Ptr, function: U32, a: F32, n: U64);
+    MULTIPLY = "multiply" => (
+        x: Ptr, factors: Ptr, ids: Ptr, rows_per: U32, width: U32, group: U32, per_row: U32, out: Ptr,
+    );
+    COPY_COLUMNS = "copy_columns" => (x: Ptr, row_width: U32, first: U32, width: U32, out: Ptr);
 }
 
 /// Threads per block in kernels with one thread per element.
@@ -45,6 +51,28 @@ pub struct Rope {
     pub n_dims: usize,
     /// Which elements form pairs.
     pub layout: RopeLayout,
+}
+
+/// Operands of the multiplication of rows by factors: `out[r, i] = x[r / rows_per, i] · factors[f · per_row + i / group]`.
+pub struct Multiply {
+    /// `(rows / rows_per, width)`
+    pub x: Ptr,
+    /// The factors.
+    pub factors: Ptr,
+    /// i32 `(rows)`: `f` for each row; or null, if `f` is the row.
+    pub ids: Ptr,
+    /// Rows of `out` for each row of `x`.
+    pub rows_per: usize,
+    /// Number of rows of `out`.
+    pub rows: usize,
+    /// Elements per row.
+    pub width: usize,
+    /// Consecutive elements of a row with the same factor.
+    pub group: usize,
+    /// Factors per row.
+    pub per_row: usize,
+    /// `(rows, width)`; may be `x` if `rows_per` is 1.
+    pub out: Ptr,
 }
 
 /// The error for an activation without a kernel.
@@ -119,6 +147,51 @@ impl Kernels {
         };
         let grid = grid(n.div_ceil(THREADS), THREADS);
         self.rows.launch(stream, kernel, grid, &args![gate, up, n])
+    }
+
+    /// `x[i] = map(x[i])` for `n` elements.
+    pub fn map(&self, stream: &CudaStream, map: Map, x: Ptr, n: usize) -> Result<()> {
+        let (function, a) = match map {
+            Map::Scale(factor) => (0u32, factor),
+            Map::Clamp(limit) => (1, limit),
+            Map::AtMost(limit) => (2, limit),
+            Map::Sigmoid => (3, 0.0),
+            Map::Silu => (4, 0.0),
+            Map::Tanh => (5, 0.0),
+        };
+        let grid = grid(n.div_ceil(THREADS), THREADS);
+        self.rows
+            .launch(stream, MAP, grid, &args![x, function, a, n])
+    }
+
+    /// Multiplies rows by factors.
+    pub fn multiply(&self, stream: &CudaStream, it: &Multiply) -> Result<()> {
+        let args = args![
+            it.x,
+            it.factors,
+            it.ids,
+            it.rows_per,
+            it.width,
+            it.group,
+            it.per_row,
+            it.out
+        ];
+        self.rows
+            .launch(stream, MULTIPLY, columns(it.rows, it.width), &args)
+    }
+
+    /// `out[r] = x[r][first .. first + width]` for rows of `row_width` elements.
+    pub fn copy_columns(
+        &self,
+        stream: &CudaStream,
+        x: Ptr,
+        (rows, row_width): (usize, usize),
+        (first, width): (usize, usize),
+        out: Ptr,
+    ) -> Result<()> {
+        let args = args![x, row_width, first, width, out];
+        self.rows
+            .launch(stream, COPY_COLUMNS, columns(rows, width), &args)
     }
 
     /// `out[i] = x[rows[i]]` with rows of `width` elements. `rows`: u32 `(n_rows)`, all less than the number of rows of `x`.

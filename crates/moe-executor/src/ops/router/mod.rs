@@ -84,7 +84,7 @@ impl Ops<'_> {
         inventory.vector(GROUPS_BUFFER, "expert groups", &self.groups);
         inventory.vector(SUMS_BUFFER, "sums of weights", &self.sums);
         let factors = Input::Factors.buffer_id();
-        inventory.vector(factors, "factors of tokens", &self.row_factors);
+        inventory.mirrored(factors, "factors of tokens", &self.row_factors);
         self.low_rank.buffers(inventory);
         if let Some(cache) = &self.hot {
             cache.buffers(inventory);
