@@ -311,9 +311,6 @@ impl<'g> MoeLayer<'g> {
         if self.is_fused() {
             return Some("gate and up of the experts in one tensor");
         }
-        if self.spec.shared_scale.is_some() {
-            return Some("factors on the sums of experts");
-        }
         if self.spec.weights_first || self.spec.selects_by_scores {
             return Some("weights on the inputs of experts");
         }

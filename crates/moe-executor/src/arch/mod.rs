@@ -73,7 +73,7 @@ const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("glm4moe", GPU, glm4moe::load),
     ("gpt-oss", GPU, gpt_oss::load),
     ("granitehybrid", CPU, granitehybrid::load),
-    ("granitemoe", CPU, granitemoe::load),
+    ("granitemoe", GPU, granitemoe::load),
     ("grok", CPU, grok::load),
     ("hunyuan-moe", GPU, hunyuan_moe::load),
     ("lfm2moe", CPU, lfm2moe::load),
