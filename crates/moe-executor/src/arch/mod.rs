@@ -59,7 +59,7 @@ const CPU: bool = false;
 
 /// All architectures: the value of `general.architecture`, where it runs, and how it is loaded.
 const ARCHITECTURES: &[(&str, bool, Load)] = &[
-    ("afmoe", CPU, afmoe::load),
+    ("afmoe", GPU, afmoe::load),
     ("arctic", GPU, arctic::load),
     ("bailingmoe2", CPU, bailingmoe2::load),
     ("cohere2moe", CPU, cohere2moe::load),
