@@ -253,10 +253,7 @@ impl<'g> AttentionLayer<'g> {
         if self.shape.value_dim != self.shape.head_dim || !self.has_kv() {
             return Some("values of another width or of another layer");
         }
-        let fused = self
-            .is_fused()
-            .then_some("queries, keys and values in one matrix");
-        fused.or(self.spec.gated_queries.map(|_| "gates next to the queries"))
+        self.spec.gated_queries.map(|_| "gates next to the queries")
     }
 
     /// Operations of the layer. Each writes one record per pass.

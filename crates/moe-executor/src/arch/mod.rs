@@ -47,8 +47,7 @@ type Load = for<'g> fn(&Loader<'g>, &Keys) -> Result<Decoder<'g>>;
 pub struct Architecture {
     /// Value of `general.architecture`.
     pub name: &'static str,
-    /// Whether all operations have a GPU kernel. Models with queries, keys and values in one matrix, or with gate and up of the experts
-    /// in one tensor, are exceptions.
+    /// Whether all operations have a GPU kernel. Models with gate and up of the experts in one tensor are exceptions.
     pub runs_on_gpu: bool,
 }
 
@@ -61,7 +60,7 @@ const CPU: bool = false;
 const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("afmoe", GPU, afmoe::load),
     ("arctic", GPU, arctic::load),
-    ("bailingmoe2", CPU, bailingmoe2::load),
+    ("bailingmoe2", GPU, bailingmoe2::load),
     ("cohere2moe", CPU, cohere2moe::load),
     ("dbrx", CPU, dbrx::load),
     ("deepseek2", CPU, deepseek2::load),
