@@ -243,10 +243,6 @@ impl<'g> AttentionLayer<'g> {
         if self.spec.latent.is_some() {
             return Some("latent attention");
         }
-        let is_plain = |norm: &Norm| norm.weight.is_none();
-        if self.value_norm.is_some() || self.qk_norms.iter().flatten().any(is_plain) {
-            return Some("norms without weights");
-        }
         if self.shape.chunk.is_some() {
             return Some("attention to chunks");
         }

@@ -11,7 +11,7 @@ use moe_gguf::LayerId;
 
 use crate::activation::NodeName;
 use crate::error::Result;
-use crate::hparams::{HParams, Heads, NormKind, SwigluLimits};
+use crate::hparams::{HParams, Heads, SwigluLimits};
 use crate::kv_cache::KvCache;
 use crate::moe::MoeLayer;
 use crate::ops::Ops;
@@ -68,9 +68,6 @@ impl<'g> Decoder<'g> {
 
     /// A part of the model that has no GPU kernel.
     pub(crate) fn without_kernel(&self) -> Option<&'static str> {
-        if self.hp.norm != NormKind::Rms || self.hp.norm_bias {
-            return Some("layer norms or norms with biases");
-        }
         if self.spec.dense_block == DenseBlock::Normed || self.spec.layer_scales {
             return Some("factors on routers or layers");
         }

@@ -11,6 +11,7 @@ use crate::hot_cache::Projections;
 use crate::hparams::Rope;
 use crate::kv_cache::{Batch, CacheTensor, KvLayer};
 use crate::mirrored::Mirrored;
+use crate::norm::Norm;
 use crate::ops::RouterSpec;
 use crate::recorder::Routing;
 use crate::weights::{Linear, Matrix, Vector};
@@ -97,6 +98,15 @@ impl Device {
     }
 
     pub(crate) fn glu(&mut self, _: Glu, _: &mut Activation, _: &mut Activation) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn group_norm(
+        &mut self,
+        _: &mut Activation,
+        _: &Norm,
+        _: &mut Activation,
+    ) -> Result<()> {
         match self.never {}
     }
 

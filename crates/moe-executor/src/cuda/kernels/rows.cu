@@ -154,3 +154,28 @@ KERNEL copy_columns(const float* x, unsigned row_width, unsigned first, unsigned
     const unsigned i = column();
     if (i < width) out[size_t(blockIdx.x) * width + i] = x[size_t(blockIdx.x) * row_width + first + i];
 }
+
+// The norms that `rms_norm` does not compute: layer norms, and norms without weights, with biases `(width)`, or with weights
+// `(n_weights, width)` that repeat after `n_weights` groups. Null: no weights or no biases. One block per group; blocks are complete warps.
+KERNEL group_norm(
+    const float* x, const float* __restrict__ weight, const float* __restrict__ bias, bool is_layer_norm, float eps, unsigned width,
+    unsigned n_weights, float* out, Start start
+) {
+    follow_previous(start);
+    x += size_t(blockIdx.x) * width;
+    out += size_t(blockIdx.x) * width;
+    if (weight) weight += size_t(blockIdx.x % n_weights) * width;
+    float mean = 0.0f;
+    if (is_layer_norm) {
+        for (unsigned i = threadIdx.x; i < width; i += blockDim.x) mean += x[i];
+        mean = block_sum(mean) / width;
+        __syncthreads();
+    }
+    float squares = 0.0f;
+    for (unsigned i = threadIdx.x; i < width; i += blockDim.x) squares += (x[i] - mean) * (x[i] - mean);
+    const float scale = 1.0f / sqrtf(block_sum(squares) / width + eps);
+    for (unsigned i = threadIdx.x; i < width; i += blockDim.x) {
+        const float value = (x[i] - mean) * scale;
+        out[i] = (weight ? value * weight[i] : value) + (bias ? bias[i] : 0.0f);
+    }
+}

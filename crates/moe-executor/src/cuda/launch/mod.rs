@@ -33,7 +33,7 @@ pub use attention::Attention;
 pub use experts::{Fetched, FindSlots, GateUp, MulMatId};
 pub use products::Weights;
 pub use router::{MAX_EXPERTS, Route};
-pub use rows::{Multiply, Rope};
+pub use rows::{GroupNorm, Multiply, Rope};
 pub use store::{Cached, Store};
 pub use token::Down;
 

@@ -8,7 +8,7 @@ use crate::cpu::map::Map;
 use crate::cuda::kernel::kernels;
 use crate::cuda::module::args;
 use crate::cuda::{Error, Ptr, Result};
-use crate::hparams::RopeLayout;
+use crate::hparams::{NormKind, RopeLayout};
 
 kernels! {
     RMS_NORM = "rms_norm" => (
@@ -30,6 +30,9 @@ kernels! {
         x: Ptr, factors: Ptr, ids: Ptr, rows_per: U32, width: U32, group: U32, per_row: U32, out: Ptr,
     );
     COPY_COLUMNS = "copy_columns" => (x: Ptr, row_width: U32, first: U32, width: U32, out: Ptr);
+    GROUP_NORM = "group_norm" => (
+        x: Ptr, weight: Ptr, bias: Ptr, is_layer_norm: Bool, eps: F32, width: U32, n_weights: U32, out: Ptr,
+    );
 }
 
 /// Threads per block in kernels with one thread per element.
@@ -51,6 +54,28 @@ pub struct Rope {
     pub n_dims: usize,
     /// Which elements form pairs.
     pub layout: RopeLayout,
+}
+
+/// Operands of a norm of groups of elements.
+pub struct GroupNorm {
+    /// `(groups, width)`
+    pub x: Ptr,
+    /// How it scales the elements.
+    pub kind: NormKind,
+    /// `(n_weights, width)`, used in turn by the groups; or null.
+    pub weight: Ptr,
+    /// Number of vectors of weights, at least 1.
+    pub n_weights: usize,
+    /// `(width)`, added after the multiplication; or null.
+    pub bias: Ptr,
+    /// Added to the mean of the squares, or to the variance.
+    pub eps: f32,
+    /// Elements of a group.
+    pub width: usize,
+    /// Number of groups.
+    pub groups: usize,
+    /// `(groups, width)`; may be `x`.
+    pub out: Ptr,
 }
 
 /// Operands of the multiplication of rows by factors: `out[r, i] = x[r / rows_per, i] · factors[f · per_row + i / group]`.
@@ -147,6 +172,22 @@ impl Kernels {
         };
         let grid = grid(n.div_ceil(THREADS), THREADS);
         self.rows.launch(stream, kernel, grid, &args![gate, up, n])
+    }
+
+    /// Normalizes each group.
+    pub fn group_norm(&self, stream: &CudaStream, it: &GroupNorm) -> Result<()> {
+        let args = args![
+            it.x,
+            it.weight,
+            it.bias,
+            it.kind == NormKind::Layer,
+            it.eps,
+            it.width,
+            it.n_weights,
+            it.out,
+        ];
+        let grid = norm_grid(it.width, it.groups);
+        self.rows.launch(stream, GROUP_NORM, grid, &args)
     }
 
     /// `x[i] = map(x[i])` for `n` elements.

@@ -3,9 +3,10 @@
 use crate::activation::Activation;
 use crate::cpu::glu::Glu;
 use crate::cpu::map::Map;
-use crate::cuda::launch::Multiply;
+use crate::cuda::launch::{GroupNorm, Multiply};
 use crate::cuda::{Device, Ptr, Result, Scratch};
 use crate::mirrored::Mirrored;
+use crate::norm::Norm;
 use crate::weights::Vector;
 
 impl Device {
@@ -91,6 +92,29 @@ impl Device {
         let a = gate.values.update_device(self.gpu())?;
         self.kernels()
             .glu(self.stream(), glu, a, b, gate.values.len())
+    }
+
+    /// A norm of every group of `norm.n` elements, times its weights and plus its bias if it has them.
+    pub(crate) fn group_norm(
+        &mut self,
+        src: &mut Activation,
+        norm: &Norm,
+        dst: &mut Activation,
+    ) -> Result<()> {
+        let width = norm.n.max(1);
+        let n_weights = norm.weight.as_ref().map_or(1, |w| w.data.len() / width);
+        let operands = GroupNorm {
+            x: src.values.device(self.gpu())?,
+            kind: norm.kind,
+            weight: self.optional(norm.weight.as_ref())?,
+            n_weights,
+            bias: self.optional(norm.bias.as_ref())?,
+            eps: norm.eps,
+            width,
+            groups: src.values.len() / width,
+            out: dst.values.fill_device(self.gpu())?,
+        };
+        self.kernels().group_norm(self.stream(), &operands)
     }
 
     /// `x = map(x)` for each element.

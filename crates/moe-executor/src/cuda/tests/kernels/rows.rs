@@ -4,8 +4,8 @@ use crate::cpu::glu::Glu;
 use crate::cpu::map::Map;
 use crate::cpu::rope::rotate;
 use crate::cuda::Ptr;
-use crate::cuda::launch::{Kernels, Multiply, Rope};
-use crate::hparams::RopeLayout;
+use crate::cuda::launch::{GroupNorm, Kernels, Multiply, Rope};
+use crate::hparams::{NormKind, RopeLayout};
 use half::f16;
 
 use crate::cuda::tests::device::{Device, noise, wide};
@@ -374,6 +374,69 @@ fn copies_of_columns() {
         let row = |row: &[f32]| wide(&row[first..][..width]);
         let want: Vec<f64> = x.chunks_exact(row_width).flat_map(row).collect();
         report.compare(&format!("columns {first} ..+ {width}"), got, &want, 0.0);
+    }
+    report.finish();
+}
+
+#[test]
+fn norms_of_groups() {
+    let Some(device) = Device::open() else { return };
+    let mut report = Report::default();
+    for (width, groups, n_weights, has_weight, has_bias) in [
+        (2048, 3, 1, true, false),
+        (4096, 1, 1, true, true),
+        (128, 200, 1, false, false),
+        (64, 12, 4, true, false),
+        (33, 2, 1, true, true),
+        (16, 7, 1, false, false),
+        (1, 1, 1, true, true),
+    ] {
+        let n = width * groups;
+        // The mean differs from 0.
+        let x: Vec<f32> = noise(n, 24).iter().map(|x| x + 0.5).collect();
+        let (weight, bias) = (noise(n_weights * width, 25), noise(width, 26));
+        let (dx, out) = (device.upload(&x), device.nan_output(n));
+        let (dweight, dbias) = (device.upload(&weight), device.upload(&bias));
+        for kind in [NormKind::Rms, NormKind::Layer] {
+            let it = GroupNorm {
+                x: device.at(&dx),
+                kind,
+                weight: if has_weight {
+                    device.at(&dweight)
+                } else {
+                    Ptr::NULL
+                },
+                n_weights,
+                bias: if has_bias {
+                    device.at(&dbias)
+                } else {
+                    Ptr::NULL
+                },
+                eps: EPS,
+                width,
+                groups,
+                out: device.at(&out),
+            };
+            let done = device.kernels.group_norm(&device.stream, &it);
+            let got = device.after(done, &out);
+            let mut want = Vec::new();
+            for (group, row) in wide(&x).chunks_exact(width).enumerate() {
+                let mean = match kind {
+                    NormKind::Rms => 0.0,
+                    NormKind::Layer => row.iter().sum::<f64>() / width as f64,
+                };
+                let squares = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>();
+                let scale = 1.0 / (squares / width as f64 + f64::from(EPS)).sqrt();
+                want.extend(row.iter().enumerate().map(|(i, x)| {
+                    let weight = f64::from(weight[group % n_weights * width + i]);
+                    let bias = f64::from(bias[i]);
+                    let factor = if has_weight { weight } else { 1.0 };
+                    (x - mean) * scale * factor + if has_bias { bias } else { 0.0 }
+                }));
+            }
+            let case = format!("{kind:?} norm {groups} × {width}, {has_weight}, {has_bias}");
+            report.compare(&case, got, &want, 4e-6);
+        }
     }
     report.finish();
 }
