@@ -62,7 +62,7 @@ const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("arctic", GPU, arctic::load),
     ("bailingmoe2", GPU, bailingmoe2::load),
     ("cohere2moe", CPU, cohere2moe::load),
-    ("dbrx", CPU, dbrx::load),
+    ("dbrx", GPU, dbrx::load),
     ("deepseek2", CPU, deepseek2::load),
     ("deepseek2-ocr", GPU, deepseek2_ocr::load),
     ("dots1", GPU, dots1::load),
