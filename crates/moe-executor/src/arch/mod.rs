@@ -84,7 +84,7 @@ const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("mistral4", CPU, deepseek2::load),
     ("nemotron_h_moe", CPU, nemotron_h_moe::load),
     ("olmoe", GPU, olmoe::load),
-    ("phimoe", CPU, phimoe::load),
+    ("phimoe", GPU, phimoe::load),
     ("qwen2moe", GPU, qwen2moe::load),
     ("qwen35moe", CPU, qwen35moe::load),
     ("qwen3moe", GPU, qwen3moe::load),
