@@ -505,8 +505,8 @@ impl<'g> MoeLayer<'g> {
         };
         let gate = projection([gate_name, "ffn_moe_gate_biased"], gate);
         let activated = match self.spec.glu {
-            Glu::Swiglu if self.limit.is_some() => "ffn_moe_swiglu_limited",
-            Glu::Swiglu => "ffn_moe_swiglu",
+            Glu::Swiglu if self.limit.is_none() => "ffn_moe_swiglu",
+            Glu::Swiglu | Glu::SwigluLimited(_) => "ffn_moe_swiglu_limited",
             Glu::SwigluOai => "ffn_moe_swiglu_oai",
             Glu::Reglu => "ffn_moe_reglu",
             Glu::Geglu => "ffn_moe_geglu",

@@ -90,7 +90,7 @@ const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("qwen3moe", GPU, qwen3moe::load),
     ("qwen3next", CPU, qwen3next::load),
     ("smallthinker", CPU, smallthinker::load),
-    ("step35", CPU, step35::load),
+    ("step35", GPU, step35::load),
 ];
 
 /// The supported architectures, sorted by name.

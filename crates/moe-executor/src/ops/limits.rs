@@ -3,7 +3,7 @@
 
 use crate::activation::{Activation, NodeName};
 use crate::cpu::map::Map;
-use crate::ops::{Ops, number};
+use crate::ops::{Ops, Scope, number};
 use crate::recorder::Source;
 
 /// A limit of a SwiGLU.
@@ -23,9 +23,58 @@ impl Ops<'_> {
         self.map(number::CLAMP, limited, Map::AtMost(limit.limit), gate);
     }
 
+    /// [`Ops::limit_gate`] as operations of `scope`, which may have computed them.
+    pub(super) fn limit_gate_in(
+        &mut self,
+        scope: &mut Scope,
+        limit: &SwigluLimit,
+        gate: &mut Activation,
+    ) {
+        if !scope.is_done() {
+            return self.limit_gate(limit, gate);
+        }
+        let [activated, limited, _] = limit.names;
+        for (op, name) in [(number::UNARY, activated), (number::CLAMP, limited)] {
+            let before = Source::from(&*gate);
+            gate.name = name;
+            self.record(scope, op, name, &[before]);
+        }
+    }
+
     /// Limits `up` to `-limit..=limit`.
     pub fn limit_up(&mut self, limit: &SwigluLimit, up: &mut Activation) {
         self.clamp(limit.names[2], limit.limit, up);
+    }
+
+    /// [`Ops::limit_up`] as the operation of `scope`, which may have computed it.
+    pub(super) fn limit_up_in(
+        &mut self,
+        scope: &mut Scope,
+        limit: &SwigluLimit,
+        up: &mut Activation,
+    ) {
+        if !scope.is_done() {
+            return self.limit_up(limit, up);
+        }
+        let before = Source::from(&*up);
+        up.name = limit.names[2];
+        self.record(scope, number::CLAMP, up.name, &[before]);
+    }
+
+    /// [`Ops::multiply_gate`] as the operation of `scope`, which may have computed it.
+    pub(super) fn multiply_gate_in(
+        &mut self,
+        scope: &mut Scope,
+        name: NodeName,
+        gate: &mut Activation,
+        up: &mut Activation,
+    ) {
+        if !scope.is_done() {
+            return self.multiply_gate(name, gate, up);
+        }
+        let sources = [(&*gate).into(), (&*up).into()];
+        gate.name = name;
+        self.record(scope, number::MUL, name, &sources);
     }
 
     /// `gate *= up`

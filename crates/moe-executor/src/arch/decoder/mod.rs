@@ -11,7 +11,7 @@ use moe_gguf::LayerId;
 
 use crate::activation::NodeName;
 use crate::error::Result;
-use crate::hparams::{HParams, Heads, SwigluLimits};
+use crate::hparams::{HParams, Heads};
 use crate::kv_cache::KvCache;
 use crate::moe::MoeLayer;
 use crate::ops::Ops;
@@ -71,12 +71,8 @@ impl<'g> Decoder<'g> {
         if self.spec.dense_block == DenseBlock::Normed || self.spec.layer_scales {
             return Some("factors on routers or layers");
         }
-        let mut limits = self.hp.swiglu_limits.iter();
-        if limits.any(|limits| *limits != SwigluLimits::default()) {
-            return Some("limits of activations");
-        }
-        if self.spec.moe.routes_ahead || !self.spec.moe.glu.has_kernel() {
-            return Some("routers or activations");
+        if self.spec.moe.routes_ahead {
+            return Some("routers");
         }
         if self.spec.moe.ungated.is_some() {
             return Some("experts without a gate");

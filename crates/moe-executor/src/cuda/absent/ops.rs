@@ -187,7 +187,7 @@ impl Device {
         _: &mut Activation,
         _: &mut Routing,
         _: usize,
-        _: &mut Activation,
+        _: [&mut Activation; 2],
     ) -> Result<Option<Ptr>> {
         match self.never {}
     }

@@ -1,6 +1,7 @@
 // Norms, sums, activations, rotary embedding and copies of rows, all f32. If an output may be an input, the same thread reads and
 // writes an element.
 #include "activations.cuh"
+#include "entries.cuh"
 
 // Sum over a block of up to 1024 threads, returned in every thread.
 __device__ float block_sum(float x) {
@@ -96,23 +97,11 @@ KERNEL rope_neighbours(float* x, const float* angles, unsigned row_width, unsign
     rotate(x, angles, row_width, head_dim, n_dims, 1, 2);
 }
 
-// x · sigmoid(alpha x)
-__device__ float silu(float x, float alpha) { return x / (1.0f + expf(-alpha * x)); }
-
-KERNEL swiglu(float* gate, const float* up, size_t n, Start start) {
+// The gated activation of `n` elements. `glu`: see `activate_any`.
+KERNEL glu(float* gate, const float* up, unsigned glu, size_t n, Start start) {
     follow_previous(start);
     const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < n) gate[i] = silu(gate[i], 1.0f) * up[i];
-}
-
-KERNEL swiglu_oai(float* gate, const float* up, size_t n, Start start) {
-    follow_previous(start);
-    const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i >= n) return;
-    // Comparisons, unlike fminf, propagate NaN.
-    const float g = gate[i] > 7.0f ? 7.0f : gate[i];
-    const float u = up[i] > 7.0f ? 7.0f : up[i] < -7.0f ? -7.0f : up[i];
-    gate[i] = silu(g, 1.702f) * (u + 1.0f);
+    if (i < n) gate[i] = activate_any(glu, gate[i], up[i]);
 }
 
 // Stores the time at which all earlier work on the stream is complete.
@@ -127,7 +116,7 @@ __device__ float map_one(unsigned function, float x, float a) {
     case CLAMP: return x > a ? a : x < -a ? -a : x;
     case AT_MOST: return x > a ? a : x;
     case SIGMOID: return 1.0f / (1.0f + expf(-x));
-    case SILU: return silu(x, 1.0f);
+    case SILU: return x / (1.0f + expf(-x));
     default: return tanhf(x);
     }
 }

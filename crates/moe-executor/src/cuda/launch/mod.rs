@@ -31,7 +31,7 @@ use crate::kv_cache::CacheType;
 
 pub use attention::Attention;
 pub use experts::{Fetched, FindSlots, GateUp, MulMatId};
-pub use products::Weights;
+pub use products::{Weights, ends_products};
 pub use router::{MAX_EXPERTS, Route};
 pub use rows::{GroupNorm, Multiply, Rope};
 pub use store::{Cached, Store};

@@ -2,12 +2,13 @@
 
 use cudarc::driver::{CudaStream, LaunchConfig};
 
+use super::products::code;
 use super::{Kernels, grid};
 use crate::cpu::glu::Glu;
 use crate::cpu::map::Map;
 use crate::cuda::kernel::kernels;
 use crate::cuda::module::args;
-use crate::cuda::{Error, Ptr, Result};
+use crate::cuda::{Ptr, Result};
 use crate::hparams::{NormKind, RopeLayout};
 
 kernels! {
@@ -16,7 +17,7 @@ kernels! {
     );
     ADD = "add" => (a: Ptr, b: Ptr, n: U64, out: Ptr);
     SCALE_ROWS_BY_SIGMOID = "scale_rows_by_sigmoid" => (x: Ptr, score: Ptr, width: U32);
-    SWIGLU = "swiglu", SWIGLU_OAI = "swiglu_oai" => (gate: Ptr, up: Ptr, n: U64);
+    GLU = "glu" => (gate: Ptr, up: Ptr, glu: U32, n: U64);
     GET_ROWS = "get_rows" => (x: Ptr, rows: Ptr, width: U32, out: Ptr);
     ROPE_HALVES = "rope_halves", ROPE_NEIGHBOURS = "rope_neighbours" => (
         x: Ptr, angles: Ptr, row_width: U32, head_dim: U32, n_dims: U32,
@@ -100,14 +101,6 @@ pub struct Multiply {
     pub out: Ptr,
 }
 
-/// The error for an activation without a kernel.
-pub(super) fn without_kernel(glu: Glu) -> Error {
-    Error::Unsupported {
-        kernel: "swiglu",
-        what: format!("the activation {glu:?}"),
-    }
-}
-
 impl Kernels {
     /// Stores the time at which all earlier work on the stream is complete, if a start is wanted ([`Launches::store_start`]).
     ///
@@ -165,13 +158,9 @@ impl Kernels {
 
     /// `gate = glu(gate, up)` with `n` elements.
     pub fn glu(&self, stream: &CudaStream, glu: Glu, gate: Ptr, up: Ptr, n: usize) -> Result<()> {
-        let kernel = match glu {
-            Glu::Swiglu => SWIGLU,
-            Glu::SwigluOai => SWIGLU_OAI,
-            Glu::Reglu | Glu::Geglu => return Err(without_kernel(glu)),
-        };
         let grid = grid(n.div_ceil(THREADS), THREADS);
-        self.rows.launch(stream, kernel, grid, &args![gate, up, n])
+        let args = args![gate, up, code(Some(glu)), n];
+        self.rows.launch(stream, GLU, grid, &args)
     }
 
     /// Normalizes each group.

@@ -2,14 +2,15 @@
 
 use crate::activation::Activation;
 use crate::cpu::glu::Glu;
-use crate::cuda::launch::{Down, Fetched, GateUp, Kernels, MulMatId, Rows};
+use crate::cuda::launch::{Down, Fetched, GateUp, Kernels, MulMatId, Rows, ends_products};
 use crate::cuda::{Device, Ptr, Result, Scratch};
 use crate::recorder::Routing;
 use crate::weights::{Linear, Matrix};
 
 impl Device {
     /// Gate, up and their activation for the selected experts of every token, without the first `slot` experts. `slot` is 0 if
-    /// there is more than one token. Returns the address of the quantized results, if the kernel quantizes them (one token only).
+    /// there is more than one token. The results are in `out`; `up_out` is only used for activations that the products cannot apply.
+    /// Returns the address of the quantized results, if the kernel quantizes them (one token only).
     pub(crate) fn experts_gate_up(
         &mut self,
         [gate, up]: [&Linear; 2],
@@ -17,7 +18,7 @@ impl Device {
         x: &mut Activation,
         routing: &mut Routing,
         slot: usize,
-        out: &mut Activation,
+        [out, up_out]: [&mut Activation; 2],
     ) -> Result<Option<Ptr>> {
         let Matrix {
             n_out, n_expert, ..
@@ -29,6 +30,12 @@ impl Device {
                 Kernels::scratch_size(routing.n_expert_used, n_out),
             )?,
             _ => Ptr::NULL,
+        };
+        let first = slot * n_out * size_of::<f32>();
+        let up_out = if ends_products(glu) {
+            Ptr::NULL
+        } else {
+            up_out.values.fill_device(self.gpu())?.offset(first)
         };
         let operands = GateUp {
             gate: self.experts(&gate.weights, routing, slot, Scratch::Gate)?,
@@ -44,10 +51,8 @@ impl Device {
             tokens: x.rows,
             k: routing.n_expert_used - slot,
             n_expert,
-            out: out
-                .values
-                .fill_device(self.gpu())?
-                .offset(slot * n_out * size_of::<f32>()),
+            out: out.values.fill_device(self.gpu())?.offset(first),
+            up_out,
             quantized,
             scratch: self.quantized(x.rows, x.width)?,
             work: self.worklist(routing, n_expert)?,

@@ -2,7 +2,7 @@
 
 use crate::activation::Activation;
 use crate::cpu::glu::Glu;
-use crate::cuda::launch::{Down, GateUp, Kernels, MulMatId, Rows};
+use crate::cuda::launch::{Down, GateUp, Kernels, MulMatId, Rows, ends_products};
 use crate::cuda::{Device, Ptr, Result, Scratch};
 use crate::device_id::DeviceId;
 use crate::hot_cache::Projections;
@@ -78,7 +78,10 @@ impl Device {
             1 => self.scratch(Scratch::Hidden, Kernels::scratch_size(k, n_ff))?,
             _ => Ptr::NULL,
         };
-        let hidden = self.scratch(Scratch::LaneHidden, entries * n_ff * size_of::<f32>())?;
+        // The products with `up` are after the hidden activations.
+        let hidden_size = entries * n_ff * size_of::<f32>();
+        let n_hidden = if ends_products(call.glu) { 1 } else { 2 };
+        let hidden = self.scratch(Scratch::LaneHidden, n_hidden * hidden_size)?;
         let work = Kernels::work_size(tokens, k, n_slots);
         let work = self.scratch(Scratch::Worklist, work)?;
         let operands = GateUp {
@@ -93,6 +96,7 @@ impl Device {
             k,
             n_expert: n_slots,
             out: hidden,
+            up_out: hidden.offset(hidden_size),
             quantized,
             scratch: self.quantized(tokens, call.input.width)?,
             work,

@@ -92,7 +92,7 @@ impl<'c> GpuLanes<'c> {
             let hot = HotCall {
                 lane: index,
                 linears: call.nodes.linears(),
-                glu: call.nodes.glu,
+                glu: call.nodes.activation().of_one_kernel(),
                 input,
                 k: if call.direct_merge && tokens == 1 {
                     call.work.stage_own(lane, self.staged)

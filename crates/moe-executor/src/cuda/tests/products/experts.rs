@@ -2,11 +2,10 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use crate::cpu::glu::Glu;
 use crate::cuda::launch::{Fetched, GateUp, Kernels, MulMatId, Weights};
 use moe_gguf::GgmlType;
 
-use super::operands::{Bias, Matrices, Wanted, compare, rounded, tolerance, types};
+use super::operands::{Bias, GLUS, Matrices, Wanted, compare, rounded, tolerance, types};
 use crate::cuda::tests::device::{Device, Memory, noise, wide};
 use moe_testkit::Report;
 
@@ -228,7 +227,7 @@ fn gate_and_up() {
         } else {
             (512, 66)
         };
-        let glu = [Glu::Swiglu, Glu::SwigluOai][i % 2];
+        let glu = GLUS[i % GLUS.len()];
         for routing in routings() {
             let entries = routing.ids.len();
             let matrices = |ty, seed| Matrices::random(ty, routing.n_expert, n_in, n_ff, seed);
@@ -243,6 +242,7 @@ fn gate_and_up() {
             let gate_bias = Bias::new(device, with_bias, 6);
             let up_bias = Bias::new(device, with_bias, 7);
             let (dx, out) = (device.upload(&x), device.nan_output(entries * n_ff));
+            let up_out = device.nan_output(entries * n_ff);
             let scratch = device.upload(&vec![0xa5u8; Kernels::scratch_size(routing.tokens, n_in)]);
             let quantized = device.upload(&vec![0xa5u8; Kernels::scratch_size(routing.k, n_ff)]);
             let product = GateUp {
@@ -257,6 +257,7 @@ fn gate_and_up() {
                 k: routing.k,
                 n_expert: routing.n_expert,
                 out: device.at(&out),
+                up_out: device.at(&up_out),
                 quantized: device.at(&quantized),
                 scratch: device.at(&scratch),
                 work: device.at(&work),
