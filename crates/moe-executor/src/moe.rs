@@ -370,6 +370,7 @@ impl<'g> MoeLayer<'g> {
     ) {
         ops.begin_call(device);
         ops.end_routing(device);
+        ops.wait_for_input(x);
         self.experts(ops, device, s, weights, x, out);
         self.finish(ops, device, s, x, out);
     }

@@ -89,7 +89,7 @@ const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("qwen35moe", CPU, qwen35moe::load),
     ("qwen3moe", GPU, qwen3moe::load),
     ("qwen3next", CPU, qwen3next::load),
-    ("smallthinker", CPU, smallthinker::load),
+    ("smallthinker", GPU, smallthinker::load),
     ("step35", GPU, step35::load),
 ];
 

@@ -71,9 +71,6 @@ impl<'g> Decoder<'g> {
         if self.spec.dense_block == DenseBlock::Normed || self.spec.layer_scales {
             return Some("factors on routers or layers");
         }
-        if self.spec.moe.routes_ahead {
-            return Some("routers");
-        }
         if self.spec.moe.ungated.is_some() {
             return Some("experts without a gate");
         }

@@ -108,6 +108,11 @@ impl Kernels {
         })
     }
 
+    /// Makes the next kernel start after everything that its stream was given, like [`Launches::follow_copy`].
+    pub fn follow_launches(&self) {
+        self.launches.follow_copy();
+    }
+
     /// The launches of the GPU.
     pub(super) fn launches(&self) -> &Arc<Launches> {
         &self.launches
