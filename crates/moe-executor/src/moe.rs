@@ -308,9 +308,6 @@ impl<'g> MoeLayer<'g> {
 
     /// A part of the layer that has no GPU kernel.
     pub(crate) fn without_kernel(&self) -> Option<&'static str> {
-        if self.is_fused() {
-            return Some("gate and up of the experts in one tensor");
-        }
         if self.spec.weights_first || self.spec.selects_by_scores {
             return Some("weights on the inputs of experts");
         }

@@ -47,7 +47,7 @@ type Load = for<'g> fn(&Loader<'g>, &Keys) -> Result<Decoder<'g>>;
 pub struct Architecture {
     /// Value of `general.architecture`.
     pub name: &'static str,
-    /// Whether all operations have a GPU kernel. Models with gate and up of the experts in one tensor are exceptions.
+    /// Whether all operations have a GPU kernel.
     pub runs_on_gpu: bool,
 }
 
