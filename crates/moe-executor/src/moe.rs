@@ -308,10 +308,8 @@ impl<'g> MoeLayer<'g> {
 
     /// A part of the layer that has no GPU kernel.
     pub(crate) fn without_kernel(&self) -> Option<&'static str> {
-        if self.spec.weights_first || self.spec.selects_by_scores {
-            return Some("weights on the inputs of experts");
-        }
-        self.scales.as_ref().map(|_| "factors of experts")
+        let is_special = self.spec.weights_first || self.spec.selects_by_scores;
+        is_special.then_some("weights on the inputs of experts")
     }
 
     /// The number of operations that write one record per pass, and the number of those that write one record per token.

@@ -61,7 +61,7 @@ const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("afmoe", GPU, afmoe::load),
     ("arctic", GPU, arctic::load),
     ("bailingmoe2", GPU, bailingmoe2::load),
-    ("cohere2moe", CPU, cohere2moe::load),
+    ("cohere2moe", GPU, cohere2moe::load),
     ("dbrx", GPU, dbrx::load),
     ("deepseek2", CPU, deepseek2::load),
     ("deepseek2-ocr", GPU, deepseek2_ocr::load),

@@ -97,8 +97,13 @@ impl<'a> Ops<'a> {
             return Some(LaneCounts::default());
         }
         let is_generated = self.recorder.phase() == Phase::Generate;
+        // Only the CPU multiplies the router weights by the factors of the experts.
+        let has_factors = down.scales.is_some();
         let is_on_gpu = x.rows == 1 && x.values.home() == gpu && routing.ids.home() == gpu;
-        if !is_generated || !is_on_gpu || hot.mode() == PerfMode::Full || !slots.runs_ahead(il) {
+        if !is_generated || !is_on_gpu || has_factors {
+            return None;
+        }
+        if hot.mode() == PerfMode::Full || !slots.runs_ahead(il) {
             return None;
         }
         slots.make_room(hot, &mut self.devices);

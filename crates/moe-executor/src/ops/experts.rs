@@ -223,6 +223,9 @@ impl Ops<'_> {
     ) -> Option<Scope> {
         let (gpu, quantized) = layer.hidden.filter(|_| layer.fetches.is_none())?;
         let down = projection.linear;
+        if projection.scales.is_some() {
+            return None;
+        }
         if self.devices.holder(&down.weights) != Some(gpu) {
             return None;
         }
@@ -255,7 +258,11 @@ impl Ops<'_> {
         let mut scope = self.start_experts();
         let (device, lane) = self.device_of_experts(&[weights], routing);
         let done = self.on(&mut scope, device, |gpu| {
-            gpu.mul_mat_id(projection.linear, src, routing, dst)
+            gpu.mul_mat_id(projection.linear, src, routing, dst)?;
+            match &projection.scales {
+                Some(scales) => gpu.scale_experts(scales, routing, dst),
+                None => Ok(()),
+            }
         });
         if !done {
             self.fetch_expert_inputs(src, routing, true);

@@ -127,6 +127,11 @@ impl Ops<'_> {
             self.fetch(&mut src.values);
             self.project_missed(gpu, projection, src, routing, &arrived, dst);
         }
+        if let (Some(scales), Some(gpu)) = (&projection.scales, self.devices.gpu_mut(gpu))
+            && let Err(error) = gpu.scale_experts(scales, routing, dst)
+        {
+            self.fault.get_or_insert(error);
+        }
         let lane = |&arrived: &bool| {
             if arrived {
                 lane::POST_FETCHED

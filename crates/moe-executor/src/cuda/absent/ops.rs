@@ -12,7 +12,7 @@ use crate::hparams::Rope;
 use crate::kv_cache::{Batch, CacheTensor, KvLayer};
 use crate::mirrored::Mirrored;
 use crate::norm::Norm;
-use crate::ops::RouterSpec;
+use crate::ops::{ExpertScales, RouterSpec};
 use crate::recorder::Routing;
 use crate::weights::{Linear, Matrix, Vector};
 
@@ -224,6 +224,15 @@ impl Device {
         _: &mut Routing,
         _: &mut Activation,
     ) -> Result<Vec<bool>> {
+        match self.never {}
+    }
+
+    pub(crate) fn scale_experts(
+        &mut self,
+        _: &ExpertScales,
+        _: &mut Routing,
+        _: &mut Activation,
+    ) -> Result<()> {
         match self.never {}
     }
 

@@ -2,8 +2,11 @@
 
 use crate::activation::Activation;
 use crate::cpu::glu::Glu;
-use crate::cuda::launch::{Down, Fetched, GateUp, Kernels, MulMatId, Rows, ends_products};
+use crate::cuda::launch::{
+    Down, Fetched, GateUp, Kernels, MulMatId, Multiply, Rows, ends_products,
+};
 use crate::cuda::{Device, Ptr, Result, Scratch};
+use crate::ops::ExpertScales;
 use crate::recorder::Routing;
 use crate::weights::{Linear, Matrix};
 
@@ -153,6 +156,31 @@ impl Device {
         self.kernels().mul_mat_fetched(self.stream(), &operands)?;
         self.end_fetched_product(start)?;
         Ok(ready)
+    }
+
+    /// Multiplies the row of each token and slot by the factor of its expert; `x (tokens, k, width)`.
+    pub(crate) fn scale_experts(
+        &mut self,
+        scales: &ExpertScales,
+        routing: &mut Routing,
+        x: &mut Activation,
+    ) -> Result<()> {
+        let factors = self.vector(scales.factors)?;
+        let ids = routing.ids.device(self.gpu())?;
+        let (rows, width) = (x.rows, x.width);
+        let x = x.values.update_device(self.gpu())?;
+        let operands = Multiply {
+            x,
+            factors,
+            ids,
+            rows_per: 1,
+            rows,
+            width,
+            group: width,
+            per_row: 1,
+            out: x,
+        };
+        self.kernels().multiply(self.stream(), &operands)
     }
 
     /// The weighted sum of the experts of every token.
