@@ -47,8 +47,6 @@ pub struct MoeSpec {
     pub sum: &'static str,
     /// Whether the router reads the input of the layer, before its norm.
     pub routes_ahead: bool,
-    /// Whether experts are selected by their scores instead of their probabilities.
-    pub selects_by_scores: bool,
     /// Whether the weights of the experts are applied to their inputs instead of their outputs.
     pub weights_first: bool,
     /// The expert that processes all tokens, if the architecture has one.
@@ -125,7 +123,6 @@ impl MoeSpec {
         expert_scales: false,
         sum: "ffn_moe_out",
         routes_ahead: false,
-        selects_by_scores: false,
         weights_first: false,
         shared: None,
         shared_sum: "ffn_out",
@@ -308,7 +305,7 @@ impl<'g> MoeLayer<'g> {
 
     /// A part of the layer that has no GPU kernel.
     pub(crate) fn without_kernel(&self) -> Option<&'static str> {
-        let is_special = self.spec.weights_first || self.spec.selects_by_scores;
+        let is_special = self.spec.weights_first;
         is_special.then_some("weights on the inputs of experts")
     }
 
@@ -376,7 +373,6 @@ impl<'g> MoeLayer<'g> {
             gating: self.spec.gating,
             selection_bias: self.selection_bias.as_ref(),
             groups: self.groups,
-            selects_by_scores: self.spec.selects_by_scores,
             norm_weights: self.spec.norm_weights,
             weights_scale: self.spec.weights_scale,
             n_expert_used: self.n_expert_used,
