@@ -243,9 +243,6 @@ impl<'g> AttentionLayer<'g> {
         if self.spec.latent.is_some() {
             return Some("latent attention");
         }
-        if self.shape.chunk.is_some() {
-            return Some("attention to chunks");
-        }
         if self.shape.value_dim != self.shape.head_dim || !self.has_kv() {
             return Some("values of another width or of another layer");
         }

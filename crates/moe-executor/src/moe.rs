@@ -303,12 +303,6 @@ impl<'g> MoeLayer<'g> {
         matches!(&self.gate, Gate::Glu(gate) if gate.weights.shares_tensor(&self.up.weights))
     }
 
-    /// A part of the layer that has no GPU kernel.
-    pub(crate) fn without_kernel(&self) -> Option<&'static str> {
-        let is_special = self.spec.weights_first;
-        is_special.then_some("weights on the inputs of experts")
-    }
-
     /// The number of operations that write one record per pass, and the number of those that write one record per token.
     pub(crate) fn ops(&self, hp: &HParams) -> (usize, usize) {
         let (pass, token) = self.spec.ops(hp, self.n_expert_used);

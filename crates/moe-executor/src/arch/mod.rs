@@ -77,7 +77,7 @@ const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("hunyuan-moe", GPU, hunyuan_moe::load),
     ("lfm2moe", CPU, lfm2moe::load),
     ("llama", GPU, llama::load),
-    ("llama4", CPU, llama4::load),
+    ("llama4", GPU, llama4::load),
     ("mellum", GPU, mellum::load),
     ("mimo2", CPU, mimo2::load),
     ("minimax-m2", GPU, minimax_m2::load),

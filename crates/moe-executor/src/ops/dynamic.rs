@@ -97,10 +97,10 @@ impl<'a> Ops<'a> {
             return Some(LaneCounts::default());
         }
         let is_generated = self.recorder.phase() == Phase::Generate;
-        // Only the CPU multiplies the router weights by the factors of the experts.
-        let has_factors = down.scales.is_some();
+        // Factors of experts are multiplied by the router weights on the CPU, and weighted inputs have records of their own.
+        let is_special = down.scales.is_some() || nodes.merge.weights_first;
         let is_on_gpu = x.rows == 1 && x.values.home() == gpu && routing.ids.home() == gpu;
-        if !is_generated || !is_on_gpu || has_factors {
+        if !is_generated || !is_on_gpu || is_special {
             return None;
         }
         if hot.mode() == PerfMode::Full || !slots.runs_ahead(il) {
@@ -123,6 +123,7 @@ impl<'a> Ops<'a> {
                 lane: 0,
                 linears: nodes.linears(),
                 glu: nodes.activation().of_one_kernel(),
+                weights_first: false,
                 input,
                 tokens: 1,
                 k,

@@ -223,7 +223,7 @@ impl Ops<'_> {
     ) -> Option<Scope> {
         let (gpu, quantized) = layer.hidden.filter(|_| layer.fetches.is_none())?;
         let down = projection.linear;
-        if projection.scales.is_some() {
+        if projection.scales.is_some() || merge.weights_first {
             return None;
         }
         if self.devices.holder(&down.weights) != Some(gpu) {
@@ -456,10 +456,15 @@ impl Ops<'_> {
         let mut scope = self.start();
         dst.shape(merge.sum, width, tokens);
         let device = experts.values.home();
-        let done = self.on(&mut scope, device, |gpu| gpu.merge(experts, routing, dst));
+        let is_weighted = !merge.weights_first;
+        let done = self.on(&mut scope, device, |gpu| {
+            gpu.merge(experts, routing, is_weighted, dst)
+        });
         if !done {
             self.fetch(&mut experts.values);
-            self.fetch(&mut routing.weights);
+            if is_weighted {
+                self.fetch(&mut routing.weights);
+            }
         }
         self.merge_rows(scope, il, merge, routing, experts, dst);
     }

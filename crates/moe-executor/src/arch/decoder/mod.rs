@@ -74,11 +74,8 @@ impl<'g> Decoder<'g> {
         if self.spec.moe.ungated.is_some() {
             return Some("experts without a gate");
         }
-        let without_kernel = |layer: &DecoderLayer| {
-            let experts = layer.moe().and_then(MoeLayer::without_kernel);
-            experts.or(layer.mixer.without_kernel())
-        };
-        self.layers.iter().find_map(without_kernel)
+        let mut layers = self.layers.iter();
+        layers.find_map(|layer| layer.mixer.without_kernel())
     }
 
     /// Looks up the embeddings of `s.tokens` and stores them in the residual stream `s.x`.

@@ -25,6 +25,7 @@ pub(crate) struct HotCall<'a, 'g> {
     pub lane: usize,
     pub linears: Projections<'a, 'g>,
     pub glu: Glu,
+    pub weights_first: bool,
     pub input: HotInput,
     pub tokens: usize,
     pub k: usize,
@@ -248,10 +249,20 @@ impl Device {
         match self.never {}
     }
 
+    pub(crate) fn weigh_inputs(
+        &mut self,
+        _: &mut Activation,
+        _: &mut Routing,
+        _: &mut Activation,
+    ) -> Result<()> {
+        match self.never {}
+    }
+
     pub(crate) fn merge(
         &mut self,
         _: &mut Activation,
         _: &mut Routing,
+        _: bool,
         _: &mut Activation,
     ) -> Result<()> {
         match self.never {}

@@ -43,8 +43,10 @@ __device__ inline float4 scaled(float4 x, float factor) { return {x.x * factor, 
 // A row of a head as vectors of four.
 __device__ inline const float4* fours_of(const float* row) { return reinterpret_cast<const float4*>(row); }
 
-// First position that is visible to a token.
+// First position that is visible to a token. With the highest bit of `window`, the positions are divided into chunks of the length in the
+// other bits, and a token sees those of its own chunk.
 __device__ inline unsigned first_seen(unsigned position, const Shape& shape) {
+    if (shape.window >> 31) return position - position % (shape.window & 0x7fffffff);
     return shape.window && position + 1 > shape.window ? position + 1 - shape.window : 0;
 }
 

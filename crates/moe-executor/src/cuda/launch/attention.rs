@@ -154,7 +154,7 @@ impl Kernels {
             shape.n_head,
             shape.n_head_kv,
             shape.head_dim,
-            shape.window.unwrap_or(0),
+            window(shape),
             plan.heads,
             plan.splits,
             stride,
@@ -298,6 +298,12 @@ pub(super) fn share(shape: &Shape, most: usize) -> (usize, usize) {
     let per_kv = shape.n_head / shape.n_head_kv;
     let heads = per_kv.div_ceil(per_kv.div_ceil(most));
     (heads, per_kv.div_ceil(heads))
+}
+
+/// The visible positions as an argument of kernels: see `first_seen` in attention.cuh.
+fn window(shape: &Shape) -> usize {
+    let chunk = shape.chunk.map(|length| 1 << 31 | length);
+    chunk.or(shape.window).unwrap_or(0)
 }
 
 /// The types of keys and values as an argument of kernels.

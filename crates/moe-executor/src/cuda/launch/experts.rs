@@ -358,7 +358,7 @@ impl Kernels {
     }
 
     /// `out[token] = Σ experts[token, slot] · weights[token, slot]`, summed in the order of the slots. `experts`: `(tokens, k,
-    /// width)`, `weights`: `(tokens, k)`, `out`: `(tokens, width)`.
+    /// width)`, `weights`: `(tokens, k)`, or null for a sum without weights, `out`: `(tokens, width)`.
     ///
     /// # Errors
     /// A driver error.

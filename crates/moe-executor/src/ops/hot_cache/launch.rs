@@ -95,6 +95,7 @@ impl<'c> GpuLanes<'c> {
                 lane: index,
                 linears: call.nodes.linears(),
                 glu: call.nodes.activation().of_one_kernel(),
+                weights_first: call.nodes.merge.weights_first,
                 input,
                 k: if call.direct_merge && tokens == 1 {
                     call.work.stage_own(lane, factors, self.staged)

@@ -245,6 +245,8 @@ impl Ops<'_> {
         };
         call.shape(&mut io);
 
+        let mut gpus = GpuLanes::new(&mut scratch.sums, &mut scratch.staged, events);
+        gpus.copy_inputs(self, &call, io.x);
         if nodes.merge.weights_first {
             let mut inputs = WeightedInputs {
                 x: &mut *io.x,
@@ -254,8 +256,6 @@ impl Ops<'_> {
             self.weigh_entries(nodes.at.il, nodes.merge.weights, work, &mut inputs);
             std::mem::swap(&mut io.x, &mut io.weighted);
         }
-        let mut gpus = GpuLanes::new(&mut scratch.sums, &mut scratch.staged, events);
-        gpus.copy_inputs(self, &call, io.x);
         let start = now();
         let on_cpu = self.gate_products(&call, &mut gpus, &mut scratch.groups, &mut io);
         scratch.times.gpu_lanes = gpus.spans;

@@ -465,3 +465,25 @@ fn rejects_unsupported_head_sizes() {
         assert!(matches!(size, Err(Error::Unsupported { .. })), "{d}");
     }
 }
+
+#[test]
+fn chunks_of_positions() {
+    let Some(device) = Device::open() else { return };
+    let threads = Threads::new(8).unwrap();
+    let mut report = Report::default();
+    for d in [64, 128, 256] {
+        // Tokens in one chunk, at its start and its end, and in several chunks.
+        for (n, past) in [(1, 95), (1, 96), (1, 1000), (3, 95), (40, 80), (130, 0)] {
+            let positions: Vec<u32> = (past..past + n).collect();
+            let shape = Shape {
+                chunk: Some(48),
+                ..shape(8, 2, d, None)
+            };
+            for cache in [F32, F16] {
+                let devices = (device, &threads);
+                check(devices, &shape, true, &positions, cache, &mut report);
+            }
+        }
+    }
+    report.finish();
+}

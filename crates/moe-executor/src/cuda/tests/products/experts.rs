@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
+use crate::cuda::Ptr;
 use crate::cuda::launch::{Fetched, GateUp, Kernels, MulMatId, Weights};
 use moe_gguf::GgmlType;
 
@@ -292,27 +293,34 @@ fn merge_sums_in_the_order_of_slots() {
     for (tokens, k, width) in [(1, 8, 2048), (1, 1, 7), (5, 2, 33), (300, 4, 100)] {
         let (experts, weights) = (noise(tokens * k * width, 1), noise(tokens * k, 2));
         let (de, dw) = (device.upload(&experts), device.upload(&weights));
-        let out = device.nan_output(tokens * width);
-        let done = device.kernels.merge(
-            &device.stream,
-            device.at(&de),
-            device.at(&dw),
-            tokens,
-            k,
-            width,
-            device.at(&out),
-        );
-        let got = device.after(done, &out);
-        let value = |i: usize| {
-            let (token, column) = (i / width, i % width);
-            let product = |slot: usize| {
-                experts[(token * k + slot) * width + column] * weights[token * k + slot]
+        for is_weighted in [true, false] {
+            let out = device.nan_output(tokens * width);
+            let by = if is_weighted {
+                device.at(&dw)
+            } else {
+                Ptr::NULL
             };
-            (1..k).fold(product(0), |sum, slot| sum + product(slot))
-        };
-        let want: Vec<f32> = (0..tokens * width).map(value).collect();
-        let case = format!("merge {tokens} × {k} of {width}");
-        report.compare(&case, got, &wide(&want), 0.0);
+            let (from, to) = (device.at(&de), device.at(&out));
+            let done = device
+                .kernels
+                .merge(&device.stream, from, by, tokens, k, width, to);
+            let got = device.after(done, &out);
+            let value = |i: usize| {
+                let (token, column) = (i / width, i % width);
+                let product = |slot: usize| {
+                    let weight = if is_weighted {
+                        weights[token * k + slot]
+                    } else {
+                        1.0
+                    };
+                    experts[(token * k + slot) * width + column] * weight
+                };
+                (1..k).fold(product(0), |sum, slot| sum + product(slot))
+            };
+            let want: Vec<f32> = (0..tokens * width).map(value).collect();
+            let case = format!("merge {tokens} × {k} of {width}, weights {is_weighted}");
+            report.compare(&case, got, &wide(&want), 0.0);
+        }
     }
     report.finish();
 }
