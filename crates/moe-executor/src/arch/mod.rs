@@ -73,7 +73,7 @@ const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("gpt-oss", GPU, gpt_oss::load),
     ("granitehybrid", CPU, granitehybrid::load),
     ("granitemoe", GPU, granitemoe::load),
-    ("grok", CPU, grok::load),
+    ("grok", GPU, grok::load),
     ("hunyuan-moe", GPU, hunyuan_moe::load),
     ("lfm2moe", CPU, lfm2moe::load),
     ("llama", GPU, llama::load),
