@@ -68,7 +68,7 @@ const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("dots1", GPU, dots1::load),
     ("ernie4_5-moe", GPU, ernie4_5_moe::load),
     ("exaone-moe", GPU, exaone_moe::load),
-    ("gemma4", CPU, gemma4::load),
+    ("gemma4", GPU, gemma4::load),
     ("glm4moe", GPU, glm4moe::load),
     ("gpt-oss", GPU, gpt_oss::load),
     ("granitehybrid", CPU, granitehybrid::load),

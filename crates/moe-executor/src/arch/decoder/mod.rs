@@ -68,9 +68,6 @@ impl<'g> Decoder<'g> {
 
     /// A part of the model that has no GPU kernel.
     pub(crate) fn without_kernel(&self) -> Option<&'static str> {
-        if self.spec.dense_block == DenseBlock::Normed || self.spec.layer_scales {
-            return Some("factors on routers or layers");
-        }
         if self.spec.moe.ungated.is_some() {
             return Some("experts without a gate");
         }
