@@ -240,9 +240,6 @@ impl<'g> AttentionLayer<'g> {
         if self.spec.latent.is_some() {
             return Some("latent attention");
         }
-        if self.shape.value_dim != self.shape.head_dim {
-            return Some("values of another width");
-        }
         self.spec.gated_queries.map(|_| "gates next to the queries")
     }
 

@@ -79,7 +79,7 @@ const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("llama", GPU, llama::load),
     ("llama4", GPU, llama4::load),
     ("mellum", GPU, mellum::load),
-    ("mimo2", CPU, mimo2::load),
+    ("mimo2", GPU, mimo2::load),
     ("minimax-m2", GPU, minimax_m2::load),
     ("mistral4", CPU, deepseek2::load),
     ("nemotron_h_moe", CPU, nemotron_h_moe::load),
