@@ -97,16 +97,6 @@ KERNEL rope_neighbours(float* x, const float* angles, unsigned row_width, unsign
     rotate(x, angles, row_width, head_dim, n_dims, 1, 2);
 }
 
-// The gated activation of `n` elements. `glu`: see `activate_any`.
-KERNEL glu(float* gate, const float* up, unsigned glu, size_t n, Start start) {
-    follow_previous(start);
-    const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < n) gate[i] = activate_any(glu, gate[i], up[i]);
-}
-
-// Stores the time at which all earlier work on the stream is complete.
-KERNEL mark(Start start) { follow_previous(start); }
-
 enum : unsigned { SCALE, CLAMP, AT_MOST, SIGMOID, SILU, TANH };  // the numbers in launch/rows.rs
 
 __device__ float map_one(unsigned function, float x, float a) {
@@ -168,3 +158,13 @@ KERNEL group_norm(
         out[i] = (weight ? value * weight[i] : value) + (bias ? bias[i] : 0.0f);
     }
 }
+
+// The gated activation of `n` elements. `glu`: see `activate_any`.
+KERNEL glu(float* gate, const float* up, unsigned glu, size_t n, Start start) {
+    follow_previous(start);
+    const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < n) gate[i] = activate_any(glu, gate[i], up[i]);
+}
+
+// Stores the time at which all earlier work on the stream is complete.
+KERNEL mark(Start start) { follow_previous(start); }

@@ -18,14 +18,6 @@ kernels! {
     ADD = "add" => (a: Ptr, b: Ptr, n: U64, out: Ptr);
     SCALE_ROWS_BY_SIGMOID = "scale_rows_by_sigmoid" => (x: Ptr, score: Ptr, width: U32);
     GLU = "glu" => (gate: Ptr, up: Ptr, glu: U32, n: U64);
-    GET_ROWS = "get_rows" => (x: Ptr, rows: Ptr, width: U32, out: Ptr);
-    ROPE_HALVES = "rope_halves", ROPE_NEIGHBOURS = "rope_neighbours" => (
-        x: Ptr, angles: Ptr, row_width: U32, head_dim: U32, n_dims: U32,
-    );
-    MARK = "mark" => ();
-    ADD_RMS_NORM = "add_rms_norm" => (
-        a: Ptr, b: Ptr, sum: Ptr, weight: Ptr, eps: F32, width: U32, out: Ptr, codes: Ptr, groups: Ptr, start_of_add: Ptr,
-    );
     MAP = "map" => (x: Ptr, function: U32, a: F32, n: U64);
     MULTIPLY = "multiply" => (
         x: Ptr, factors: Ptr, ids: Ptr, rows_per: U32, width: U32, group: U32, per_row: U32, out: Ptr,
@@ -34,28 +26,18 @@ kernels! {
     GROUP_NORM = "group_norm" => (
         x: Ptr, weight: Ptr, bias: Ptr, is_layer_norm: Bool, eps: F32, width: U32, n_weights: U32, out: Ptr,
     );
+    GET_ROWS = "get_rows" => (x: Ptr, rows: Ptr, width: U32, out: Ptr);
+    ROPE_HALVES = "rope_halves", ROPE_NEIGHBOURS = "rope_neighbours" => (
+        x: Ptr, angles: Ptr, row_width: U32, head_dim: U32, n_dims: U32,
+    );
+    MARK = "mark" => ();
+    ADD_RMS_NORM = "add_rms_norm" => (
+        a: Ptr, b: Ptr, sum: Ptr, weight: Ptr, eps: F32, width: U32, out: Ptr, codes: Ptr, groups: Ptr, start_of_add: Ptr,
+    );
 }
 
 /// Threads per block in kernels with one thread per element.
 const THREADS: usize = 256;
-
-/// Operands of the rotary embedding, which works in place.
-pub struct Rope {
-    /// `(rows, row_width)`: heads of `head_dim` elements each.
-    pub x: Ptr,
-    /// `(rows, n_dims)`: angles in the layout of `cpu::rope`.
-    pub angles: Ptr,
-    /// Number of rows of `x`.
-    pub rows: usize,
-    /// Elements per row.
-    pub row_width: usize,
-    /// Elements per head.
-    pub head_dim: usize,
-    /// Rotated elements per head: the first ones.
-    pub n_dims: usize,
-    /// Which elements form pairs.
-    pub layout: RopeLayout,
-}
 
 /// Operands of a norm of groups of elements.
 pub struct GroupNorm {
@@ -99,6 +81,24 @@ pub struct Multiply {
     pub per_row: usize,
     /// `(rows, width)`; may be `x` if `rows_per` is 1.
     pub out: Ptr,
+}
+
+/// Operands of the rotary embedding, which works in place.
+pub struct Rope {
+    /// `(rows, row_width)`: heads of `head_dim` elements each.
+    pub x: Ptr,
+    /// `(rows, n_dims)`: angles in the layout of `cpu::rope`.
+    pub angles: Ptr,
+    /// Number of rows of `x`.
+    pub rows: usize,
+    /// Elements per row.
+    pub row_width: usize,
+    /// Elements per head.
+    pub head_dim: usize,
+    /// Rotated elements per head: the first ones.
+    pub n_dims: usize,
+    /// Which elements form pairs.
+    pub layout: RopeLayout,
 }
 
 impl Kernels {
