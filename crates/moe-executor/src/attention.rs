@@ -237,30 +237,10 @@ impl<'g> AttentionLayer<'g> {
 
     /// A part of the layer that has no GPU kernel.
     pub(crate) fn without_kernel(&self) -> Option<&'static str> {
-        if self.spec.softcap.is_some() {
-            return Some("bounded attention scores");
-        }
-        if self.spec.scales_queries || self.spec.output_scale.is_some() {
-            return Some("factors on the queries or the output");
-        }
         if self.spec.latent.is_some() {
             return Some("latent attention");
         }
-        let is_plain = |norm: &Norm| norm.weight.is_none();
-        if self.value_norm.is_some() || self.qk_norms.iter().flatten().any(is_plain) {
-            return Some("norms without weights");
-        }
-        if self.shape.chunk.is_some() || self.temperature().is_some() {
-            return Some("attention to chunks, or factors that grow with the position");
-        }
-        if self.shape.value_dim != self.shape.head_dim || !self.has_kv() {
-            return Some("values of another width or of another layer");
-        }
-        let fused = self
-            .is_fused()
-            .then_some("queries, keys and values in one matrix");
-        let has_gate = self.gate.is_some() || self.spec.gated_queries.is_some();
-        fused.or(has_gate.then_some("a gate of the attention"))
+        self.spec.gated_queries.map(|_| "gates next to the queries")
     }
 
     /// Operations of the layer. Each writes one record per pass.

@@ -167,6 +167,7 @@ impl<'g> Ffn<'g> {
                     Glu::SwigluOai => "ffn_swiglu_oai",
                     Glu::Reglu => "ffn_reglu",
                     Glu::Geglu => "ffn_geglu",
+                    Glu::SwigluLimited(_) => "ffn_swiglu_limited",
                 };
                 ops.mul_mat(node("ffn_gate"), gate, x, &mut s.gate);
                 if let Some(limit) = &self.limit {

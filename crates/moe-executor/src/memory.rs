@@ -290,12 +290,17 @@ impl Model<'_> {
     /// Bytes of the largest gate, up and down stacks, which a GPU holds at the same time.
     fn expert_copies(&self) -> u64 {
         let largest = |projection| {
-            let stacks = self.gguf().tensors().iter().filter(|tensor| {
+            let sizes = self.gguf().tensors().iter().filter_map(|tensor| {
                 let role = Role::of(&tensor.name);
-                role.stacked && role.projection == Some(projection)
+                let size = match role.projection? {
+                    // One half is gate, the other one up.
+                    Projection::GateUp if projection != Projection::Down => tensor.size_bytes / 2,
+                    own if own == projection => tensor.size_bytes,
+                    _ => return None,
+                };
+                role.stacked.then_some(size)
             });
-            let bytes = stacks.map(|tensor| tensor.size_bytes).max();
-            bytes.map_or(0, aligned)
+            sizes.max().map_or(0, aligned)
         };
         let projections = [Projection::Gate, Projection::Up, Projection::Down];
         projections.map(largest).iter().sum()

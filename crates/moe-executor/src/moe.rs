@@ -47,8 +47,6 @@ pub struct MoeSpec {
     pub sum: &'static str,
     /// Whether the router reads the input of the layer, before its norm.
     pub routes_ahead: bool,
-    /// Whether experts are selected by their scores instead of their probabilities.
-    pub selects_by_scores: bool,
     /// Whether the weights of the experts are applied to their inputs instead of their outputs.
     pub weights_first: bool,
     /// The expert that processes all tokens, if the architecture has one.
@@ -125,7 +123,6 @@ impl MoeSpec {
         expert_scales: false,
         sum: "ffn_moe_out",
         routes_ahead: false,
-        selects_by_scores: false,
         weights_first: false,
         shared: None,
         shared_sum: "ffn_out",
@@ -306,20 +303,6 @@ impl<'g> MoeLayer<'g> {
         matches!(&self.gate, Gate::Glu(gate) if gate.weights.shares_tensor(&self.up.weights))
     }
 
-    /// A part of the layer that has no GPU kernel.
-    pub(crate) fn without_kernel(&self) -> Option<&'static str> {
-        if self.is_fused() {
-            return Some("gate and up of the experts in one tensor");
-        }
-        if self.spec.shared_scale.is_some() {
-            return Some("factors on the sums of experts");
-        }
-        if self.spec.weights_first || self.spec.selects_by_scores {
-            return Some("weights on the inputs of experts");
-        }
-        self.scales.as_ref().map(|_| "factors of experts")
-    }
-
     /// The number of operations that write one record per pass, and the number of those that write one record per token.
     pub(crate) fn ops(&self, hp: &HParams) -> (usize, usize) {
         let (pass, token) = self.spec.ops(hp, self.n_expert_used);
@@ -373,6 +356,7 @@ impl<'g> MoeLayer<'g> {
     ) {
         ops.begin_call(device);
         ops.end_routing(device);
+        ops.wait_for_input(x);
         self.experts(ops, device, s, weights, x, out);
         self.finish(ops, device, s, x, out);
     }
@@ -383,7 +367,6 @@ impl<'g> MoeLayer<'g> {
             gating: self.spec.gating,
             selection_bias: self.selection_bias.as_ref(),
             groups: self.groups,
-            selects_by_scores: self.spec.selects_by_scores,
             norm_weights: self.spec.norm_weights,
             weights_scale: self.spec.weights_scale,
             n_expert_used: self.n_expert_used,
@@ -508,8 +491,8 @@ impl<'g> MoeLayer<'g> {
         };
         let gate = projection([gate_name, "ffn_moe_gate_biased"], gate);
         let activated = match self.spec.glu {
-            Glu::Swiglu if self.limit.is_some() => "ffn_moe_swiglu_limited",
-            Glu::Swiglu => "ffn_moe_swiglu",
+            Glu::Swiglu if self.limit.is_none() => "ffn_moe_swiglu",
+            Glu::Swiglu | Glu::SwigluLimited(_) => "ffn_moe_swiglu_limited",
             Glu::SwigluOai => "ffn_moe_swiglu_oai",
             Glu::Reglu => "ffn_moe_reglu",
             Glu::Geglu => "ffn_moe_geglu",

@@ -66,11 +66,17 @@ pub struct Matrix<'g> {
     /// Bytes of a row.
     pub row_size: usize,
     /// Rows between the starts of two matrices: `n_out`, or more if the tensor also contains another projection of each expert.
-    stride: usize,
+    pub stride: usize,
+    /// Row of the tensor at which the first matrix starts.
+    pub first: usize,
+    /// Bytes of the tensor.
     data: &'g [u8],
     /// Products of adapters that are added to its products, in the order of the adapters.
     pub low_rank: Vec<LowRank<'g>>,
 }
+
+/// The index of a tensor in the GGUF tensor table, and a row of the tensor.
+pub(crate) type MatrixKey = (u32, usize);
 
 /// The pair of matrices of a LoRA adapter for a matrix of the model. To a product of `x`, it adds `scale · (b · (a · x))`.
 pub struct LowRank<'g> {
@@ -95,13 +101,15 @@ pub struct Stack<'a> {
     pub row_size: usize,
     /// Rows between the starts of two matrices.
     stride: usize,
+    /// Row at which the first matrix starts.
+    first: usize,
     data: &'a [u8],
 }
 
 impl<'a> Stack<'a> {
     /// The bytes of rows `rows` of a matrix.
     pub fn rows(&self, matrix: usize, rows: std::ops::Range<usize>) -> &'a [u8] {
-        let first = matrix * self.stride;
+        let first = self.first + matrix * self.stride;
         &self.data[(first + rows.start) * self.row_size..(first + rows.end) * self.row_size]
     }
 }
@@ -123,6 +131,7 @@ impl<'g> Matrix<'g> {
             n_expert,
             row_size: data.len() / (n_out * n_expert),
             stride: n_out,
+            first: 0,
             data,
             low_rank: Vec::new(),
         }
@@ -137,7 +146,7 @@ impl<'g> Matrix<'g> {
         });
         Matrix {
             n_out,
-            data: &self.data[first * self.row_size..],
+            first: self.first + first,
             low_rank: low_rank.collect(),
             ..self
         }
@@ -167,6 +176,7 @@ impl<'g> Matrix<'g> {
     pub fn stack(&self) -> Stack<'g> {
         Stack {
             stride: self.stride,
+            first: self.first,
             ..self.stack_of(self.data)
         }
     }
@@ -179,6 +189,7 @@ impl<'g> Matrix<'g> {
             n_out: self.n_out,
             row_size: self.row_size,
             stride: self.n_out,
+            first: 0,
             data,
         }
     }
@@ -188,14 +199,19 @@ impl<'g> Matrix<'g> {
         self.place.tensor_idx == other.place.tensor_idx
     }
 
-    /// The bytes of all matrices, which must not share their tensor with others.
-    pub fn all(&self) -> &'g [u8] {
+    /// The tensor, and the row at which the first matrix starts: different matrices have different keys.
+    pub fn key(&self) -> MatrixKey {
+        (self.place.tensor_idx, self.first)
+    }
+
+    /// The bytes of the tensor. If [`Matrix::stride`] is `n_out`, they are those of all matrices.
+    pub fn tensor(&self) -> &'g [u8] {
         self.data
     }
 
     /// Address of the first byte, for the trace.
     pub fn address(&self) -> u64 {
-        self.data.as_ptr() as u64
+        self.data[self.first * self.row_size..].as_ptr() as u64
     }
 }
 

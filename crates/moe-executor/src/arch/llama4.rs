@@ -58,8 +58,7 @@ pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> 
         },
         moe_step,
         moe: MoeSpec {
-            gating: Gating::Sigmoid,
-            selects_by_scores: true,
+            gating: Gating::SigmoidOfSelected,
             weights_first: true,
             shared: Some(SharedExpert {
                 node: "ffn_moe_shexp",

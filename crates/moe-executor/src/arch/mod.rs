@@ -47,8 +47,7 @@ type Load = for<'g> fn(&Loader<'g>, &Keys) -> Result<Decoder<'g>>;
 pub struct Architecture {
     /// Value of `general.architecture`.
     pub name: &'static str,
-    /// Whether all operations have a GPU kernel. Models with queries, keys and values in one matrix, or with gate and up of the experts
-    /// in one tensor, are exceptions.
+    /// Whether all operations have a GPU kernel.
     pub runs_on_gpu: bool,
 }
 
@@ -59,39 +58,39 @@ const CPU: bool = false;
 
 /// All architectures: the value of `general.architecture`, where it runs, and how it is loaded.
 const ARCHITECTURES: &[(&str, bool, Load)] = &[
-    ("afmoe", CPU, afmoe::load),
+    ("afmoe", GPU, afmoe::load),
     ("arctic", GPU, arctic::load),
-    ("bailingmoe2", CPU, bailingmoe2::load),
-    ("cohere2moe", CPU, cohere2moe::load),
-    ("dbrx", CPU, dbrx::load),
+    ("bailingmoe2", GPU, bailingmoe2::load),
+    ("cohere2moe", GPU, cohere2moe::load),
+    ("dbrx", GPU, dbrx::load),
     ("deepseek2", CPU, deepseek2::load),
     ("deepseek2-ocr", GPU, deepseek2_ocr::load),
     ("dots1", GPU, dots1::load),
     ("ernie4_5-moe", GPU, ernie4_5_moe::load),
     ("exaone-moe", GPU, exaone_moe::load),
-    ("gemma4", CPU, gemma4::load),
+    ("gemma4", GPU, gemma4::load),
     ("glm4moe", GPU, glm4moe::load),
     ("gpt-oss", GPU, gpt_oss::load),
     ("granitehybrid", CPU, granitehybrid::load),
-    ("granitemoe", CPU, granitemoe::load),
-    ("grok", CPU, grok::load),
+    ("granitemoe", GPU, granitemoe::load),
+    ("grok", GPU, grok::load),
     ("hunyuan-moe", GPU, hunyuan_moe::load),
     ("lfm2moe", CPU, lfm2moe::load),
     ("llama", GPU, llama::load),
-    ("llama4", CPU, llama4::load),
+    ("llama4", GPU, llama4::load),
     ("mellum", GPU, mellum::load),
-    ("mimo2", CPU, mimo2::load),
+    ("mimo2", GPU, mimo2::load),
     ("minimax-m2", GPU, minimax_m2::load),
     ("mistral4", CPU, deepseek2::load),
     ("nemotron_h_moe", CPU, nemotron_h_moe::load),
     ("olmoe", GPU, olmoe::load),
-    ("phimoe", CPU, phimoe::load),
+    ("phimoe", GPU, phimoe::load),
     ("qwen2moe", GPU, qwen2moe::load),
     ("qwen35moe", CPU, qwen35moe::load),
     ("qwen3moe", GPU, qwen3moe::load),
     ("qwen3next", CPU, qwen3next::load),
-    ("smallthinker", CPU, smallthinker::load),
-    ("step35", CPU, step35::load),
+    ("smallthinker", GPU, smallthinker::load),
+    ("step35", GPU, step35::load),
 ];
 
 /// The supported architectures, sorted by name.

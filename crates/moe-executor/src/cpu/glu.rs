@@ -8,7 +8,7 @@ use crate::cpu::simd::{self, Kernel, Simd, exp};
 use crate::cpu::threads::Threads;
 
 /// A gated activation: a function of a value of gate and a value of up.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Glu {
     /// `silu(gate) · up`.
     Swiglu,
@@ -19,6 +19,8 @@ pub enum Glu {
     /// `gelu(gate) · up` with the approximation `gelu(x) = x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`. Like in ggml
     /// (`ggml_vec_geglu_f32`), `x` and `gelu(x)` are rounded to half precision for `x` between -10 and 10.
     Geglu,
+    /// `min(silu(gate), limit) · up` with `up` clamped to `-limit..=limit`.
+    SwigluLimited(f32),
 }
 
 /// The activations that consist of vector instructions.
@@ -36,11 +38,6 @@ const SQRT_2_OVER_PI: f32 = 0.797_884_6;
 const CHUNK: usize = 1024;
 
 impl Glu {
-    /// Whether GPUs have kernels for it.
-    pub fn has_kernel(self) -> bool {
-        matches!(self, Glu::Swiglu | Glu::SwigluOai)
-    }
-
     /// `gate[i] = glu(gate[i], up[i])`.
     pub fn apply(self, threads: &Threads, gate: &mut [f32], up: &[f32]) {
         let n_chunked = gate.len() / CHUNK * CHUNK;
@@ -57,6 +54,7 @@ impl Glu {
             Glu::SwigluOai => Vectorized::SwigluOai,
             Glu::Reglu => Vectorized::Reglu,
             Glu::Geglu => return geglu(gate, up),
+            Glu::SwigluLimited(limit) => return swiglu_limited(limit, gate, up),
         };
         simd::dispatch(Pairs { glu, gate, up });
     }
@@ -74,6 +72,16 @@ fn geglu(gate: &mut [f32], up: &[f32]) {
         } else {
             table[usize::from(f16::from_f32(x).to_bits())] * up
         };
+    }
+}
+
+/// [`Glu::SwigluLimited`] of each pair.
+fn swiglu_limited(limit: f32, gate: &mut [f32], up: &[f32]) {
+    for (gate, up) in gate.iter_mut().zip(up) {
+        // Comparisons, unlike `f32::min`, propagate NaN.
+        let at_most = |x: f32| if x > limit { limit } else { x };
+        let silu = *gate / (1.0 + (-*gate).exp());
+        *gate = at_most(silu) * -at_most(-at_most(*up));
     }
 }
 
@@ -239,8 +247,27 @@ mod tests {
     }
 
     #[test]
+    fn limited_swiglu_agrees_with_its_formula() {
+        let gate: Vec<f32> = (0..900).map(|i| (i as f32 - 450.0) * 0.02).collect();
+        let up: Vec<f32> = (0..900).map(|i| (i % 31) as f32 * 0.2 - 3.0).collect();
+        let mut out = gate.clone();
+        Glu::SwigluLimited(1.5).apply(&Threads::new(2).unwrap(), &mut out, &up);
+        for (i, got) in out.iter().enumerate() {
+            let (g, u) = (f64::from(gate[i]), f64::from(up[i]));
+            let want = (g / (1.0 + (-g).exp())).min(1.5) * u.clamp(-1.5, 1.5);
+            assert!((f64::from(*got) - want).abs() < 1e-6, "{got} {want} at {i}");
+        }
+    }
+
+    #[test]
     fn propagates_nan() {
-        for glu in [Glu::Swiglu, Glu::SwigluOai, Glu::Reglu, Glu::Geglu] {
+        for glu in [
+            Glu::Swiglu,
+            Glu::SwigluOai,
+            Glu::Reglu,
+            Glu::Geglu,
+            Glu::SwigluLimited(1.0),
+        ] {
             let mut gate = [f32::NAN, 1.0];
             glu.apply(&Threads::new(1).unwrap(), &mut gate, &[1.0, f32::NAN]);
             assert!(gate.iter().all(|x| x.is_nan()));

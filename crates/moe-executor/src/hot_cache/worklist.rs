@@ -136,18 +136,35 @@ impl LaneWorklist {
     }
 
     /// The operands of a hot lane on a GPU for a single token: the slot of each entry of the lane, then the bits of their router
-    /// weights. Returns the number of entries.
-    pub fn stage_own(&self, lane: LaneIndex, staged: &mut Vec<u32>) -> usize {
+    /// weights, multiplied by the `factors` of the experts if they have any. Returns the number of entries.
+    pub fn stage_own(
+        &self,
+        lane: LaneIndex,
+        factors: Option<&[f32]>,
+        staged: &mut Vec<u32>,
+    ) -> usize {
         staged.clear();
         staged.extend(self.indices(lane).iter().map(|&slot| slot as u32));
-        let weights = &self.weight[self.range(lane)];
-        staged.extend(weights.iter().map(|weight| weight.to_bits()));
+        let weights = self.range(lane).map(|at| self.scaled_weight(at, factors));
+        staged.extend(weights.map(f32::to_bits));
         self.count(lane)
     }
 
-    /// The operands of a hot lane on a GPU: the slot of each entry `(token, slot)`, then the bits of all router weights. Entries of
-    /// other lanes have the slot `dummy`, whose matrices are zero.
-    pub fn stage_all(&self, lane: LaneIndex, dummy: usize, staged: &mut Vec<u32>) {
+    /// The router weight of a grouped entry, multiplied by the factor of its expert.
+    fn scaled_weight(&self, at: usize, factors: Option<&[f32]>) -> f32 {
+        let factor = factors.map_or(1.0, |factors| factors[self.expert[at] as usize]);
+        self.weight[at] * factor
+    }
+
+    /// Like [`LaneWorklist::stage_own`] for any number of tokens: the slot of each entry `(token, slot)`, then the bits of all router
+    /// weights. Entries of other lanes have the slot `dummy`, whose matrices are zero.
+    pub fn stage_all(
+        &self,
+        lane: LaneIndex,
+        dummy: usize,
+        factors: Option<&[f32]>,
+        staged: &mut Vec<u32>,
+    ) {
         staged.clear();
         let entries = || self.lane.iter().zip(&self.position);
         staged.extend(entries().map(|(&of, &at)| {
@@ -157,7 +174,8 @@ impl LaneWorklist {
                 dummy as u32
             }
         }));
-        staged.extend(entries().map(|(_, &at)| self.weight[at as usize].to_bits()));
+        let weights = entries().map(|(_, &at)| self.scaled_weight(at as usize, factors));
+        staged.extend(weights.map(f32::to_bits));
     }
 }
 
@@ -207,16 +225,22 @@ mod tests {
         let mut work = LaneWorklist::default();
         let mut staged = Vec::new();
         work.fill(&[5, 4, 1], &[0.5, 2.0, 4.0], 3, &places());
-        assert_eq!(work.stage_own(Hot0, &mut staged), 2);
+        assert_eq!(work.stage_own(Hot0, None, &mut staged), 2);
         assert_eq!(staged, [0, 1, 2.0f32.to_bits(), 4.0f32.to_bits()]);
+        // Experts 4 and 1 have the factors 0.5 and -2.
+        let factors = [0.0, -2.0, 0.0, 0.0, 0.5, 8.0];
+        work.stage_own(Hot0, Some(&factors), &mut staged);
+        assert_eq!(staged[2..], [1.0f32.to_bits(), (-8.0f32).to_bits()]);
+        work.stage_all(Hot0, 2, Some(&factors), &mut staged);
+        assert_eq!(staged[3..], [4.0f32, 1.0, -8.0].map(f32::to_bits));
         // One token without direct merge.
         let weights = [0.5f32, 2.0, 4.0].map(f32::to_bits);
-        work.stage_all(Hot0, 2, &mut staged);
+        work.stage_all(Hot0, 2, None, &mut staged);
         assert_eq!((&staged[..3], &staged[3..]), (&[2, 0, 1][..], &weights[..]));
         // Two tokens.
         work.fill(&[5, 4, 1, 2], &[0.5, 2.0, 4.0, 8.0], 2, &places());
         let weights = [0.5f32, 2.0, 4.0, 8.0].map(f32::to_bits);
-        work.stage_all(Hot0, 2, &mut staged);
+        work.stage_all(Hot0, 2, None, &mut staged);
         assert_eq!(
             (&staged[..4], &staged[4..]),
             (&[2, 0, 1, 2][..], &weights[..])

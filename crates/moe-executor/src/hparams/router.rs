@@ -9,6 +9,8 @@ pub enum Gating {
     Sigmoid,
     /// Softmax over the scores of the selected experts only (gpt-oss).
     SoftmaxOfSelected,
+    /// Sigmoid of each score; the scores select the experts (Llama 4).
+    SigmoidOfSelected,
 }
 
 /// Group-limited selection: experts are selected from the best groups only ("DeepSeek-V3 Technical Report", 2024, section

@@ -8,8 +8,8 @@ use crate::cuda::{Entries, HotCall};
 use crate::error::Result;
 use crate::hot_cache::{DynamicParams, DynamicReport, DynamicSlots};
 use crate::model::Model;
-use crate::ops::{ExpertIo, ExpertNodes, Ops, number};
-use crate::recorder::{LaneCounts, Lanes, Routing, Source};
+use crate::ops::{ExpertIo, ExpertNodes, Ops};
+use crate::recorder::{LaneCounts, Lanes, Routing};
 
 impl<'a> Ops<'a> {
     /// Builds a dynamic cache, replacing the previous hot cache.
@@ -97,8 +97,13 @@ impl<'a> Ops<'a> {
             return Some(LaneCounts::default());
         }
         let is_generated = self.recorder.phase() == Phase::Generate;
+        // Factors of experts are multiplied by the router weights on the CPU, and weighted inputs have records of their own.
+        let is_special = down.scales.is_some() || nodes.merge.weights_first;
         let is_on_gpu = x.rows == 1 && x.values.home() == gpu && routing.ids.home() == gpu;
-        if !is_generated || !is_on_gpu || hot.mode() == PerfMode::Full || !slots.runs_ahead(il) {
+        if !is_generated || !is_on_gpu || is_special {
+            return None;
+        }
+        if hot.mode() == PerfMode::Full || !slots.runs_ahead(il) {
             return None;
         }
         slots.make_room(hot, &mut self.devices);
@@ -117,7 +122,8 @@ impl<'a> Ops<'a> {
             let call = HotCall {
                 lane: 0,
                 linears: nodes.linears(),
-                glu: nodes.glu,
+                glu: nodes.activation().of_one_kernel(),
+                weights_first: false,
                 input,
                 tokens: 1,
                 k,
@@ -140,12 +146,9 @@ impl<'a> Ops<'a> {
             return Some(LaneCounts::default());
         }
         let lanes = Lanes::Late;
-        self.project_rows(&mut scope, &gate, x, (&*routing, lanes), gate_out);
-        self.project_rows(&mut scope, &up, x, (&*routing, lanes), up_out);
-        let before = Source::from(&*gate_out);
-        gate_out.name = nodes.activated;
-        let sources = [before, (&*up_out).into()];
-        self.record(&mut scope, number::GLU, nodes.activated, &sources);
+        let experts = (&*routing, lanes);
+        let outs = [&mut *gate_out, up_out];
+        self.gate_up_rows(&mut scope, [gate, up], nodes.activation(), x, experts, outs);
         self.project_rows(&mut scope, &down, gate_out, (&*routing, lanes), down_out);
         self.merge_rows(scope, il, nodes.merge, routing, down_out, dst);
         Some(LaneCounts::default())

@@ -58,15 +58,34 @@ impl Projection<'_, '_> {
     }
 }
 
+/// The activation of experts.
+#[derive(Clone, Copy)]
+pub(crate) struct GatedActivation<'a> {
+    /// Name of its result.
+    pub name: NodeName,
+    /// The activation without the limit.
+    pub glu: Glu,
+    /// The limit, if it has one.
+    pub limit: Option<&'a SwigluLimit>,
+}
+
+impl GatedActivation<'_> {
+    /// The same activation in one kernel.
+    pub fn of_one_kernel(&self) -> Glu {
+        let limited = |limit: &SwigluLimit| Glu::SwigluLimited(limit.limit);
+        self.limit.map_or(self.glu, limited)
+    }
+}
+
 impl Ops<'_> {
-    /// `gate = glu(W_gate · x, W_up · x)` for each token and each of its selected experts. A limited activation runs on the CPU.
+    /// `gate = glu(W_gate · x, W_up · x)` for each token and each of its selected experts.
     ///
     /// `x (token, n_embd)`, `gate` and `up (token, slot, n_ff)`.
     pub fn gate_up(
         &mut self,
         layer: &mut Experts,
         [gate, up]: [Projection; 2],
-        (activated, glu, limit): (NodeName, Glu, Option<&SwigluLimit>),
+        activation: GatedActivation,
         x: &mut Activation,
         routing: &mut Routing,
         [gate_out, up_out]: [&mut Activation; 2],
@@ -74,27 +93,30 @@ impl Ops<'_> {
         let mut scope = self.start_experts();
         let window_start = Instant::now();
         let entries = routing.ids.len();
-        let (gate_rows, up_rows) = (gate, up);
-        let (gate, up) = (gate.linear, up.linear);
-        gate_out.shape(gate_rows.names[0], gate.weights.n_out, entries);
-        up_out.shape(up_rows.names[0], up.weights.n_out, entries);
-        let (device, lane) = self.device_of_experts(&[&gate.weights, &up.weights], routing);
+        let linears = [gate.linear, up.linear];
+        let [gate_weights, up_weights] = linears.map(|linear| &linear.weights);
+        let glu = activation.of_one_kernel();
+        gate_out.shape(gate.names[0], gate_weights.n_out, entries);
+        up_out.shape(up.names[0], up_weights.n_out, entries);
+        let (device, lane) = self.device_of_experts(&[gate_weights, up_weights], routing);
         let mut hidden = None;
         let done = self.on(&mut scope, device, |gpu| {
-            hidden = gpu.experts_gate_up([gate, up], glu, x, routing, 0, gate_out)?;
+            let outs = [&mut *gate_out, &mut *up_out];
+            hidden = gpu.experts_gate_up(linears, glu, x, routing, 0, outs)?;
             Ok(())
         });
         layer.hidden = hidden.filter(|_| done).map(|quantized| (device, quantized));
         if !done {
             // With Post-Fetch the GPU computes the weighted sum.
             self.fetch_expert_inputs(x, routing, layer.fetches.is_none());
-            self.work.fill(routing.ids.host(), gate.weights.n_expert);
+            self.work.fill(routing.ids.host(), gate_weights.n_expert);
         }
         // The CPU computes the slots before this one, the GPU this slot and those after it.
         let first_on_gpu = if done {
             None
         } else {
-            self.gate_up_on_gpu(layer, [gate, up], glu, x, routing, gate_out)
+            let outs = [&mut *gate_out, &mut *up_out];
+            self.gate_up_on_gpu(layer, linears, glu, x, routing, outs)
         };
         let lane = if done { lane } else { lane::CPU };
         let split = match first_on_gpu {
@@ -103,39 +125,59 @@ impl Ops<'_> {
                 split[first..].fill(lane::POST_FETCHED);
                 split
             }
-            None => self.lanes_of_copied(lane, device, &gate.weights, routing),
+            None => self.lanes_of_copied(lane, device, gate_weights, routing),
         };
         let lanes = match split.as_slice() {
             [] => Lanes::All(lane),
             split => Lanes::Each(split),
         };
-        if gate_rows.shares_node(&up_rows) {
-            self.multiply_rows(&scope, &gate_rows, x, routing, gate_out);
-            self.add_low_rank_of_part(&gate_rows, x, routing, gate_out);
-        } else {
-            self.project_rows(&mut scope, &gate_rows, x, (routing, lanes), gate_out);
-        }
-        if let Some(limit) = limit {
-            self.limit_gate(limit, gate_out);
-        }
-        self.project_rows(&mut scope, &up_rows, x, (routing, lanes), up_out);
-        if let Some(limit) = limit {
-            self.limit_up(limit, up_out);
-            self.multiply_gate(activated, gate_out, up_out);
-            self.end_window(layer, window_start);
-            return;
-        }
-        let before = Source::from(&*gate_out);
-        if !done {
-            glu.apply(self.threads, gate_out.data_mut(), up_out.data());
-        }
+        let outs = [&mut *gate_out, up_out];
+        self.gate_up_rows(
+            &mut scope,
+            [gate, up],
+            activation,
+            x,
+            (routing, lanes),
+            outs,
+        );
         if let (Some(slots), Some(gpu)) = (first_on_gpu, layer.fetches) {
             self.join_rows(gpu, gate_out, slots);
         }
         self.end_window(layer, window_start);
-        gate_out.name = activated;
+    }
+
+    /// Computes gate, up and their activation on the CPU, unless a GPU has computed them, and records them.
+    pub(super) fn gate_up_rows(
+        &mut self,
+        scope: &mut Scope,
+        [gate, up]: [Projection; 2],
+        GatedActivation { name, glu, limit }: GatedActivation,
+        x: &Activation,
+        (routing, lanes): (&Routing, Lanes),
+        [gate_out, up_out]: [&mut Activation; 2],
+    ) {
+        if gate.shares_node(&up) {
+            self.multiply_rows(scope, &gate, x, routing, gate_out);
+            self.add_low_rank_of_part(&gate, x, routing, gate_out);
+        } else {
+            self.project_rows(scope, &gate, x, (routing, lanes), gate_out);
+        }
+        if let Some(limit) = limit {
+            self.limit_gate_in(scope, limit, gate_out);
+        }
+        self.project_rows(scope, &up, x, (routing, lanes), up_out);
+        if let Some(limit) = limit {
+            self.limit_up_in(scope, limit, up_out);
+            self.multiply_gate_in(scope, name, gate_out, up_out);
+            return;
+        }
+        let before = Source::from(&*gate_out);
+        if !scope.is_done() {
+            glu.apply(self.threads, gate_out.data_mut(), up_out.data());
+        }
+        gate_out.name = name;
         let sources = [before, (&*up_out).into()];
-        self.record(&mut scope, number::GLU, activated, &sources);
+        self.record(scope, number::GLU, name, &sources);
     }
 
     /// The down products and their weighted sum.
@@ -181,6 +223,9 @@ impl Ops<'_> {
     ) -> Option<Scope> {
         let (gpu, quantized) = layer.hidden.filter(|_| layer.fetches.is_none())?;
         let down = projection.linear;
+        if projection.scales.is_some() || merge.weights_first {
+            return None;
+        }
         if self.devices.holder(&down.weights) != Some(gpu) {
             return None;
         }
@@ -213,7 +258,11 @@ impl Ops<'_> {
         let mut scope = self.start_experts();
         let (device, lane) = self.device_of_experts(&[weights], routing);
         let done = self.on(&mut scope, device, |gpu| {
-            gpu.mul_mat_id(projection.linear, src, routing, dst)
+            gpu.mul_mat_id(projection.linear, src, routing, dst)?;
+            match &projection.scales {
+                Some(scales) => gpu.scale_experts(scales, routing, dst),
+                None => Ok(()),
+            }
         });
         if !done {
             self.fetch_expert_inputs(src, routing, true);
@@ -407,10 +456,15 @@ impl Ops<'_> {
         let mut scope = self.start();
         dst.shape(merge.sum, width, tokens);
         let device = experts.values.home();
-        let done = self.on(&mut scope, device, |gpu| gpu.merge(experts, routing, dst));
+        let is_weighted = !merge.weights_first;
+        let done = self.on(&mut scope, device, |gpu| {
+            gpu.merge(experts, routing, is_weighted, dst)
+        });
         if !done {
             self.fetch(&mut experts.values);
-            self.fetch(&mut routing.weights);
+            if is_weighted {
+                self.fetch(&mut routing.weights);
+            }
         }
         self.merge_rows(scope, il, merge, routing, experts, dst);
     }

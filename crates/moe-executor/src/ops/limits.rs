@@ -2,7 +2,8 @@
 //! is computed.
 
 use crate::activation::{Activation, NodeName};
-use crate::ops::{Ops, number};
+use crate::cpu::map::Map;
+use crate::ops::{Ops, Scope, number};
 use crate::recorder::Source;
 
 /// A limit of a SwiGLU.
@@ -18,9 +19,26 @@ impl Ops<'_> {
     /// `gate = min(silu(gate), limit)`, in two operations.
     pub fn limit_gate(&mut self, limit: &SwigluLimit, gate: &mut Activation) {
         let [activated, limited, _] = limit.names;
-        self.elementwise(number::UNARY, activated, gate, silu);
-        let limit = limit.limit;
-        self.elementwise(number::CLAMP, limited, gate, |x| x.min(limit));
+        self.map(number::UNARY, activated, Map::Silu, gate);
+        self.map(number::CLAMP, limited, Map::AtMost(limit.limit), gate);
+    }
+
+    /// [`Ops::limit_gate`] as operations of `scope`, which may have computed them.
+    pub(super) fn limit_gate_in(
+        &mut self,
+        scope: &mut Scope,
+        limit: &SwigluLimit,
+        gate: &mut Activation,
+    ) {
+        if !scope.is_done() {
+            return self.limit_gate(limit, gate);
+        }
+        let [activated, limited, _] = limit.names;
+        for (op, name) in [(number::UNARY, activated), (number::CLAMP, limited)] {
+            let before = Source::from(&*gate);
+            gate.name = name;
+            self.record(scope, op, name, &[before]);
+        }
     }
 
     /// Limits `up` to `-limit..=limit`.
@@ -28,25 +46,57 @@ impl Ops<'_> {
         self.clamp(limit.names[2], limit.limit, up);
     }
 
+    /// [`Ops::limit_up`] as the operation of `scope`, which may have computed it.
+    pub(super) fn limit_up_in(
+        &mut self,
+        scope: &mut Scope,
+        limit: &SwigluLimit,
+        up: &mut Activation,
+    ) {
+        if !scope.is_done() {
+            return self.limit_up(limit, up);
+        }
+        let before = Source::from(&*up);
+        up.name = limit.names[2];
+        self.record(scope, number::CLAMP, up.name, &[before]);
+    }
+
+    /// [`Ops::multiply_gate`] as the operation of `scope`, which may have computed it.
+    pub(super) fn multiply_gate_in(
+        &mut self,
+        scope: &mut Scope,
+        name: NodeName,
+        gate: &mut Activation,
+        up: &mut Activation,
+    ) {
+        if !scope.is_done() {
+            return self.multiply_gate(name, gate, up);
+        }
+        let sources = [(&*gate).into(), (&*up).into()];
+        gate.name = name;
+        self.record(scope, number::MUL, name, &sources);
+    }
+
     /// `gate *= up`
     pub fn multiply_gate(&mut self, name: NodeName, gate: &mut Activation, up: &mut Activation) {
         let mut scope = self.start();
-        self.fetch(&mut gate.values);
-        self.fetch(&mut up.values);
         let before = Source::from(&*gate);
-        let (width, factors) = (gate.width.max(1), up.data());
-        self.threads.rows(gate.data_mut(), width, |i, row| {
-            let factors = &factors[i * width..][..width];
-            row.iter_mut().zip(factors).for_each(|(x, w)| *x *= w);
+        let device = gate.values.home();
+        let done = self.on(&mut scope, device, |gpu| {
+            gpu.multiply_rows(&mut up.values, gate)
         });
+        if !done {
+            self.fetch(&mut gate.values);
+            self.fetch(&mut up.values);
+            let (width, factors) = (gate.width.max(1), up.data());
+            self.threads.rows(gate.data_mut(), width, |i, row| {
+                let factors = &factors[i * width..][..width];
+                row.iter_mut().zip(factors).for_each(|(x, w)| *x *= w);
+            });
+        }
         gate.name = name;
         self.record(&mut scope, number::MUL, name, &[before, (&*up).into()]);
     }
-}
-
-/// `x · sigmoid(x)`
-fn silu(x: f32) -> f32 {
-    x / (1.0 + (-x).exp())
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ impl Ops<'_> {
         dst: &mut Activation,
     ) {
         let mut scope = self.start();
-        self.columns(name, columns, src, dst);
+        self.columns_in(&mut scope, name, columns, src, dst);
         let source = Source::view(&*src, " (view)");
         self.record(&mut scope, number::CONT, name, &[source]);
     }

@@ -71,6 +71,7 @@ use crate::cuda;
 use crate::device_id::DeviceId;
 use crate::devices::Devices;
 use crate::hot_cache::{DynamicSlots, HotCache};
+use crate::mirrored::Mirrored;
 use crate::recorder::Recorder;
 use crate::weights::{Linear, Matrix, Vector};
 
@@ -125,7 +126,7 @@ pub(crate) struct Ops<'a> {
     /// Sum of the weights of the selected experts `(token)`.
     sums: Vec<f32>,
     /// Factors of an operation that multiplies rows `(token)`.
-    row_factors: Vec<f32>,
+    row_factors: Mirrored<f32>,
     /// Results of products with adapters.
     low_rank: LowRankBuffers,
 }
@@ -161,7 +162,7 @@ impl<'a> Ops<'a> {
             order: Vec::new(),
             groups: Vec::new(),
             sums: Vec::new(),
-            row_factors: Vec::new(),
+            row_factors: Mirrored::default(),
             low_rank: LowRankBuffers::new(),
         }
     }

@@ -26,11 +26,10 @@ impl Ops<'_> {
         dst.shape(first, src.width, src.rows);
         let weight = norm.weight.as_ref();
         let n_weights = weight.map_or(1, |weight| weight.data.len() / width);
-        let has_kernel = norm.kind == NormKind::Rms && norm.bias.is_none() && n_weights == 1;
-        let on_gpu = weight.filter(|_| has_kernel).is_some_and(|weight| {
-            self.on(&mut scope, device, |gpu| {
-                gpu.rms_norm(src, weight, eps, dst)
-            })
+        let is_usual = norm.kind == NormKind::Rms && norm.bias.is_none() && n_weights == 1;
+        let on_gpu = self.on(&mut scope, device, |gpu| match weight {
+            Some(weight) if is_usual => gpu.rms_norm(src, weight, eps, dst),
+            _ => gpu.group_norm(src, norm, dst),
         });
         if !on_gpu {
             self.fetch(&mut src.values);

@@ -53,7 +53,7 @@ impl Ops<'_> {
         glu: Glu,
         x: &mut Activation,
         routing: &mut Routing,
-        out: &mut Activation,
+        [out, up_out]: [&mut Activation; 2],
     ) -> Option<usize> {
         let k = routing.n_expert_used;
         let gpu = layer.fetches?;
@@ -64,7 +64,8 @@ impl Ops<'_> {
         // This launch is not recorded: the record of the operation has the time of the CPU's part.
         let mut scope = self.start();
         let done = self.on(&mut scope, gpu, |gpu| {
-            let launched = gpu.experts_gate_up([gate, up], glu, x, routing, limit, out);
+            let outs = [out, up_out];
+            let launched = gpu.experts_gate_up([gate, up], glu, x, routing, limit, outs);
             launched.map(|_| ())
         });
         if !done {
@@ -125,6 +126,11 @@ impl Ops<'_> {
             // Gate and up of the slots from the CPU limit on are on the GPU only.
             self.fetch(&mut src.values);
             self.project_missed(gpu, projection, src, routing, &arrived, dst);
+        }
+        if let (Some(scales), Some(gpu)) = (&projection.scales, self.devices.gpu_mut(gpu))
+            && let Err(error) = gpu.scale_experts(scales, routing, dst)
+        {
+            self.fault.get_or_insert(error);
         }
         let lane = |&arrived: &bool| {
             if arrived {

@@ -146,6 +146,14 @@ impl Ops<'_> {
         self.recorder.end(&self.devices)
     }
 
+    /// Lets the next kernel start after those so far. Kernels for experts read a quantized row before the previous kernel ends, which must
+    /// not be the one that computes `x`.
+    pub(crate) fn wait_for_input(&mut self, x: &Activation) {
+        if let Some(gpu) = self.devices.gpu_mut(x.values.home()) {
+            gpu.follow_launches();
+        }
+    }
+
     /// The device that computes a product of `rows` rows with a matrix: the GPU that holds it, a GPU that gets a copy of it
     /// if `rows` reaches the offload threshold, or the CPU.
     pub(super) fn device_of(&mut self, weights: &Matrix, rows: usize) -> DeviceId {

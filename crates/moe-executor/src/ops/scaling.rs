@@ -1,35 +1,40 @@
-//! Element-wise operations with constants, vectors or gates. No GPU has kernels for them.
+//! Element-wise operations with constants, vectors or gates.
 
 use std::ops::Range;
 
 use crate::activation::{Activation, NodeName};
 use crate::buffers::Input;
-use crate::ops::{Ops, number};
+use crate::cpu::map::Map;
+use crate::ops::{Ops, Scope, number};
 use crate::recorder::Source;
 use crate::weights::Vector;
 
 impl Ops<'_> {
     /// `x *= factor`
     pub fn scale(&mut self, name: NodeName, factor: f32, x: &mut Activation) {
-        self.elementwise(number::SCALE, name, x, |x| x * factor);
+        self.map(number::SCALE, name, Map::Scale(factor), x);
     }
 
     /// `x = bound · tanh(x / bound)`, in three operations.
     pub fn bound(&mut self, [scaled, tanh, name]: [NodeName; 3], bound: f32, x: &mut Activation) {
         self.scale(scaled, 1.0 / bound, x);
-        self.elementwise(number::UNARY, tanh, x, f32::tanh);
+        self.map(number::UNARY, tanh, Map::Tanh, x);
         self.scale(name, bound, x);
     }
 
     /// `x *= factors` for each group of `factors.n` elements; `factors (n)`.
     pub fn multiply(&mut self, name: NodeName, factors: &Vector, x: &mut Activation) {
         let mut scope = self.start();
-        self.fetch(&mut x.values);
         let before = Source::from(&*x);
-        let width = x.width.max(1);
-        self.threads.rows(x.data_mut(), width, |_, row| {
-            multiply_row(row, &factors.data);
-        });
+        let device = x.values.home();
+        let done = self.on(&mut scope, device, |gpu| gpu.multiply(factors, x));
+        if !done {
+            self.fetch(&mut x.values);
+            let width = x.width.max(1);
+            self.threads.rows(x.data_mut(), width, |_, row| {
+                multiply_row(row, &factors.data);
+            });
+        }
         x.name = name;
         self.record(&mut scope, number::MUL, name, &[before, factors.into()]);
     }
@@ -43,23 +48,34 @@ impl Ops<'_> {
         x: &mut Activation,
     ) {
         let mut scope = self.start();
-        self.fetch(&mut x.values);
         let before = Source::from(&*x);
-        self.row_factors.clear();
-        let factors = self.positions.iter().map(|&position| factor(position));
-        self.row_factors.extend(factors);
-        let (factors, width) = (&self.row_factors, x.width.max(1));
-        self.threads.rows(x.data_mut(), width, |i, row| {
-            let factor = factors[i];
-            row.iter_mut().for_each(|x| *x *= factor);
-        });
+        let mut factors = std::mem::take(&mut self.row_factors);
+        let values = self.positions.iter().map(|&position| factor(position));
+        // Layers with the same factors share their copy on a GPU.
+        if !factors.host().iter().copied().eq(values.clone()) {
+            let own = factors.host_mut();
+            own.clear();
+            own.extend(values);
+        }
+        let device = x.values.home();
+        let done = self.on(&mut scope, device, |gpu| gpu.multiply_rows(&mut factors, x));
+        if !done {
+            self.fetch(&mut x.values);
+            let (factors, width) = (factors.host(), x.width.max(1));
+            self.threads.rows(x.data_mut(), width, |i, row| {
+                let factor = factors[i];
+                row.iter_mut().for_each(|x| *x *= factor);
+            });
+        }
+        self.row_factors = factors;
         x.name = name;
+        let factors = self.row_factors.host();
         let factors = Source::Buffer {
             name: NodeName::global(stem),
             suffix: "",
             buffer_id: Input::Factors.buffer_id(),
             address: factors.as_ptr() as u64,
-            size_bytes: size_of_val(factors.as_slice()) as u64,
+            size_bytes: size_of_val(factors) as u64,
             ne: [1, factors.len() as u64],
             dtype: "f32",
         };
@@ -68,7 +84,7 @@ impl Ops<'_> {
 
     /// Limits `x` to `-limit..=limit`.
     pub fn clamp(&mut self, name: NodeName, limit: f32, x: &mut Activation) {
-        self.elementwise(number::CLAMP, name, x, |x| x.clamp(-limit, limit));
+        self.map(number::CLAMP, name, Map::Clamp(limit), x);
     }
 
     /// `x *= sigmoid(gate)`: each element of a row `(row, width)`, or all elements of a head if the gate has one value per head
@@ -81,13 +97,20 @@ impl Ops<'_> {
     ) {
         self.sigmoid(sigmoid, gate);
         let mut scope = self.start();
-        self.fetch(&mut x.values);
         let before = Source::from(&*x);
-        let head = x.width / gate.width.max(1);
-        let gates = gate.data();
-        self.threads.rows(x.data_mut(), head.max(1), |i, head| {
-            head.iter_mut().for_each(|x| *x *= gates[i]);
+        let device = x.values.home();
+        let done = self.on(&mut scope, device, |gpu| {
+            gpu.multiply_rows(&mut gate.values, x)
         });
+        if !done {
+            self.fetch(&mut gate.values);
+            self.fetch(&mut x.values);
+            let head = x.width / gate.width.max(1);
+            let gates = gate.data();
+            self.threads.rows(x.data_mut(), head.max(1), |i, head| {
+                head.iter_mut().for_each(|x| *x *= gates[i]);
+            });
+        }
         x.name = name;
         let sources = [before, (&*gate).into()];
         self.record(&mut scope, number::MUL, name, &sources);
@@ -101,9 +124,27 @@ impl Ops<'_> {
         src: &mut Activation,
         dst: &mut Activation,
     ) {
-        self.fetch(&mut src.values);
+        let mut scope = self.start();
+        self.columns_in(&mut scope, name, columns, src, dst);
+    }
+
+    /// [`Ops::columns`] as the operation of `scope`.
+    pub(super) fn columns_in(
+        &mut self,
+        scope: &mut Scope,
+        name: NodeName,
+        columns: Range<usize>,
+        src: &mut Activation,
+        dst: &mut Activation,
+    ) {
         let width = columns.len();
         dst.shape(name, width, src.rows);
+        let device = src.values.home();
+        let first = columns.start;
+        if self.on(scope, device, |gpu| gpu.copy_columns(src, first, dst)) {
+            return;
+        }
+        self.fetch(&mut src.values);
         let rows = src.data().chunks_exact(src.width.max(1));
         for (row, out) in rows.zip(dst.data_mut().chunks_exact_mut(width.max(1))) {
             out.copy_from_slice(&row[columns.clone()]);
@@ -211,15 +252,30 @@ impl Ops<'_> {
 
     /// `x = sigmoid(x)`
     pub fn sigmoid(&mut self, name: NodeName, x: &mut Activation) {
-        self.elementwise(number::UNARY, name, x, |x| 1.0 / (1.0 + (-x).exp()));
+        self.map(number::UNARY, name, Map::Sigmoid, x);
     }
 
     /// `x = x · sigmoid(x)`
     pub fn silu(&mut self, name: NodeName, x: &mut Activation) {
-        self.elementwise(number::UNARY, name, x, |x| x / (1.0 + (-x).exp()));
+        self.map(number::UNARY, name, Map::Silu, x);
     }
 
-    /// `x = function(x)` for each element.
+    /// `x = map(x)` for each element.
+    pub(super) fn map(&mut self, op: u8, name: NodeName, map: Map, x: &mut Activation) {
+        let mut scope = self.start();
+        let before = Source::from(&*x);
+        let device = x.values.home();
+        if !self.on(&mut scope, device, |gpu| gpu.map(map, x)) {
+            self.fetch(&mut x.values);
+            let width = x.width.max(1);
+            self.threads
+                .rows(x.data_mut(), width, |_, row| map.apply(row));
+        }
+        x.name = name;
+        self.record(&mut scope, op, name, &[before]);
+    }
+
+    /// `x = function(x)` for each element, on the CPU.
     pub(super) fn elementwise(
         &mut self,
         op: u8,

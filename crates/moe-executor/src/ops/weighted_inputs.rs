@@ -4,7 +4,7 @@ use moe_trace::LayerId;
 
 use crate::activation::{Activation, NodeName};
 use crate::hot_cache::{LANES, LaneWorklist};
-use crate::ops::{Ops, number, router};
+use crate::ops::{Ops, Scope, number, router};
 use crate::recorder::{Routing, Source};
 
 /// The input of a layer's experts, and the rows that they read.
@@ -24,20 +24,27 @@ impl Ops<'_> {
         routing: &mut Routing,
         inputs: &mut WeightedInputs,
     ) {
-        self.fetch(&mut inputs.x.values);
-        self.fetch(&mut routing.weights);
+        let mut scope = self.start();
         let k = routing.n_expert_used;
         let (width, n) = (inputs.x.width, routing.weights.len());
         inputs
             .rows
             .shape(NodeName::of("ffn_moe_repeated", il), width, n);
-        let (x, weights_of) = (inputs.x.data(), routing.weights.host());
-        let out = inputs.rows.data_mut();
-        self.threads.rows(out, width.max(1), |entry, row| {
-            let token = &x[entry / k * width..][..width];
-            scale_row(token, weights_of[entry], row);
+        let device = inputs.x.values.home();
+        let done = self.on(&mut scope, device, |gpu| {
+            gpu.weigh_inputs(inputs.x, routing, inputs.rows)
         });
-        self.record_weighted(il, weights, routing, inputs);
+        if !done {
+            self.fetch(&mut inputs.x.values);
+            self.fetch(&mut routing.weights);
+            let (x, weights_of) = (inputs.x.data(), routing.weights.host());
+            let out = inputs.rows.data_mut();
+            self.threads.rows(out, width.max(1), |entry, row| {
+                let token = &x[entry / k * width..][..width];
+                scale_row(token, weights_of[entry], row);
+            });
+        }
+        self.record_weighted(scope, (il, weights), routing, inputs);
     }
 
     /// Like [`Ops::weigh_inputs`], with rows in the order of a worklist.
@@ -48,6 +55,7 @@ impl Ops<'_> {
         (work, routing): (&LaneWorklist, &Routing),
         inputs: &mut WeightedInputs,
     ) {
+        let scope = self.start();
         let width = inputs.x.width;
         let name = NodeName::of("ffn_moe_repeated", il);
         inputs.rows.shape(name, width, work.len());
@@ -61,18 +69,17 @@ impl Ops<'_> {
                 scale_row(token, weights_of[entry], row);
             });
         }
-        self.record_weighted(il, weights, routing, inputs);
+        self.record_weighted(scope, (il, weights), routing, inputs);
     }
 
     /// Records the repetition of the activations for each selected expert, and their multiplication by the weights.
     fn record_weighted(
         &mut self,
-        il: LayerId,
-        weights: NodeName,
+        mut scope: Scope,
+        (il, weights): (LayerId, NodeName),
         routing: &Routing,
         inputs: &mut WeightedInputs,
     ) {
-        let mut scope = self.start();
         let repeated = inputs.rows.name;
         let source = Source::view(&*inputs.x, " (reshaped)");
         self.record(&mut scope, number::REPEAT, repeated, &[source]);

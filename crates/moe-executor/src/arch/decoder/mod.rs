@@ -11,7 +11,7 @@ use moe_gguf::LayerId;
 
 use crate::activation::NodeName;
 use crate::error::Result;
-use crate::hparams::{HParams, Heads, NormKind, SwigluLimits};
+use crate::hparams::{HParams, Heads};
 use crate::kv_cache::KvCache;
 use crate::moe::MoeLayer;
 use crate::ops::Ops;
@@ -68,42 +68,11 @@ impl<'g> Decoder<'g> {
 
     /// A part of the model that has no GPU kernel.
     pub(crate) fn without_kernel(&self) -> Option<&'static str> {
-        let Scales {
-            residual, logits, ..
-        } = self.spec.scales;
-        if self.hp.norm != NormKind::Rms || self.hp.norm_bias {
-            return Some("layer norms or norms with biases");
-        }
-        if residual.is_some() || logits.is_some() {
-            return Some("factors on the residual stream or the logits");
-        }
-        if self.spec.dense_block == DenseBlock::WithExperts {
-            return Some("factors on the sums of blocks");
-        }
-        if self.spec.parallel {
-            return Some("blocks next to the attention");
-        }
-        if self.spec.dense_block == DenseBlock::Normed || self.spec.layer_scales {
-            return Some("factors on routers or layers");
-        }
-        if self.spec.logits_bound.is_some() || self.spec.embedding_rows.is_some() {
-            return Some("factors on the embeddings or a bound of the logits");
-        }
-        let mut limits = self.hp.swiglu_limits.iter();
-        if limits.any(|limits| *limits != SwigluLimits::default()) {
-            return Some("limits of activations");
-        }
-        if self.spec.moe.routes_ahead || !self.spec.moe.glu.has_kernel() {
-            return Some("routers or activations");
-        }
         if self.spec.moe.ungated.is_some() {
             return Some("experts without a gate");
         }
-        let without_kernel = |layer: &DecoderLayer| {
-            let experts = layer.moe().and_then(MoeLayer::without_kernel);
-            experts.or(layer.mixer.without_kernel())
-        };
-        self.layers.iter().find_map(without_kernel)
+        let mut layers = self.layers.iter();
+        layers.find_map(|layer| layer.mixer.without_kernel())
     }
 
     /// Looks up the embeddings of `s.tokens` and stores them in the residual stream `s.x`.

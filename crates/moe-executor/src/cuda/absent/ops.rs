@@ -6,11 +6,13 @@ use super::{Device, Never, Ptr, Result};
 use crate::activation::Activation;
 use crate::cpu::attention::Shape;
 use crate::cpu::glu::Glu;
+use crate::cpu::map::Map;
 use crate::hot_cache::Projections;
 use crate::hparams::Rope;
 use crate::kv_cache::{Batch, CacheTensor, KvLayer};
 use crate::mirrored::Mirrored;
-use crate::ops::RouterSpec;
+use crate::norm::Norm;
+use crate::ops::{ExpertScales, RouterSpec};
 use crate::recorder::Routing;
 use crate::weights::{Linear, Matrix, Vector};
 
@@ -23,6 +25,7 @@ pub(crate) struct HotCall<'a, 'g> {
     pub lane: usize,
     pub linears: Projections<'a, 'g>,
     pub glu: Glu,
+    pub weights_first: bool,
     pub input: HotInput,
     pub tokens: usize,
     pub k: usize,
@@ -43,6 +46,10 @@ impl Device {
 
     pub(crate) fn supports_router(_: &RouterSpec, _: usize) -> bool {
         false
+    }
+
+    pub(crate) fn follow_launches(&mut self) {
+        match self.never {}
     }
 
     pub(crate) fn mul_mat(
@@ -99,6 +106,40 @@ impl Device {
         match self.never {}
     }
 
+    pub(crate) fn group_norm(
+        &mut self,
+        _: &mut Activation,
+        _: &Norm,
+        _: &mut Activation,
+    ) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn map(&mut self, _: Map, _: &mut Activation) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn multiply(&mut self, _: &Vector, _: &mut Activation) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn multiply_rows(
+        &mut self,
+        _: &mut Mirrored<f32>,
+        _: &mut Activation,
+    ) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn copy_columns(
+        &mut self,
+        _: &mut Activation,
+        _: usize,
+        _: &mut Activation,
+    ) -> Result<()> {
+        match self.never {}
+    }
+
     pub(crate) fn put_row(&mut self, _: &mut Activation, _: usize, _: &[f32]) -> Result<()> {
         match self.never {}
     }
@@ -151,7 +192,7 @@ impl Device {
         _: &mut Activation,
         _: &mut Routing,
         _: usize,
-        _: &mut Activation,
+        _: [&mut Activation; 2],
     ) -> Result<Option<Ptr>> {
         match self.never {}
     }
@@ -187,6 +228,15 @@ impl Device {
         match self.never {}
     }
 
+    pub(crate) fn scale_experts(
+        &mut self,
+        _: &ExpertScales,
+        _: &mut Routing,
+        _: &mut Activation,
+    ) -> Result<()> {
+        match self.never {}
+    }
+
     pub(crate) fn hot_input(&mut self, _: &mut Activation) -> Result<HotInput> {
         match self.never {}
     }
@@ -199,10 +249,20 @@ impl Device {
         match self.never {}
     }
 
+    pub(crate) fn weigh_inputs(
+        &mut self,
+        _: &mut Activation,
+        _: &mut Routing,
+        _: &mut Activation,
+    ) -> Result<()> {
+        match self.never {}
+    }
+
     pub(crate) fn merge(
         &mut self,
         _: &mut Activation,
         _: &mut Routing,
+        _: bool,
         _: &mut Activation,
     ) -> Result<()> {
         match self.never {}

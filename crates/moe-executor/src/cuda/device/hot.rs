@@ -10,14 +10,14 @@ use super::weights::{SLACK, weights};
 use crate::cuda::launch::{Kernels, Weights};
 use crate::cuda::{DeviceBuffer, Error, Ptr, Result};
 use crate::hot_cache::Projections;
-use crate::weights::{Linear, Matrix};
+use crate::weights::{Linear, Matrix, MatrixKey};
 
-/// The copies of the experts of all lanes on a GPU, by lane and index in the tensor table.
+/// The copies of the experts of all lanes on a GPU, by lane and stack.
 #[derive(Default)]
 pub(super) struct HotExperts {
-    pub(super) stacks: HashMap<(usize, u32), HotStack>,
-    /// The lane that contains all experts of a stack, by index in the tensor table.
-    complete: HashMap<u32, usize>,
+    pub(super) stacks: HashMap<(usize, MatrixKey), HotStack>,
+    /// The lane that contains all experts of a stack.
+    complete: HashMap<MatrixKey, usize>,
 }
 
 /// Copies of the matrices and biases of some experts of a stack, and of the dummy, which are zero. Layers share the slots of a
@@ -75,12 +75,12 @@ impl Device {
         let stacks = [gate?, up?, down?];
         let mut bytes = 0;
         for (linear, stack) in projections.into_iter().zip(stacks) {
-            let index = linear.weights.place.tensor_idx;
+            let key = linear.weights.key();
             bytes += stack.size_bytes();
             if (0..).zip(&stack.slots).all(|(i, slot)| *slot == Some(i)) {
-                self.hot.complete.insert(index, lane);
+                self.hot.complete.insert(key, lane);
             }
-            self.hot.stacks.insert((lane, index), stack);
+            self.hot.stacks.insert((lane, key), stack);
         }
         Ok(bytes)
     }
@@ -150,7 +150,7 @@ impl Device {
         expert: ExpertId,
     ) -> Result<()> {
         for linear in projections {
-            let key = (lane, linear.weights.place.tensor_idx);
+            let key = (lane, linear.weights.key());
             if let Some(stack) = self.hot.stacks.get_mut(&key) {
                 let before = stack.slots.iter_mut();
                 let before = before.filter(|at| **at == Some(slot as u32));
@@ -158,13 +158,13 @@ impl Device {
             }
         }
         for linear in projections {
-            let key = (lane, linear.weights.place.tensor_idx);
+            let key = (lane, linear.weights.key());
             if let Some(stack) = self.hot.stacks.get(&key) {
                 self.copy_to_slot(stack, linear, slot, expert)?;
             }
         }
         for linear in projections {
-            let key = (lane, linear.weights.place.tensor_idx);
+            let key = (lane, linear.weights.key());
             if let Some(stack) = self.hot.stacks.get_mut(&key) {
                 stack.slots[expert.index()] = Some(slot as u32);
             }
@@ -180,7 +180,7 @@ impl Device {
 
     /// Whether a lane on this GPU contains all experts of a stack, each in the slot with its number.
     pub(crate) fn has_all_hot(&self, matrix: &Matrix) -> bool {
-        self.hot.complete.contains_key(&matrix.place.tensor_idx)
+        self.hot.complete.contains_key(&matrix.key())
     }
 
     /// Whether a lane on this GPU contains an expert of a stack.
@@ -190,18 +190,18 @@ impl Device {
 
     /// The stack of a lane that contains all experts.
     pub(super) fn complete_hot(&self, matrix: &Matrix) -> Option<Weights> {
-        let index = matrix.place.tensor_idx;
-        let lane = *self.hot.complete.get(&index)?;
-        let stack = self.hot.stacks.get(&(lane, index))?;
+        let key = matrix.key();
+        let lane = *self.hot.complete.get(&key)?;
+        let stack = self.hot.stacks.get(&(lane, key))?;
         let ptr = stack.matrices.ptr();
         Some(weights(matrix, ptr, matrix.ty, matrix.row_size))
     }
 
     /// Address of the matrix of an expert in a lane.
     pub(super) fn hot_matrix(&self, matrix: &Matrix, expert: usize) -> Option<Ptr> {
-        let index = matrix.place.tensor_idx;
+        let key = matrix.key();
         (0..moe_placement::plan::MAX_LANES).find_map(|lane| {
-            let stack = self.hot.stacks.get(&(lane, index))?;
+            let stack = self.hot.stacks.get(&(lane, key))?;
             let slot = (*stack.slots.get(expert)?)?;
             let at = slot as usize * matrix.expert_bytes();
             Some(stack.matrices.ptr().offset(at))
@@ -214,7 +214,7 @@ impl Device {
     /// The lane does not contain it.
     pub(in crate::cuda) fn hot_weights(&self, lane: usize, linear: &Linear) -> Result<HotWeights> {
         let matrix = &linear.weights;
-        let stack = self.hot.stacks.get(&(lane, matrix.place.tensor_idx));
+        let stack = self.hot.stacks.get(&(lane, matrix.key()));
         let stack = stack.ok_or_else(|| Error::Unsupported {
             kernel: "hot_lane",
             what: format!("tensor {}, which is not in lane {lane}", matrix.place.name),

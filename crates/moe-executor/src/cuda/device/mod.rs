@@ -418,9 +418,9 @@ fn pinned_copy<'p>(
     stack: &Matrix,
 ) -> Option<&'p [u8]> {
     let copy = pinned.entry(stack.place.tensor_idx).or_insert_with(|| {
-        let mut copy = gpu.pinned(stack.all().len()).ok()?;
+        let mut copy = gpu.pinned(stack.tensor().len()).ok()?;
         // SAFETY: the memory has just been allocated, so no copy is in flight.
-        unsafe { copy.write(stack.all()) };
+        unsafe { copy.write(stack.tensor()) };
         Some(copy)
     });
     // SAFETY: after the write above, copies only read the memory.

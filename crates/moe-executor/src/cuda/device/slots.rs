@@ -100,8 +100,8 @@ impl Device {
         for projections in layers {
             for (linear, stack) in projections.iter().zip(&stacks) {
                 let shared = stack.without_experts(linear.weights.n_expert);
-                let index = linear.weights.place.tensor_idx;
-                self.hot.stacks.insert((LANE, index), shared);
+                let key = (LANE, linear.weights.key());
+                self.hot.stacks.insert(key, shared);
             }
         }
         Ok(bytes)
@@ -228,10 +228,7 @@ impl Device {
         copy: impl Fn(&Gpu, Ptr, &[u8]) -> Result<()>,
     ) -> Result<()> {
         use zerocopy::IntoBytes as _;
-        let stack = self
-            .hot
-            .stacks
-            .get(&(LANE, linear.weights.place.tensor_idx));
+        let stack = self.hot.stacks.get(&(LANE, linear.weights.key()));
         let Some(stack) = stack else {
             return Ok(());
         };
@@ -279,7 +276,7 @@ impl Device {
 
     fn set_slot(&mut self, projections: Projections, expert: ExpertId, slot: Option<u32>) {
         for linear in projections {
-            let key = (LANE, linear.weights.place.tensor_idx);
+            let key = (LANE, linear.weights.key());
             if let Some(stack) = self.hot.stacks.get_mut(&key) {
                 stack.slots[expert.index()] = slot;
             }

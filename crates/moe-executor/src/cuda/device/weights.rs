@@ -30,7 +30,7 @@ impl Device {
         self.resident(matrix).is_some()
     }
 
-    /// The matrix on the GPU, copied at the first call. `None` if it does not fit.
+    /// The matrix on the GPU. Its tensor is copied at the first call. `None` if it does not fit.
     pub(crate) fn matrix(&mut self, matrix: &Matrix) -> Option<Weights> {
         let index = matrix.place.tensor_idx;
         if !self.matrices.contains_key(&index) {
@@ -46,7 +46,11 @@ impl Device {
         }
         let resident = self.matrices[&index].as_ref()?;
         let (ty, row_size) = (resident.ty, resident.row_size);
-        Some(weights(matrix, resident.buffer.ptr(), ty, row_size))
+        let first = resident.buffer.ptr().offset(matrix.first * row_size);
+        Some(Weights {
+            expert_size: matrix.stride * row_size,
+            ..weights(matrix, first, ty, row_size)
+        })
     }
 
     /// The resident matrix, or a copy for one product.
@@ -60,10 +64,11 @@ impl Device {
         }
     }
 
+    /// Copies the tensor of a matrix.
     fn upload(&self, matrix: &Matrix) -> Result<Resident> {
-        let rows = matrix.n_out * matrix.n_expert;
+        let bytes = matrix.tensor();
+        let rows = bytes.len() / matrix.row_size;
         if Kernels::supports(matrix.ty) {
-            let bytes = matrix.all();
             let buffer = self.gpu.alloc(bytes.len() + SLACK)?;
             self.gpu.upload(buffer.ptr(), bytes)?;
             return Ok(Resident {
@@ -77,7 +82,7 @@ impl Device {
         let buffer = self.gpu.alloc(rows * row_size + SLACK)?;
         let at_once = (CONVERTED_AT_ONCE / matrix.n_in).max(1);
         let (mut values, mut halves) = (vec![0.0; matrix.n_in], Vec::new());
-        for (i, chunk) in matrix.all().chunks(at_once * matrix.row_size).enumerate() {
+        for (i, chunk) in bytes.chunks(at_once * matrix.row_size).enumerate() {
             halves.clear();
             for row in chunk.chunks_exact(matrix.row_size) {
                 dequantize_row(matrix.ty, row, &mut values)
@@ -175,7 +180,7 @@ impl Device {
     }
 }
 
-/// Describes a copy of `matrix` at `ptr` with rows of type `ty`.
+/// Describes a copy of the matrices at `ptr`, one after the other, with rows of type `ty`.
 pub(super) fn weights(matrix: &Matrix, ptr: Ptr, ty: GgmlType, row_size: usize) -> Weights {
     Weights {
         ptr,

@@ -24,9 +24,9 @@ struct Shape {
 #define INPUTS \
     const float *q, const void *k, const void *v, const unsigned *positions, const unsigned *sequences, \
     const float* __restrict__ sinks, unsigned n_tokens, unsigned n_head, unsigned n_head_kv, unsigned head_dim, unsigned window, \
-    unsigned heads, unsigned splits, unsigned stride, unsigned types, float scale, float *out, float *parts, Start start
+    unsigned heads, unsigned splits, unsigned stride, unsigned types, float scale, float softcap, float *out, float *parts, Start start
 #define ARGUMENTS \
-    q, k, v, positions, sequences, sinks, n_tokens, n_head, n_head_kv, head_dim, window, heads, splits, stride, types, scale, out, parts, start
+    q, k, v, positions, sequences, sinks, n_tokens, n_head, n_head_kv, head_dim, window, heads, splits, stride, types, scale, softcap, out, parts, start
 #define SHAPE Shape{n_head, n_head_kv, head_dim, window, heads, splits}
 
 __device__ inline float dot(float4 a, float4 b, float sum) {
@@ -43,9 +43,16 @@ __device__ inline float4 scaled(float4 x, float factor) { return {x.x * factor, 
 // A row of a head as vectors of four.
 __device__ inline const float4* fours_of(const float* row) { return reinterpret_cast<const float4*>(row); }
 
-// First position that is visible to a token.
+// First position that is visible to a token. With the highest bit of `window`, the positions are divided into chunks of the length in the
+// other bits, and a token sees those of its own chunk.
 __device__ inline unsigned first_seen(unsigned position, const Shape& shape) {
+    if (shape.window >> 31) return position - position % (shape.window & 0x7fffffff);
     return shape.window && position + 1 > shape.window ? position + 1 - shape.window : 0;
+}
+
+// softcap · tanh(score / softcap), or the score if `softcap` is 0.
+__device__ inline float bounded(float score, float softcap) {
+    return softcap > 0.0f ? softcap - __fdividef(2.0f * softcap, 1.0f + expf(__fdividef(2.0f * score, softcap))) : score;
 }
 
 // Reduces `first..end` to split `split`, whose size is a multiple of `step` except at the end.
@@ -142,7 +149,7 @@ __device__ void attend_token(INPUTS) {
             for (unsigned h = 0; h < H; ++h) {
 #pragma unroll
                 for (unsigned distance = LANES / 2; distance > 0; distance /= 2) score[h] += __shfl_xor_sync(ALL_LANES, score[h], distance);
-                if (part == h % LANES) scores[h][at] = at < n ? score[h] : -INFINITE;
+                if (part == h % LANES) scores[h][at] = at < n ? bounded(score[h], softcap) : -INFINITE;
             }
         }
         __syncthreads();
@@ -308,7 +315,7 @@ __device__ void attend_tokens(INPUTS) {
 #pragma unroll
             for (unsigned j = 0; j < C; ++j) {
                 const unsigned at = start + x + X * j;
-                if (at < from[i] || at >= to[i]) score[i][j] = -INFINITE;
+                score[i][j] = at < from[i] || at >= to[i] ? -INFINITE : bounded(score[i][j], softcap);
                 best = fmaxf(best, score[i][j]);
             }
 #pragma unroll

@@ -1,6 +1,6 @@
 // Entries of a product of selected experts: entry token * k + slot is one selected expert of one token.
 #pragma once
-#include "common.cuh"
+#include "intrinsics.cuh"
 
 // The entries sorted by expert, as `group_entries` stores them; or, without a list, the rows of a plain product.
 struct Entries {
@@ -25,7 +25,7 @@ struct Entries {
     __device__ unsigned row(unsigned entry) const { return entry / rows_per; }
 };
 
-// The gated activation. 1: SwiGLU; 2: the clamped variant of gpt-oss.
+// The gated activation of a product. 1: SwiGLU; 2: the clamped variant of gpt-oss.
 __device__ inline float activate(unsigned glu, float gate, float up) {
     const bool oai = glu == 2;
     const float limit = oai ? 7 : INFINITE;
@@ -33,6 +33,25 @@ __device__ inline float activate(unsigned glu, float gate, float up) {
     gate = gate > limit ? limit : gate;
     up = up > limit ? limit : up < -limit ? -limit : up;
     return gate / (1 + expf((oai ? -1.702f : -1) * gate)) * (up + oai);
+}
+
+// GELU with the hyperbolic tangent. Like on the CPU, numbers between -10 and 10 are rounded to half precision before and after.
+__device__ inline float gelu(float x) {
+    if (x <= -10) return 0;
+    if (x >= 10) return x;
+    x = round_to_half(x);
+    return round_to_half(0.5f * x * (1 + tanhf(0.7978846f * x * (1 + 0.044715f * x * x))));
+}
+
+// Any gated activation: those of `activate`; 3: ReGLU; 4: GEGLU; otherwise, the bits of the limit of a SwiGLU,
+// min(silu(gate), limit) · clamp(up, -limit, limit).
+__device__ inline float activate_any(unsigned glu, float gate, float up) {
+    if (glu <= 2) return activate(glu, gate, up);
+    // Comparisons propagate NaN.
+    if (glu == 3) return (gate < 0 ? 0 : gate) * up;
+    if (glu == 4) return gelu(gate) * up;
+    const float limit = __uint_as_float(glu), silu = gate / (1 + expf(-gate));
+    return (silu > limit ? limit : silu) * (up > limit ? limit : up < -limit ? -limit : up);
 }
 
 // Stores a product, or its activation as `up` with the stored value as gate.

@@ -94,19 +94,21 @@ KERNEL find_slots(const int* ids, const int* table, unsigned k, unsigned dummy, 
     *(volatile unsigned*)mailed = number;
 }
 
-// `out (tokens, width)`: the sum of `experts (tokens, k, width)` times `weights (tokens, k)` in the order of the slots. Every
-// product and every sum is rounded, like on the CPU.
+// `out (tokens, width)`: the sum of `experts (tokens, k, width)` times `weights (tokens, k)`, unless they are null, in the order of the
+// slots. Every product and every sum is rounded, like on the CPU.
 KERNEL merge(const float* experts, const float* weights, unsigned k, unsigned width, size_t n, float* out, Start start) {
     follow_previous(start);
     const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= n) return;
     const size_t token = i / width, column = i % width;
     experts += token * k * width + column;
-    weights += token * k;
-    float sum = __fmul_rn(experts[0], weights[0]);
+    if (weights) weights += token * k;
+    const auto term = [&](unsigned slot) {
+        const float x = experts[size_t(slot) * width];
+        return weights ? __fmul_rn(x, weights[slot]) : x;
+    };
+    float sum = term(0);
 #pragma unroll 8
-    for (unsigned slot = 1; slot < k; slot++) {
-        sum = __fadd_rn(sum, __fmul_rn(experts[size_t(slot) * width], weights[slot]));
-    }
+    for (unsigned slot = 1; slot < k; slot++) sum = __fadd_rn(sum, term(slot));
     out[i] = sum;
 }

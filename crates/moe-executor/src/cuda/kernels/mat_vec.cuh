@@ -82,7 +82,7 @@ __device__ inline void mat_vec_one(
         if (GLU) {
             if (lane == 0) {
                 const size_t at = expert * n_out + set;
-                out[set] = activate(glu, sums[0] + (bias ? bias[at] : 0), sums[ROWS - 1] + (up_bias ? up_bias[at] : 0));
+                out[set] = activate_any(glu, sums[0] + (bias ? bias[at] : 0), sums[ROWS - 1] + (up_bias ? up_bias[at] : 0));
             }
         } else {
 #pragma unroll

@@ -2,7 +2,7 @@
 #include "pipeline.cuh"
 
 enum : unsigned { TOKENS = 4 };                        // tokens (warps) per block
-enum : unsigned { SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN };  // the numbers in launch/router.rs
+enum : unsigned { SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN, SIGMOID_OF_CHOSEN };  // the numbers in launch/router.rs
 
 constexpr float MIN_WEIGHT_SUM = 6.1035156e-5f;
 
@@ -73,6 +73,9 @@ __device__ void route(const float* logits, const float* bias, unsigned gating, u
         for (unsigned i = 0; i < N; ++i) key[i] = i * WARP + lane == winner ? 0 : key[i];
     }
 
+    if (gating == SIGMOID_OF_CHOSEN) {
+        for (unsigned slot = lane; slot < k; slot += WARP) chosen[warp][slot] = 1.0f / (1.0f + expf(-chosen[warp][slot]));
+    }
     float factor = 1.0f;
     if (gating == SOFTMAX_OF_CHOSEN) {
         float top = -INFINITE, sum = 0.0f;

@@ -10,7 +10,7 @@ __device__ inline void end_rows(
     Group* groups
 ) {
     const unsigned lane = threadIdx.x % WARP, row = blockIdx.x * WARP + lane;
-    const float value = row < n_out ? activate(glu, results[0][lane] + bias[0], results[1][lane] + bias[1]) : 0;
+    const float value = row < n_out ? activate_any(glu, results[0][lane] + bias[0], results[1][lane] + bias[1]) : 0;
     const size_t to = size_t(blockIdx.y) * n_out + blockIdx.x * WARP;
     if (row < n_out) hidden[to + lane] = value;
     if (codes) quantize_one(value, codes + to, groups + to / WARP);

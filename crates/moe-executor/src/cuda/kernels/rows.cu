@@ -1,6 +1,7 @@
 // Norms, sums, activations, rotary embedding and copies of rows, all f32. If an output may be an input, the same thread reads and
 // writes an element.
 #include "activations.cuh"
+#include "entries.cuh"
 
 // Sum over a block of up to 1024 threads, returned in every thread.
 __device__ float block_sum(float x) {
@@ -96,23 +97,73 @@ KERNEL rope_neighbours(float* x, const float* angles, unsigned row_width, unsign
     rotate(x, angles, row_width, head_dim, n_dims, 1, 2);
 }
 
-// x · sigmoid(alpha x)
-__device__ float silu(float x, float alpha) { return x / (1.0f + expf(-alpha * x)); }
+enum : unsigned { SCALE, CLAMP, AT_MOST, SIGMOID, SILU, TANH };  // the numbers in launch/rows.rs
 
-KERNEL swiglu(float* gate, const float* up, size_t n, Start start) {
-    follow_previous(start);
-    const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < n) gate[i] = silu(gate[i], 1.0f) * up[i];
+__device__ float map_one(unsigned function, float x, float a) {
+    switch (function) {
+    case SCALE: return x * a;
+    // Comparisons, unlike fminf, propagate NaN.
+    case CLAMP: return x > a ? a : x < -a ? -a : x;
+    case AT_MOST: return x > a ? a : x;
+    case SIGMOID: return 1.0f / (1.0f + expf(-x));
+    case SILU: return x / (1.0f + expf(-x));
+    default: return tanhf(x);
+    }
 }
 
-KERNEL swiglu_oai(float* gate, const float* up, size_t n, Start start) {
+KERNEL map(float* x, unsigned function, float a, size_t n, Start start) {
     follow_previous(start);
     const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i >= n) return;
-    // Comparisons, unlike fminf, propagate NaN.
-    const float g = gate[i] > 7.0f ? 7.0f : gate[i];
-    const float u = up[i] > 7.0f ? 7.0f : up[i] < -7.0f ? -7.0f : up[i];
-    gate[i] = silu(g, 1.702f) * (u + 1.0f);
+    if (i < n) x[i] = map_one(function, x[i], a);
+}
+
+// Row r of `out` is row r / rows_per of `x`, whose element i is multiplied by factor f · per_row + i / group. Here f is `ids[r]`, or r if
+// `ids` is null.
+KERNEL multiply(const float* x, const float* factors, const int* ids, unsigned rows_per, unsigned width, unsigned group, unsigned per_row, float* out, Start start) {
+    follow_previous(start);
+    const unsigned row = blockIdx.x, i = column();
+    if (i >= width) return;
+    const size_t factor = size_t(ids ? ids[row] : row) * per_row + i / group;
+    out[size_t(row) * width + i] = x[size_t(row / rows_per) * width + i] * factors[factor];
+}
+
+// Copies columns `first` ..+ `width` of rows of `row_width` elements.
+KERNEL copy_columns(const float* x, unsigned row_width, unsigned first, unsigned width, float* out, Start start) {
+    follow_previous(start);
+    const unsigned i = column();
+    if (i < width) out[size_t(blockIdx.x) * width + i] = x[size_t(blockIdx.x) * row_width + first + i];
+}
+
+// The norms that `rms_norm` does not compute: layer norms, and norms without weights, with biases `(width)`, or with weights
+// `(n_weights, width)` that repeat after `n_weights` groups. Null: no weights or no biases. One block per group; blocks are complete warps.
+KERNEL group_norm(
+    const float* x, const float* __restrict__ weight, const float* __restrict__ bias, bool is_layer_norm, float eps, unsigned width,
+    unsigned n_weights, float* out, Start start
+) {
+    follow_previous(start);
+    x += size_t(blockIdx.x) * width;
+    out += size_t(blockIdx.x) * width;
+    if (weight) weight += size_t(blockIdx.x % n_weights) * width;
+    float mean = 0.0f;
+    if (is_layer_norm) {
+        for (unsigned i = threadIdx.x; i < width; i += blockDim.x) mean += x[i];
+        mean = block_sum(mean) / width;
+        __syncthreads();
+    }
+    float squares = 0.0f;
+    for (unsigned i = threadIdx.x; i < width; i += blockDim.x) squares += (x[i] - mean) * (x[i] - mean);
+    const float scale = 1.0f / sqrtf(block_sum(squares) / width + eps);
+    for (unsigned i = threadIdx.x; i < width; i += blockDim.x) {
+        const float value = (x[i] - mean) * scale;
+        out[i] = (weight ? value * weight[i] : value) + (bias ? bias[i] : 0.0f);
+    }
+}
+
+// The gated activation of `n` elements. `glu`: see `activate_any`.
+KERNEL glu(float* gate, const float* up, unsigned glu, size_t n, Start start) {
+    follow_previous(start);
+    const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < n) gate[i] = activate_any(glu, gate[i], up[i]);
 }
 
 // Stores the time at which all earlier work on the stream is complete.

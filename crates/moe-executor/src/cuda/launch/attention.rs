@@ -19,7 +19,7 @@ kernels! {
     TOKEN_1_256 = "attention_token_1_256",
     TOKEN_4_256 = "attention_token_4_256" => (
         q: Ptr, k: Ptr, v: Ptr, positions: Ptr, sequences: Ptr, sinks: Ptr, n_tokens: U32, n_head: U32, n_head_kv: U32, head_dim: U32,
-        window: U32, heads: U32, splits: U32, stride: U32, types: U32, scale: F32, out: Ptr, parts: Ptr,
+        window: U32, heads: U32, splits: U32, stride: U32, types: U32, scale: F32, softcap: F32, out: Ptr, parts: Ptr,
     );
 }
 
@@ -154,12 +154,13 @@ impl Kernels {
             shape.n_head,
             shape.n_head_kv,
             shape.head_dim,
-            shape.window.unwrap_or(0),
+            window(shape),
             plan.heads,
             plan.splits,
             stride,
             numbers(types),
             shape.scale,
+            shape.softcap.unwrap_or(0.0),
             it.out,
             parts,
         ];
@@ -298,6 +299,12 @@ pub(super) fn share(shape: &Shape, most: usize) -> (usize, usize) {
     let per_kv = shape.n_head / shape.n_head_kv;
     let heads = per_kv.div_ceil(per_kv.div_ceil(most));
     (heads, per_kv.div_ceil(heads))
+}
+
+/// The visible positions as an argument of kernels: see `first_seen` in attention.cuh.
+fn window(shape: &Shape) -> usize {
+    let chunk = shape.chunk.map(|length| 1 << 31 | length);
+    chunk.or(shape.window).unwrap_or(0)
 }
 
 /// The types of keys and values as an argument of kernels.

@@ -6,8 +6,7 @@
 use cudarc::driver::CudaStream;
 use moe_gguf::GgmlType;
 
-use super::products::{Grouped, Many, One, code};
-use super::rows::without_kernel;
+use super::products::{Grouped, Many, One, code, ends_products};
 use super::{Kernels, Rows, Weights, grid};
 use crate::cpu::glu::Glu;
 use crate::cuda::kernel::kernels;
@@ -75,6 +74,8 @@ pub struct GateUp {
     pub n_expert: usize,
     /// f32 `(tokens, k, n_ff)`.
     pub out: Ptr,
+    /// f32 `(tokens, k, n_ff)`: memory for the products with `up`, or null if [`ends_products`].
+    pub up_out: Ptr,
     /// Destination of the quantized results, [`Kernels::scratch_size`] bytes for `k` rows of `n_ff`, or null. It is only written
     /// for one token, if `n_ff` is a multiple of 32.
     pub quantized: Ptr,
@@ -256,11 +257,8 @@ impl Kernels {
     /// [`Launches::follow_copy`]: crate::cuda::launches::Launches::follow_copy
     ///
     /// # Errors
-    /// No kernel [supports](Kernels::supports) a type or the activation, or a driver error.
+    /// No kernel [supports](Kernels::supports) a type, or a driver error.
     pub fn experts_gate_up(&self, stream: &CudaStream, product: &GateUp) -> Result<bool> {
-        if !product.glu.has_kernel() {
-            return Err(without_kernel(product.glu));
-        }
         let gate = product.half(product.gate, product.gate_bias);
         let up = product.half(product.up, product.up_bias);
         let selection = gate.selection();
@@ -282,14 +280,24 @@ impl Kernels {
             self.mat_vec(stream, &both)?;
             return Ok(false);
         }
-        // Gate first; the kernel of the up product then applies the activation.
+        // Gate first; the kernel of the up product then applies the activation if it can.
         self.group_entries(stream, &selection)?;
         self.quantize_rows(stream, &gate)?;
         self.multiply(stream, &gate, None)?;
         if !gate.weights.is_quantized() {
             self.quantize_rows(stream, &up)?;
         }
-        self.multiply(stream, &up, Some(product.glu))?;
+        if ends_products(product.glu) {
+            self.multiply(stream, &up, Some(product.glu))?;
+            return Ok(false);
+        }
+        let up = MulMatId {
+            out: product.up_out,
+            ..up
+        };
+        self.multiply(stream, &up, None)?;
+        let n = selection.entries() * up.weights.n_out;
+        self.glu(stream, product.glu, product.out, product.up_out, n)?;
         Ok(false)
     }
 
@@ -350,7 +358,7 @@ impl Kernels {
     }
 
     /// `out[token] = Σ experts[token, slot] · weights[token, slot]`, summed in the order of the slots. `experts`: `(tokens, k,
-    /// width)`, `weights`: `(tokens, k)`, `out`: `(tokens, width)`.
+    /// width)`, `weights`: `(tokens, k)`, or null for a sum without weights, `out`: `(tokens, width)`.
     ///
     /// # Errors
     /// A driver error.

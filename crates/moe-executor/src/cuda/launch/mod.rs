@@ -31,9 +31,9 @@ use crate::kv_cache::CacheType;
 
 pub use attention::Attention;
 pub use experts::{Fetched, FindSlots, GateUp, MulMatId};
-pub use products::Weights;
+pub use products::{Weights, ends_products};
 pub use router::{MAX_EXPERTS, Route};
-pub use rows::Rope;
+pub use rows::{GroupNorm, Multiply, Rope};
 pub use store::{Cached, Store};
 pub use token::Down;
 
@@ -106,6 +106,11 @@ impl Kernels {
             token: modules(&module::TOKEN, module)?,
             launches,
         })
+    }
+
+    /// Makes the next kernel start after everything that its stream was given, like [`Launches::follow_copy`].
+    pub fn follow_launches(&self) {
+        self.launches.follow_copy();
     }
 
     /// The launches of the GPU.

@@ -107,15 +107,21 @@ pub(super) struct Grouped {
     pub n_expert: usize,
 }
 
-/// The number of an activation in the kernels; 0 without an activation.
+/// The number of an activation in the kernels (`activate_any` in entries.cuh); 0 without an activation.
 pub(super) fn code(glu: Option<Glu>) -> u32 {
     match glu {
         None => 0,
         Some(Glu::Swiglu) => 1,
         Some(Glu::SwigluOai) => 2,
-        // Without a kernel: see `without_kernel`.
-        Some(Glu::Reglu | Glu::Geglu) => 0,
+        Some(Glu::Reglu) => 3,
+        Some(Glu::Geglu) => 4,
+        Some(Glu::SwigluLimited(limit)) => limit.to_bits(),
     }
+}
+
+/// Whether all kernels for products can apply an activation to their results.
+pub fn ends_products(glu: Glu) -> bool {
+    matches!(glu, Glu::Swiglu | Glu::SwigluOai)
 }
 
 impl Kernels {

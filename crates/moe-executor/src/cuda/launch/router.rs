@@ -69,6 +69,7 @@ impl Kernels {
             Gating::Softmax => 0u32,
             Gating::Sigmoid => 1,
             Gating::SoftmaxOfSelected => 2,
+            Gating::SigmoidOfSelected => 3,
         };
         let args = args![
             it.logits,

@@ -2,12 +2,14 @@
 
 use cudarc::driver::{CudaStream, LaunchConfig};
 
+use super::products::code;
 use super::{Kernels, grid};
 use crate::cpu::glu::Glu;
+use crate::cpu::map::Map;
 use crate::cuda::kernel::kernels;
 use crate::cuda::module::args;
-use crate::cuda::{Error, Ptr, Result};
-use crate::hparams::RopeLayout;
+use crate::cuda::{Ptr, Result};
+use crate::hparams::{NormKind, RopeLayout};
 
 kernels! {
     RMS_NORM = "rms_norm" => (
@@ -15,7 +17,15 @@ kernels! {
     );
     ADD = "add" => (a: Ptr, b: Ptr, n: U64, out: Ptr);
     SCALE_ROWS_BY_SIGMOID = "scale_rows_by_sigmoid" => (x: Ptr, score: Ptr, width: U32);
-    SWIGLU = "swiglu", SWIGLU_OAI = "swiglu_oai" => (gate: Ptr, up: Ptr, n: U64);
+    GLU = "glu" => (gate: Ptr, up: Ptr, glu: U32, n: U64);
+    MAP = "map" => (x: Ptr, function: U32, a: F32, n: U64);
+    MULTIPLY = "multiply" => (
+        x: Ptr, factors: Ptr, ids: Ptr, rows_per: U32, width: U32, group: U32, per_row: U32, out: Ptr,
+    );
+    COPY_COLUMNS = "copy_columns" => (x: Ptr, row_width: U32, first: U32, width: U32, out: Ptr);
+    GROUP_NORM = "group_norm" => (
+        x: Ptr, weight: Ptr, bias: Ptr, is_layer_norm: Bool, eps: F32, width: U32, n_weights: U32, out: Ptr,
+    );
     GET_ROWS = "get_rows" => (x: Ptr, rows: Ptr, width: U32, out: Ptr);
     ROPE_HALVES = "rope_halves", ROPE_NEIGHBOURS = "rope_neighbours" => (
         x: Ptr, angles: Ptr, row_width: U32, head_dim: U32, n_dims: U32,
@@ -28,6 +38,50 @@ kernels! {
 
 /// Threads per block in kernels with one thread per element.
 const THREADS: usize = 256;
+
+/// Operands of a norm of groups of elements.
+pub struct GroupNorm {
+    /// `(groups, width)`
+    pub x: Ptr,
+    /// How it scales the elements.
+    pub kind: NormKind,
+    /// `(n_weights, width)`, used in turn by the groups; or null.
+    pub weight: Ptr,
+    /// Number of vectors of weights, at least 1.
+    pub n_weights: usize,
+    /// `(width)`, added after the multiplication; or null.
+    pub bias: Ptr,
+    /// Added to the mean of the squares, or to the variance.
+    pub eps: f32,
+    /// Elements of a group.
+    pub width: usize,
+    /// Number of groups.
+    pub groups: usize,
+    /// `(groups, width)`; may be `x`.
+    pub out: Ptr,
+}
+
+/// Operands of the multiplication of rows by factors: `out[r, i] = x[r / rows_per, i] · factors[f · per_row + i / group]`.
+pub struct Multiply {
+    /// `(rows / rows_per, width)`
+    pub x: Ptr,
+    /// The factors.
+    pub factors: Ptr,
+    /// i32 `(rows)`: `f` for each row; or null, if `f` is the row.
+    pub ids: Ptr,
+    /// Rows of `out` for each row of `x`.
+    pub rows_per: usize,
+    /// Number of rows of `out`.
+    pub rows: usize,
+    /// Elements per row.
+    pub width: usize,
+    /// Consecutive elements of a row with the same factor.
+    pub group: usize,
+    /// Factors per row.
+    pub per_row: usize,
+    /// `(rows, width)`; may be `x` if `rows_per` is 1.
+    pub out: Ptr,
+}
 
 /// Operands of the rotary embedding, which works in place.
 pub struct Rope {
@@ -45,14 +99,6 @@ pub struct Rope {
     pub n_dims: usize,
     /// Which elements form pairs.
     pub layout: RopeLayout,
-}
-
-/// The error for an activation without a kernel.
-pub(super) fn without_kernel(glu: Glu) -> Error {
-    Error::Unsupported {
-        kernel: "swiglu",
-        what: format!("the activation {glu:?}"),
-    }
 }
 
 impl Kernels {
@@ -112,13 +158,70 @@ impl Kernels {
 
     /// `gate = glu(gate, up)` with `n` elements.
     pub fn glu(&self, stream: &CudaStream, glu: Glu, gate: Ptr, up: Ptr, n: usize) -> Result<()> {
-        let kernel = match glu {
-            Glu::Swiglu => SWIGLU,
-            Glu::SwigluOai => SWIGLU_OAI,
-            Glu::Reglu | Glu::Geglu => return Err(without_kernel(glu)),
+        let grid = grid(n.div_ceil(THREADS), THREADS);
+        let args = args![gate, up, code(Some(glu)), n];
+        self.rows.launch(stream, GLU, grid, &args)
+    }
+
+    /// Normalizes each group.
+    pub fn group_norm(&self, stream: &CudaStream, it: &GroupNorm) -> Result<()> {
+        let args = args![
+            it.x,
+            it.weight,
+            it.bias,
+            it.kind == NormKind::Layer,
+            it.eps,
+            it.width,
+            it.n_weights,
+            it.out,
+        ];
+        let grid = norm_grid(it.width, it.groups);
+        self.rows.launch(stream, GROUP_NORM, grid, &args)
+    }
+
+    /// `x[i] = map(x[i])` for `n` elements.
+    pub fn map(&self, stream: &CudaStream, map: Map, x: Ptr, n: usize) -> Result<()> {
+        let (function, a) = match map {
+            Map::Scale(factor) => (0u32, factor),
+            Map::Clamp(limit) => (1, limit),
+            Map::AtMost(limit) => (2, limit),
+            Map::Sigmoid => (3, 0.0),
+            Map::Silu => (4, 0.0),
+            Map::Tanh => (5, 0.0),
         };
         let grid = grid(n.div_ceil(THREADS), THREADS);
-        self.rows.launch(stream, kernel, grid, &args![gate, up, n])
+        self.rows
+            .launch(stream, MAP, grid, &args![x, function, a, n])
+    }
+
+    /// Multiplies rows by factors.
+    pub fn multiply(&self, stream: &CudaStream, it: &Multiply) -> Result<()> {
+        let args = args![
+            it.x,
+            it.factors,
+            it.ids,
+            it.rows_per,
+            it.width,
+            it.group,
+            it.per_row,
+            it.out
+        ];
+        self.rows
+            .launch(stream, MULTIPLY, columns(it.rows, it.width), &args)
+    }
+
+    /// `out[r] = x[r][first .. first + width]` for rows of `row_width` elements.
+    pub fn copy_columns(
+        &self,
+        stream: &CudaStream,
+        x: Ptr,
+        (rows, row_width): (usize, usize),
+        (first, width): (usize, usize),
+        out: Ptr,
+    ) -> Result<()> {
+        let args = args![x, row_width, first, width, out];
+        self.rows
+            .launch(stream, COPY_COLUMNS, columns(rows, width), &args)
     }
 
     /// `out[i] = x[rows[i]]` with rows of `width` elements. `rows`: u32 `(n_rows)`, all less than the number of rows of `x`.

@@ -16,7 +16,7 @@ kernels! {
     ONE_128 = "attention_one_128",
     ONE_256 = "attention_one_256" => (
         q: Ptr, k: Ptr, v: Ptr, positions: Ptr, sequences: Ptr, sinks: Ptr, n_tokens: U32, n_head: U32, n_head_kv: U32, head_dim: U32,
-        window: U32, heads: U32, splits: U32, stride: U32, types: U32, scale: F32, out: Ptr, parts: Ptr,
+        window: U32, heads: U32, splits: U32, stride: U32, types: U32, scale: F32, softcap: F32, out: Ptr, parts: Ptr,
     );
 }
 

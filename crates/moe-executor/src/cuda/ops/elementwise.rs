@@ -2,7 +2,11 @@
 
 use crate::activation::Activation;
 use crate::cpu::glu::Glu;
+use crate::cpu::map::Map;
+use crate::cuda::launch::{GroupNorm, Multiply};
 use crate::cuda::{Device, Ptr, Result, Scratch};
+use crate::mirrored::Mirrored;
+use crate::norm::Norm;
 use crate::weights::Vector;
 
 impl Device {
@@ -88,6 +92,97 @@ impl Device {
         let a = gate.values.update_device(self.gpu())?;
         self.kernels()
             .glu(self.stream(), glu, a, b, gate.values.len())
+    }
+
+    /// A norm of every group of `norm.n` elements, times its weights and plus its bias if it has them.
+    pub(crate) fn group_norm(
+        &mut self,
+        src: &mut Activation,
+        norm: &Norm,
+        dst: &mut Activation,
+    ) -> Result<()> {
+        let width = norm.n.max(1);
+        let n_weights = norm.weight.as_ref().map_or(1, |w| w.data.len() / width);
+        let operands = GroupNorm {
+            x: src.values.device(self.gpu())?,
+            kind: norm.kind,
+            weight: self.optional(norm.weight.as_ref())?,
+            n_weights,
+            bias: self.optional(norm.bias.as_ref())?,
+            eps: norm.eps,
+            width,
+            groups: src.values.len() / width,
+            out: dst.values.fill_device(self.gpu())?,
+        };
+        self.kernels().group_norm(self.stream(), &operands)
+    }
+
+    /// `x = map(x)` for each element.
+    pub(crate) fn map(&mut self, map: Map, x: &mut Activation) -> Result<()> {
+        let n = x.values.len();
+        let x = x.values.update_device(self.gpu())?;
+        self.kernels().map(self.stream(), map, x, n)
+    }
+
+    /// Multiplies each group of `factors.n` elements of `x` by the factors, in place.
+    pub(crate) fn multiply(&mut self, factors: &Vector, x: &mut Activation) -> Result<()> {
+        let n = factors.n.max(1);
+        let at = self.vector(factors)?;
+        let (rows, width) = match n {
+            1 => (x.rows, x.width),
+            _ => (x.values.len() / n, n),
+        };
+        let x = x.values.update_device(self.gpu())?;
+        let operands = Multiply {
+            x,
+            factors: at,
+            ids: Ptr::NULL,
+            rows_per: 1,
+            rows,
+            width,
+            group: width / n,
+            per_row: 0,
+            out: x,
+        };
+        self.kernels().multiply(self.stream(), &operands)
+    }
+
+    /// Multiplies each row of `x` by its factors `(row, n)`, in place: the elements of a row are divided into `n` groups.
+    pub(crate) fn multiply_rows(
+        &mut self,
+        factors: &mut Mirrored<f32>,
+        x: &mut Activation,
+    ) -> Result<()> {
+        let (rows, width) = (x.rows, x.width);
+        let per_row = factors.len() / rows.max(1);
+        let factors = factors.device(self.gpu())?;
+        let x = x.values.update_device(self.gpu())?;
+        let operands = Multiply {
+            x,
+            factors,
+            ids: Ptr::NULL,
+            rows_per: 1,
+            rows,
+            width,
+            group: width / per_row.max(1),
+            per_row,
+            out: x,
+        };
+        self.kernels().multiply(self.stream(), &operands)
+    }
+
+    /// Copies the columns of `src` from `first` on to `dst`, which has the right shape.
+    pub(crate) fn copy_columns(
+        &mut self,
+        src: &mut Activation,
+        first: usize,
+        dst: &mut Activation,
+    ) -> Result<()> {
+        let x = src.values.device(self.gpu())?;
+        let out = dst.values.fill_device(self.gpu())?;
+        let (rows, columns) = ((src.rows, src.width), (first, dst.width));
+        let kernels = self.kernels();
+        kernels.copy_columns(self.stream(), x, rows, columns, out)
     }
 
     /// Overwrites row `at` of `dst`.

@@ -2,14 +2,19 @@
 
 use crate::activation::Activation;
 use crate::cpu::glu::Glu;
-use crate::cuda::launch::{Down, Fetched, GateUp, Kernels, MulMatId, Rows};
+use crate::cuda::launch::{
+    Down, Fetched, GateUp, Kernels, MulMatId, Multiply, Rows, ends_products,
+};
 use crate::cuda::{Device, Ptr, Result, Scratch};
+use crate::ops::ExpertScales;
 use crate::recorder::Routing;
 use crate::weights::{Linear, Matrix};
 
 impl Device {
-    /// Gate, up and their activation for the selected experts of every token, without the first `slot` experts. `slot` is 0 if
-    /// there is more than one token. Returns the address of the quantized results, if the kernel quantizes them (one token only).
+    /// Gate, up and their activation for the selected experts of every token, without the first `slot` experts. `x` has a row for each
+    /// token, or for each selected expert. `slot` is 0 if there is more than one token. The results are in `out`; `up_out` is only used
+    /// for activations that the products cannot apply. Returns the address of the quantized results, if the kernel quantizes them (one
+    /// token only).
     pub(crate) fn experts_gate_up(
         &mut self,
         [gate, up]: [&Linear; 2],
@@ -17,18 +22,29 @@ impl Device {
         x: &mut Activation,
         routing: &mut Routing,
         slot: usize,
-        out: &mut Activation,
+        [out, up_out]: [&mut Activation; 2],
     ) -> Result<Option<Ptr>> {
         let Matrix {
             n_out, n_expert, ..
         } = gate.weights;
         let ids = routing.ids.device(self.gpu())?;
-        let quantized = match x.rows {
+        // A row for each expert is a token with one expert.
+        let (tokens, k, first_row) = match routing.ids.len() / x.rows.max(1) {
+            1 => (x.rows - slot, 1, slot),
+            k => (x.rows, k - slot, 0),
+        };
+        let quantized = match tokens {
             1 => self.scratch(
                 Scratch::Hidden,
                 Kernels::scratch_size(routing.n_expert_used, n_out),
             )?,
             _ => Ptr::NULL,
+        };
+        let first = slot * n_out * size_of::<f32>();
+        let up_out = if ends_products(glu) {
+            Ptr::NULL
+        } else {
+            up_out.values.fill_device(self.gpu())?.offset(first)
         };
         let operands = GateUp {
             gate: self.experts(&gate.weights, routing, slot, Scratch::Gate)?,
@@ -37,20 +53,20 @@ impl Device {
             up_bias: self.optional(up.bias.as_ref())?,
             glu,
             x: Rows {
-                x: x.values.device(self.gpu())?,
+                x: x.values
+                    .device(self.gpu())?
+                    .offset(first_row * x.width * size_of::<f32>()),
                 quantized: x.quantized(self.gpu()),
             },
             ids: ids.offset(slot * size_of::<i32>()),
-            tokens: x.rows,
-            k: routing.n_expert_used - slot,
+            tokens,
+            k,
             n_expert,
-            out: out
-                .values
-                .fill_device(self.gpu())?
-                .offset(slot * n_out * size_of::<f32>()),
+            out: out.values.fill_device(self.gpu())?.offset(first),
+            up_out,
             quantized,
             scratch: self.quantized(x.rows, x.width)?,
-            work: self.worklist(routing, n_expert)?,
+            work: self.scratch(Scratch::Worklist, Kernels::work_size(tokens, k, n_expert))?,
         };
         let kernels = self.kernels();
         let is_quantized = kernels.experts_gate_up(self.stream(), &operands)?;
@@ -150,17 +166,69 @@ impl Device {
         Ok(ready)
     }
 
-    /// The weighted sum of the experts of every token.
+    /// Multiplies the row of each token and slot by the factor of its expert; `x (tokens, k, width)`.
+    pub(crate) fn scale_experts(
+        &mut self,
+        scales: &ExpertScales,
+        routing: &mut Routing,
+        x: &mut Activation,
+    ) -> Result<()> {
+        let factors = self.vector(scales.factors)?;
+        let ids = routing.ids.device(self.gpu())?;
+        let (rows, width) = (x.rows, x.width);
+        let x = x.values.update_device(self.gpu())?;
+        let operands = Multiply {
+            x,
+            factors,
+            ids,
+            rows_per: 1,
+            rows,
+            width,
+            group: width,
+            per_row: 1,
+            out: x,
+        };
+        self.kernels().multiply(self.stream(), &operands)
+    }
+
+    /// The rows that the experts read if the router weights are applied to them: `rows[token, slot] = weights[token, slot] · x[token]`.
+    pub(crate) fn weigh_inputs(
+        &mut self,
+        x: &mut Activation,
+        routing: &mut Routing,
+        rows: &mut Activation,
+    ) -> Result<()> {
+        let factors = routing.weights.device(self.gpu())?;
+        let operands = Multiply {
+            x: x.values.device(self.gpu())?,
+            factors,
+            ids: Ptr::NULL,
+            rows_per: routing.n_expert_used,
+            rows: rows.rows,
+            width: x.width,
+            group: x.width,
+            per_row: 1,
+            out: rows.values.fill_device(self.gpu())?,
+        };
+        self.kernels().multiply(self.stream(), &operands)
+    }
+
+    /// The sum of the experts of every token, multiplied by their weights if `is_weighted`.
     pub(crate) fn merge(
         &mut self,
         experts: &mut Activation,
         routing: &mut Routing,
+        is_weighted: bool,
         dst: &mut Activation,
     ) -> Result<()> {
         let (width, k) = (experts.width, routing.n_expert_used);
         let gpu = self.gpu();
         let rows = experts.values.device(gpu)?;
-        let weights = routing.weights.device(gpu)?;
+        let weights = if is_weighted {
+            routing.weights.device(gpu)?
+        } else {
+            Ptr::NULL
+        };
         let out = dst.values.fill_device(gpu)?;
         let kernels = self.kernels();
         kernels.merge(

@@ -2,7 +2,7 @@
 
 use crate::activation::Activation;
 use crate::cpu::glu::Glu;
-use crate::cuda::launch::{Down, GateUp, Kernels, MulMatId, Rows};
+use crate::cuda::launch::{Down, GateUp, Kernels, MulMatId, Multiply, Rows, ends_products};
 use crate::cuda::{Device, Ptr, Result, Scratch};
 use crate::device_id::DeviceId;
 use crate::hot_cache::Projections;
@@ -22,6 +22,8 @@ pub(crate) struct HotCall<'a, 'g> {
     pub linears: Projections<'a, 'g>,
     /// The activation.
     pub glu: Glu,
+    /// Whether the router weights are applied to the inputs of the experts instead of their outputs.
+    pub weights_first: bool,
     /// The rows of activations.
     pub input: HotInput,
     /// Number of tokens.
@@ -58,7 +60,7 @@ impl Device {
         })
     }
 
-    /// `out[t] = Σ weight · expert(x[t])` over the entries of each token.
+    /// `out[t] = Σ weight · expert(x[t])` over the entries of each token, or `Σ expert(weight · x[t])`.
     pub(crate) fn hot_lane(&mut self, call: &HotCall, out: &mut Activation) -> Result<()> {
         let HotCall { tokens, k, .. } = *call;
         let entries = tokens * k;
@@ -74,35 +76,63 @@ impl Device {
             }
             Entries::OnGpu { slots, router } => (slots, router),
         };
-        let quantized = match tokens {
+        let n_out = down.weights.n_out;
+        let rows_size = entries * n_out.max(call.input.width) * size_of::<f32>();
+        let rows = self.scratch(Scratch::LaneRows, rows_size)?;
+        // With weights first, each entry is a token with one expert, whose row is overwritten by its result.
+        let (x, x_tokens, x_k) = if call.weights_first {
+            (Rows::from(rows), entries, 1)
+        } else {
+            (call.input.rows, tokens, k)
+        };
+        let quantized = match x_tokens {
             1 => self.scratch(Scratch::Hidden, Kernels::scratch_size(k, n_ff))?,
             _ => Ptr::NULL,
         };
-        let hidden = self.scratch(Scratch::LaneHidden, entries * n_ff * size_of::<f32>())?;
-        let work = Kernels::work_size(tokens, k, n_slots);
-        let work = self.scratch(Scratch::Worklist, work)?;
+        // The products with `up` are after the hidden activations.
+        let hidden_size = entries * n_ff * size_of::<f32>();
+        let n_hidden = if ends_products(call.glu) { 1 } else { 2 };
+        let hidden = self.scratch(Scratch::LaneHidden, n_hidden * hidden_size)?;
+        let sizes = [(tokens, k), (x_tokens, x_k)];
+        let work = sizes.map(|(tokens, k)| Kernels::work_size(tokens, k, n_slots));
+        let work = self.scratch(Scratch::Worklist, work[0].max(work[1]))?;
         let operands = GateUp {
             gate: gate.weights,
             up: up.weights,
             gate_bias: gate.bias,
             up_bias: up.bias,
             glu: call.glu,
-            x: call.input.rows,
+            x,
             ids,
-            tokens,
-            k,
+            tokens: x_tokens,
+            k: x_k,
             n_expert: n_slots,
             out: hidden,
+            up_out: hidden.offset(hidden_size),
             quantized,
-            scratch: self.quantized(tokens, call.input.width)?,
+            scratch: self.quantized(x_tokens, call.input.width)?,
             work,
         };
         if let Entries::Staged(staged) = call.entries {
             self.gpu().upload(ids, staged)?;
         }
+        if call.weights_first {
+            let weighted = Multiply {
+                x: call.input.rows.x,
+                factors: router,
+                ids: Ptr::NULL,
+                rows_per: k,
+                rows: entries,
+                width: call.input.width,
+                group: call.input.width,
+                per_row: 1,
+                out: rows,
+            };
+            self.kernels().multiply(self.stream(), &weighted)?;
+        }
         let is_quantized = self.kernels().experts_gate_up(self.stream(), &operands)?;
         let sum = out.values.fill_device(self.gpu())?;
-        if is_quantized {
+        if is_quantized && !call.weights_first {
             let product = Down {
                 weights: down.weights,
                 bias: down.bias,
@@ -116,8 +146,6 @@ impl Device {
                 return Ok(());
             }
         }
-        let n_out = down.weights.n_out;
-        let rows = self.scratch(Scratch::LaneRows, entries * n_out * size_of::<f32>())?;
         let operands = MulMatId {
             weights: down.weights,
             bias: down.bias,
@@ -132,6 +160,11 @@ impl Device {
             work,
         };
         self.kernels().mul_mat_id(self.stream(), &operands)?;
+        let router = if call.weights_first {
+            Ptr::NULL
+        } else {
+            router
+        };
         let kernels = self.kernels();
         kernels.merge(self.stream(), rows, router, tokens, k, n_out, sum)
     }

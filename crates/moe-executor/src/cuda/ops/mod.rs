@@ -26,6 +26,11 @@ impl Device {
         Kernels::supports(ty)
     }
 
+    /// Makes the next kernel start after everything that was launched so far.
+    pub(crate) fn follow_launches(&mut self) {
+        self.kernels().follow_launches();
+    }
+
     /// `dst[i] = weights · src[i] + bias` for every row `i`.
     pub(crate) fn mul_mat(
         &mut self,

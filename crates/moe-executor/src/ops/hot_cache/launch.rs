@@ -89,15 +89,18 @@ impl<'c> GpuLanes<'c> {
                 }
             };
             let dummy = part.experts.len();
+            let [.., down] = &call.nodes.projections;
+            let factors = down.scales.map(|scales| scales.factors.data.as_slice());
             let hot = HotCall {
                 lane: index,
                 linears: call.nodes.linears(),
-                glu: call.nodes.glu,
+                glu: call.nodes.activation().of_one_kernel(),
+                weights_first: call.nodes.merge.weights_first,
                 input,
                 k: if call.direct_merge && tokens == 1 {
-                    call.work.stage_own(lane, self.staged)
+                    call.work.stage_own(lane, factors, self.staged)
                 } else {
-                    call.work.stage_all(lane, dummy, self.staged);
+                    call.work.stage_all(lane, dummy, factors, self.staged);
                     call.k
                 },
                 tokens,

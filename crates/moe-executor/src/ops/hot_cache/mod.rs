@@ -27,7 +27,7 @@ use crate::devices::TimePoint;
 use crate::error::Result;
 use crate::hot_cache::{Call, HotCache, HotCacheReport, LaneContents, replace_lanes};
 use crate::model::Model;
-use crate::ops::experts::Projection;
+use crate::ops::experts::{GatedActivation, Projection};
 use crate::ops::weighted_inputs::WeightedInputs;
 use crate::ops::{At, Ops, SwigluLimit};
 use crate::recorder::{LaneCounts, Lanes, Routing};
@@ -64,6 +64,14 @@ pub(crate) struct MergeNames {
 impl<'a, 'g> ExpertNodes<'a, 'g> {
     pub(super) fn linears(&self) -> [&'a Linear<'g>; 3] {
         self.projections.map(|projection| projection.linear)
+    }
+
+    pub(super) fn activation(&self) -> GatedActivation<'_> {
+        GatedActivation {
+            name: self.activated,
+            glu: self.glu,
+            limit: self.limit.as_ref(),
+        }
     }
 }
 
@@ -189,9 +197,10 @@ impl Ops<'_> {
             self.weigh_inputs(nodes.at.il, nodes.merge.weights, routing, &mut inputs);
             x = weighted;
         }
-        let glu = (nodes.activated, nodes.glu, nodes.limit.as_ref());
+        let activation = nodes.activation();
         let mut layer = self.begin_experts(nodes.at.il, down.linear, routing);
-        self.gate_up(&mut layer, [gate, up], glu, x, routing, [gate_out, up_out]);
+        let outs = [&mut *gate_out, up_out];
+        self.gate_up(&mut layer, [gate, up], activation, x, routing, outs);
         let lanes = self.down_and_merge(layer, down, nodes.merge, gate_out, routing, down_out, dst);
         self.count_without_lanes(nodes.at.il, &down.linear.weights, routing, &lanes);
         lanes
@@ -236,6 +245,8 @@ impl Ops<'_> {
         };
         call.shape(&mut io);
 
+        let mut gpus = GpuLanes::new(&mut scratch.sums, &mut scratch.staged, events);
+        gpus.copy_inputs(self, &call, io.x);
         if nodes.merge.weights_first {
             let mut inputs = WeightedInputs {
                 x: &mut *io.x,
@@ -245,8 +256,6 @@ impl Ops<'_> {
             self.weigh_entries(nodes.at.il, nodes.merge.weights, work, &mut inputs);
             std::mem::swap(&mut io.x, &mut io.weighted);
         }
-        let mut gpus = GpuLanes::new(&mut scratch.sums, &mut scratch.staged, events);
-        gpus.copy_inputs(self, &call, io.x);
         let start = now();
         let on_cpu = self.gate_products(&call, &mut gpus, &mut scratch.groups, &mut io);
         scratch.times.gpu_lanes = gpus.spans;

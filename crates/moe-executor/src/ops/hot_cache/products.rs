@@ -74,15 +74,15 @@ impl<'o> Ops<'o> {
             self.finish_projection(scope, products, (0, gate), x, gate_out);
         }
         if let Some(limit) = &nodes.limit {
-            self.limit_gate(limit, gate_out);
+            self.limit_gate_in(scope, limit, gate_out);
         }
         for lane in products.lanes.iter().flatten() {
             self.multiply_lane(lane, (1, up), x, up_out, None);
         }
         self.finish_projection(scope, products, (1, up), x, up_out);
         if let Some(limit) = &nodes.limit {
-            self.limit_up(limit, up_out);
-            self.multiply_gate(nodes.activated, gate_out, up_out);
+            self.limit_up_in(scope, limit, up_out);
+            self.multiply_gate_in(scope, nodes.activated, gate_out, up_out);
         } else {
             let before = Source::from(&*gate_out);
             for lane in products.lanes.iter().flatten() {

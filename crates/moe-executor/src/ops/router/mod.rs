@@ -26,8 +26,6 @@ pub struct RouterSpec<'a, 'g> {
     pub selection_bias: Option<&'a Vector>,
     /// Expert groups, if the selection is group-limited.
     pub groups: Option<Groups>,
-    /// Whether experts are selected by their scores instead of their probabilities.
-    pub selects_by_scores: bool,
     /// Whether the weights of the selected experts are normalized to a sum of 1.
     pub norm_weights: bool,
     /// Factor on the expert weights.
@@ -84,7 +82,7 @@ impl Ops<'_> {
         inventory.vector(GROUPS_BUFFER, "expert groups", &self.groups);
         inventory.vector(SUMS_BUFFER, "sums of weights", &self.sums);
         let factors = Input::Factors.buffer_id();
-        inventory.vector(factors, "factors of tokens", &self.row_factors);
+        inventory.mirrored(factors, "factors of tokens", &self.row_factors);
         self.low_rank.buffers(inventory);
         if let Some(cache) = &self.hot {
             cache.buffers(inventory);
@@ -106,7 +104,7 @@ impl Ops<'_> {
     ) {
         let biased = match spec.gating {
             Gating::SoftmaxOfSelected => "ffn_moe_probs", // the name in llama.cpp if the selection uses the scores
-            Gating::Softmax | Gating::Sigmoid => "ffn_moe_logits_biased",
+            _ => "ffn_moe_logits_biased",
         };
         let names = ["ffn_moe_logits", biased].map(|stem| NodeName::of(stem, il));
         self.linear(names, spec.scores, src, &mut state.scores);
@@ -135,10 +133,9 @@ impl Ops<'_> {
         } else {
             &state.probs
         };
-        let mut selected_by = if spec.selects_by_scores {
-            &state.scores
-        } else {
-            probs
+        let mut selected_by = match spec.gating {
+            Gating::SigmoidOfSelected => &state.scores,
+            _ => probs,
         };
         if spec.selection_bias.is_some() || spec.groups.is_some() {
             let selection = &mut state.selection;

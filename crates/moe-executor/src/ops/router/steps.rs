@@ -29,7 +29,7 @@ impl Ops<'_> {
             let probs = probs.data_mut();
             probs.copy_from_slice(scores.data());
             match gating {
-                Gating::Sigmoid => {
+                Gating::Sigmoid | Gating::SigmoidOfSelected => {
                     let sigmoid = |x: &mut f32| *x = 1.0 / (1.0 + (-*x).exp());
                     probs.iter_mut().for_each(sigmoid);
                 }
@@ -39,7 +39,7 @@ impl Ops<'_> {
             }
         }
         let op = match gating {
-            Gating::Sigmoid => number::UNARY,
+            Gating::Sigmoid | Gating::SigmoidOfSelected => number::UNARY,
             Gating::Softmax | Gating::SoftmaxOfSelected => number::SOFT_MAX,
         };
         self.record(scope, op, name, &[scores.into()]);

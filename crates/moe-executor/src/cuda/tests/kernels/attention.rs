@@ -37,7 +37,9 @@ fn reference(shape: &Shape, inputs: &Inputs, [k, v]: [&[f32]; 2]) -> Vec<f64> {
                     .iter()
                     .zip(key)
                     .map(|(a, b)| f64::from(*a) * f64::from(*b));
-                (products.sum::<f64>() * f64::from(shape.scale)).exp()
+                let score = products.sum::<f64>() * f64::from(shape.scale);
+                let bound = |cap: f32| f64::from(cap) * (score / f64::from(cap)).tanh();
+                shape.softcap.map_or(score, bound).exp()
             };
             let seen = shape.visible(position as usize);
             let weights: Vec<f64> = seen.clone().map(weight).collect();
@@ -464,4 +466,47 @@ fn rejects_unsupported_head_sizes() {
             .attention_scratch_size(&shape(4, 2, d, None), F32.types, 1, 10);
         assert!(matches!(size, Err(Error::Unsupported { .. })), "{d}");
     }
+}
+
+#[test]
+fn chunks_of_positions() {
+    let Some(device) = Device::open() else { return };
+    let threads = Threads::new(8).unwrap();
+    let mut report = Report::default();
+    for d in [64, 128, 256] {
+        // Tokens in one chunk, at its start and its end, and in several chunks.
+        for (n, past) in [(1, 95), (1, 96), (1, 1000), (3, 95), (40, 80), (130, 0)] {
+            let positions: Vec<u32> = (past..past + n).collect();
+            let shape = Shape {
+                chunk: Some(48),
+                ..shape(8, 2, d, None)
+            };
+            for cache in [F32, F16] {
+                let devices = (device, &threads);
+                check(devices, &shape, true, &positions, cache, &mut report);
+            }
+        }
+    }
+    report.finish();
+}
+
+#[test]
+fn bounded_scores() {
+    let Some(device) = Device::open() else { return };
+    let threads = Threads::new(8).unwrap();
+    let mut report = Report::default();
+    for d in [20, 64, 128, 256] {
+        for (n, past) in [(1, 0), (1, 700), (3, 95), (60, 30), (130, 500)] {
+            let positions: Vec<u32> = (past..past + n).collect();
+            let shape = Shape {
+                softcap: Some(1.5),
+                ..shape(8, 2, d, Some(90))
+            };
+            for cache in [F32, F16] {
+                let devices = (device, &threads);
+                check(devices, &shape, n == 3, &positions, cache, &mut report);
+            }
+        }
+    }
+    report.finish();
 }

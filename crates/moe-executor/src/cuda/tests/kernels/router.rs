@@ -23,7 +23,7 @@ impl Case {
     fn probs(&self, logits: &[f32]) -> Vec<f64> {
         let logits = wide(logits);
         match self.gating {
-            Gating::SoftmaxOfSelected => logits,
+            Gating::SoftmaxOfSelected | Gating::SigmoidOfSelected => logits,
             Gating::Sigmoid => logits.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect(),
             Gating::Softmax => softmax(&logits),
         }
@@ -38,6 +38,10 @@ impl Case {
         let mut weights: Vec<f64> = ids.iter().map(|&id| probs[id]).collect();
         if self.gating == Gating::SoftmaxOfSelected {
             weights = softmax(&weights);
+        }
+        if self.gating == Gating::SigmoidOfSelected {
+            let sigmoid = |w: &mut f64| *w = 1.0 / (1.0 + (-*w).exp());
+            weights.iter_mut().for_each(sigmoid);
         }
         if self.norm {
             let sum = weights.iter().sum::<f64>().max(6.103_515_6e-5);
@@ -146,7 +150,12 @@ fn selects_experts_and_weights() {
         (512, 10),
         (512, 512),
     ] {
-        for gating in [Gating::Softmax, Gating::Sigmoid, Gating::SoftmaxOfSelected] {
+        for gating in [
+            Gating::Softmax,
+            Gating::Sigmoid,
+            Gating::SoftmaxOfSelected,
+            Gating::SigmoidOfSelected,
+        ] {
             for (variant, tokens) in [(0, 1), (1, 5), (2, 70), (3, 4)] {
                 seed += 1;
                 // Every second case has coarse logits with many ties.

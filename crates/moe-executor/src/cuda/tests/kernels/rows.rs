@@ -167,7 +167,13 @@ fn activations() {
             (gate[2], gate[3]) = (-200.0, 200.0);
         }
         let dup = device.upload(&up);
-        for glu in [Glu::Swiglu, Glu::SwigluOai] {
+        for glu in [
+            Glu::Swiglu,
+            Glu::SwigluOai,
+            Glu::Reglu,
+            Glu::Geglu,
+            Glu::SwigluLimited(1.5),
+        ] {
             let want = |(g, u): (&f32, &f32)| {
                 let (g, u) = (f64::from(*g), f64::from(*u));
                 // Unlike `f64::min`, this propagates NaN.
@@ -178,7 +184,16 @@ fn activations() {
                         let g = at_most(g, 7.0);
                         g * sigmoid(1.702 * g) * (u.clamp(-7.0, 7.0) + 1.0)
                     }
-                    Glu::Reglu | Glu::Geglu => unreachable!("no kernel"),
+                    Glu::Reglu if g < 0.0 => 0.0 * u,
+                    Glu::Reglu => g * u,
+                    Glu::Geglu => {
+                        let y = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g.powi(3));
+                        0.5 * g * (1.0 + y.tanh()) * u
+                    }
+                    Glu::SwigluLimited(limit) => {
+                        let limit = f64::from(limit);
+                        at_most(g * sigmoid(g), limit) * u.clamp(-limit, limit)
+                    }
                 }
             };
             let want: Vec<f64> = gate.iter().zip(&up).map(want).collect();
@@ -186,7 +201,9 @@ fn activations() {
             let (stream, at) = (&device.stream, device.at(&x));
             let done = device.kernels.glu(stream, glu, at, device.at(&dup), n);
             let got = device.after(done, &x);
-            report.compare(&format!("glu {glu:?} {n}"), got, &want, 2e-6);
+            // Rounded to half precision before and after.
+            let tolerance = if glu == Glu::Geglu { 4e-3 } else { 2e-6 };
+            report.compare(&format!("glu {glu:?} {n}"), got, &want, tolerance);
         }
     }
     report.finish();

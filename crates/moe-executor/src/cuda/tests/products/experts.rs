@@ -2,11 +2,11 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use crate::cpu::glu::Glu;
+use crate::cuda::Ptr;
 use crate::cuda::launch::{Fetched, GateUp, Kernels, MulMatId, Weights};
 use moe_gguf::GgmlType;
 
-use super::operands::{Bias, Matrices, Wanted, compare, rounded, tolerance, types};
+use super::operands::{Bias, GLUS, Matrices, Wanted, compare, rounded, tolerance, types};
 use crate::cuda::tests::device::{Device, Memory, noise, wide};
 use moe_testkit::Report;
 
@@ -228,7 +228,7 @@ fn gate_and_up() {
         } else {
             (512, 66)
         };
-        let glu = [Glu::Swiglu, Glu::SwigluOai][i % 2];
+        let glu = GLUS[i % GLUS.len()];
         for routing in routings() {
             let entries = routing.ids.len();
             let matrices = |ty, seed| Matrices::random(ty, routing.n_expert, n_in, n_ff, seed);
@@ -243,6 +243,7 @@ fn gate_and_up() {
             let gate_bias = Bias::new(device, with_bias, 6);
             let up_bias = Bias::new(device, with_bias, 7);
             let (dx, out) = (device.upload(&x), device.nan_output(entries * n_ff));
+            let up_out = device.nan_output(entries * n_ff);
             let scratch = device.upload(&vec![0xa5u8; Kernels::scratch_size(routing.tokens, n_in)]);
             let quantized = device.upload(&vec![0xa5u8; Kernels::scratch_size(routing.k, n_ff)]);
             let product = GateUp {
@@ -257,6 +258,7 @@ fn gate_and_up() {
                 k: routing.k,
                 n_expert: routing.n_expert,
                 out: device.at(&out),
+                up_out: device.at(&up_out),
                 quantized: device.at(&quantized),
                 scratch: device.at(&scratch),
                 work: device.at(&work),
@@ -291,27 +293,34 @@ fn merge_sums_in_the_order_of_slots() {
     for (tokens, k, width) in [(1, 8, 2048), (1, 1, 7), (5, 2, 33), (300, 4, 100)] {
         let (experts, weights) = (noise(tokens * k * width, 1), noise(tokens * k, 2));
         let (de, dw) = (device.upload(&experts), device.upload(&weights));
-        let out = device.nan_output(tokens * width);
-        let done = device.kernels.merge(
-            &device.stream,
-            device.at(&de),
-            device.at(&dw),
-            tokens,
-            k,
-            width,
-            device.at(&out),
-        );
-        let got = device.after(done, &out);
-        let value = |i: usize| {
-            let (token, column) = (i / width, i % width);
-            let product = |slot: usize| {
-                experts[(token * k + slot) * width + column] * weights[token * k + slot]
+        for is_weighted in [true, false] {
+            let out = device.nan_output(tokens * width);
+            let by = if is_weighted {
+                device.at(&dw)
+            } else {
+                Ptr::NULL
             };
-            (1..k).fold(product(0), |sum, slot| sum + product(slot))
-        };
-        let want: Vec<f32> = (0..tokens * width).map(value).collect();
-        let case = format!("merge {tokens} × {k} of {width}");
-        report.compare(&case, got, &wide(&want), 0.0);
+            let (from, to) = (device.at(&de), device.at(&out));
+            let done = device
+                .kernels
+                .merge(&device.stream, from, by, tokens, k, width, to);
+            let got = device.after(done, &out);
+            let value = |i: usize| {
+                let (token, column) = (i / width, i % width);
+                let product = |slot: usize| {
+                    let weight = if is_weighted {
+                        weights[token * k + slot]
+                    } else {
+                        1.0
+                    };
+                    experts[(token * k + slot) * width + column] * weight
+                };
+                (1..k).fold(product(0), |sum, slot| sum + product(slot))
+            };
+            let want: Vec<f32> = (0..tokens * width).map(value).collect();
+            let case = format!("merge {tokens} × {k} of {width}, weights {is_weighted}");
+            report.compare(&case, got, &wide(&want), 0.0);
+        }
     }
     report.finish();
 }

@@ -131,6 +131,14 @@ fn eight_bits(group: &[f32]) -> impl Iterator<Item = f32> {
         .map(move |x| (x * inverse).round_ties_even() * step)
 }
 
+/// Activations for tests of products.
+pub const GLUS: [Glu; 4] = [
+    Glu::Swiglu,
+    Glu::SwigluOai,
+    Glu::Reglu,
+    Glu::SwigluLimited(0.25),
+];
+
 /// An expected sum, and the sum of the magnitudes of its terms, relative to which errors are measured.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
@@ -168,7 +176,12 @@ impl Wanted {
                 let g = g.min(7.0);
                 g * sigmoid(1.702 * g) * (u.clamp(-7.0, 7.0) + 1.0)
             }
-            Glu::Reglu | Glu::Geglu => unreachable!("no kernel"),
+            Glu::Reglu => g.max(0.0) * u,
+            Glu::SwigluLimited(limit) => {
+                let limit = f64::from(limit);
+                (g * sigmoid(g)).min(limit) * u.clamp(-limit, limit)
+            }
+            Glu::Geglu => unreachable!("its rounding is larger than the tolerance"),
         };
         // The slope of the activation of the gate is at most 1.2.
         let magnitude =

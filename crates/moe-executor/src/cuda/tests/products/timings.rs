@@ -144,6 +144,7 @@ impl Bench {
                 k,
                 n_expert,
                 out: hidden,
+                up_out: Ptr::NULL,
                 quantized,
                 scratch,
                 work,

@@ -1,12 +1,11 @@
 //! The fused kernels for the experts of one token: gate, up and activation; down and the weighted sum.
 
-use crate::cpu::glu::Glu;
 use crate::cuda::Ptr;
 use crate::cuda::launch::{Down, GateUp, Kernels, Rows};
 use moe_gguf::GgmlType;
 
 use super::experts::{TestRouting, wanted};
-use super::operands::{Bias, Matrices, Wanted, compare, tolerance, types};
+use super::operands::{Bias, GLUS, Matrices, Wanted, compare, tolerance, types};
 use crate::cuda::tests::device::{Device, noise};
 use moe_testkit::Report;
 
@@ -75,7 +74,7 @@ fn fused_experts_of_one_token() {
             let bias = |n, seed| Bias::new(device, with_bias.then_some(n_expert * n), seed);
             let biases = [bias(n_ff, 6), bias(n_ff, 7), bias(n_out, 8)];
             let [gate_bias, up_bias, down_bias] = &biases;
-            let glu = [Glu::Swiglu, Glu::SwigluOai][i % 2];
+            let glu = GLUS[i % GLUS.len()];
             // Small values: after the activation, the scale of a group must be far below the largest f16.
             let (kernels, stream) = (&device.kernels, &device.stream);
             let by = device.upload(&vec![1.0f32 / 4096.0; n_in]);
@@ -112,6 +111,7 @@ fn fused_experts_of_one_token() {
                 k,
                 n_expert,
                 out: device.at(&hidden),
+                up_out: Ptr::NULL,
                 quantized: device.at(&quantized),
                 scratch: device.at(&scratch),
                 work: device.at(&work),
