@@ -41,7 +41,7 @@ impl Device {
         false
     }
 
-    pub(crate) fn supports_router(_: &RouterSpec, _: usize) -> bool {
+    pub(crate) fn supports_router(_: usize) -> bool {
         false
     }
 

@@ -13,12 +13,49 @@ __device__ unsigned order(float x) {
     return key > 0 ? key : 1;
 }
 
+// The float that `order` maps to `key`.
+__device__ float value_of(unsigned key) { return __uint_as_float(key >> 31 ? key & 0x7fffffff : ~key); }
+
 __device__ unsigned smallest(unsigned x) { return ~warp_max(~x); }
 
-// Routing of up to 32 · N experts. Lane l has experts l, l + 32, ... `log`, unless null, gets copies of ids and weights for the records
+// Replaces the keys of experts outside the best `n_used` of `n_groups` groups by that of minus infinity. The groups are ranked by the sum of
+// their two best values; the lower index wins a tie. Keys of experts that do not exist stay 0. `sums`: memory of the warp for `n_groups` keys.
+template <unsigned N>
+__device__ void keep_best_groups(unsigned (&key)[N], unsigned* sums, unsigned size, unsigned n_groups, unsigned n_used) {
+    const unsigned lane = threadIdx.x % WARP;
+    for (unsigned group = 0; group < n_groups; ++group) {
+        unsigned first = 0, second = 0;
+#pragma unroll
+        for (unsigned i = 0; i < N; ++i) {
+            const unsigned x = i * WARP + lane - group * size < size ? key[i] : 0;
+            second = max(second, min(first, x));
+            first = max(first, x);
+        }
+        const unsigned best = warp_max(first);
+        const unsigned winner = __ffs(__ballot_sync(ALL_LANES, first == best)) - 1;
+        const unsigned next = warp_max(lane == winner ? second : first);
+        if (lane == 0) sums[group] = order(value_of(best) + value_of(next));
+    }
+    __syncwarp();
+#pragma unroll
+    for (unsigned i = 0; i < N; ++i) {
+        if (key[i] == 0) continue;
+        const unsigned group = (i * WARP + lane) / size, mine = sums[group];
+        unsigned better = 0;
+        for (unsigned other = 0; other < n_groups; ++other) {
+            const unsigned sum = sums[other];
+            better += sum > mine || (sum == mine && other < group);
+        }
+        if (better >= n_used) key[i] = order(-INFINITE);
+    }
+    __syncwarp();
+}
+
+// Routing of up to 32 · N experts. Lane l has experts l, l + 32, ... `n_groups`: number of expert groups, 0 without groups; experts are
+// selected from `groups_used` of them. `log`, unless null, gets copies of ids and weights for the records
 // of the pass: `(n_tokens, k)` ids, then as many weights.
 template <unsigned N>
-__device__ void route(const float* logits, const float* bias, unsigned gating, unsigned norm, float scale, unsigned n_tokens, unsigned n_expert, unsigned k, int* ids, float* weights, int* log, Start start) {
+__device__ void route(const float* logits, const float* bias, unsigned gating, unsigned norm, float scale, unsigned n_tokens, unsigned n_expert, unsigned k, unsigned n_groups, unsigned groups_used, int* ids, float* weights, int* log, Start start) {
     follow_previous(start);
     __shared__ float chosen[TOKENS][WARP * N];
     const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
@@ -54,6 +91,7 @@ __device__ void route(const float* logits, const float* bias, unsigned gating, u
         const unsigned id = i * WARP + lane;
         key[i] = id < n_expert ? order(bias && id < n_expert ? p[i] + bias[id] : p[i]) : 0;
     }
+    if (n_groups) keep_best_groups(key, reinterpret_cast<unsigned*>(chosen[warp]), n_expert / n_groups, n_groups, groups_used);
     for (unsigned slot = 0; slot < k; ++slot) {
         unsigned best = key[0], id = lane;
         float value = p[0];
@@ -94,8 +132,8 @@ __device__ void route(const float* logits, const float* bias, unsigned gating, u
 }
 
 #define ROUTE(N) \
-    KERNEL route_##N(const float* logits, const float* __restrict__ bias, unsigned gating, unsigned norm, float scale, unsigned n_tokens, unsigned n_expert, unsigned k, int* ids, float* weights, int* log, Start start) { \
-        route<N>(logits, bias, gating, norm, scale, n_tokens, n_expert, k, ids, weights, log, start); \
+    KERNEL route_##N(const float* logits, const float* __restrict__ bias, unsigned gating, unsigned norm, float scale, unsigned n_tokens, unsigned n_expert, unsigned k, unsigned n_groups, unsigned groups_used, int* ids, float* weights, int* log, Start start) { \
+        route<N>(logits, bias, gating, norm, scale, n_tokens, n_expert, k, n_groups, groups_used, ids, weights, log, start); \
     }
 ROUTE(1)
 ROUTE(2)

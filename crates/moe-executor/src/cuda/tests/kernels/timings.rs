@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use crate::cpu::attention::Shape;
 use crate::cuda::launch::{Attention, Cached, Route};
 use crate::cuda::{DriverStatus, Error, Ptr, Result};
-use crate::hparams::Gating;
+use crate::hparams::{Gating, Groups};
 use crate::kv_cache::testing::filled;
 use crate::kv_cache::{CacheParams, CacheType};
 use cudarc::driver::LaunchConfig;
@@ -71,7 +71,16 @@ fn timings() {
     });
     println!("rms_norm 1 × 2048: {norm:.2} µs");
 
-    for (tokens, n_expert, k) in [(1, 128, 8), (1, 512, 10), (512, 128, 8), (512, 512, 10)] {
+    let of_deepseek = Some(Groups { n: 8, n_used: 4 });
+    for (tokens, n_expert, k, groups) in [
+        (1, 128, 8, None),
+        (1, 512, 10, None),
+        (512, 128, 8, None),
+        (512, 512, 10, None),
+        (1, 256, 8, None),
+        (1, 256, 8, of_deepseek),
+        (512, 256, 8, of_deepseek),
+    ] {
         let logits = device.upload(&noise(tokens * n_expert, 1));
         let it = Route {
             logits: device.at(&logits),
@@ -82,12 +91,13 @@ fn timings() {
             tokens,
             n_expert,
             k,
+            groups,
             log: Ptr::NULL,
         };
         let (ids, weights) = (x, x.offset(1 << 16));
         let took = time(device, || kernels.route(stream, &it, ids, weights));
         println!(
-            "route {tokens} × {k} of {n_expert}: {took:.2} µs, {:.2} of an empty kernel, {:.2} of one element added",
+            "route {tokens} × {k} of {n_expert}, {groups:?}: {took:.2} µs, {:.2} of an empty kernel, {:.2} of one element added",
             took / empty,
             took / almost_empty
         );
