@@ -243,9 +243,6 @@ impl<'g> AttentionLayer<'g> {
         if self.spec.scales_queries || self.spec.output_scale.is_some() {
             return Some("factors on the queries or the output");
         }
-        if self.spec.latent.is_some() {
-            return Some("latent attention");
-        }
         let is_plain = |norm: &Norm| norm.weight.is_none();
         if self.value_norm.is_some() || self.qk_norms.iter().flatten().any(is_plain) {
             return Some("norms without weights");
@@ -253,8 +250,8 @@ impl<'g> AttentionLayer<'g> {
         if self.shape.chunk.is_some() || self.temperature().is_some() {
             return Some("attention to chunks, or factors that grow with the position");
         }
-        if self.shape.value_dim != self.shape.head_dim || !self.has_kv() {
-            return Some("values of another width or of another layer");
+        if !self.has_kv() {
+            return Some("values of another layer");
         }
         let fused = self
             .is_fused()
