@@ -19,45 +19,52 @@ __device__ float value_of(unsigned key) { return __uint_as_float(key >> 31 ? key
 __device__ unsigned smallest(unsigned x) { return ~warp_max(~x); }
 
 // Replaces the keys of experts outside the best `n_used` of `n_groups` groups by that of minus infinity. The groups are ranked by the sum of
-// their two best values; the lower index wins a tie. Keys of experts that do not exist stay 0. `sums`: memory of the warp for `n_groups` keys.
+// their two best values; the lower index wins a tie. Keys of experts that do not exist stay 0. A lane has the groups `lane`, `lane` + 32, ...
+// `keys` and `sums`: memory of the warp for the keys of all experts, and of the sums of all groups.
 template <unsigned N>
-__device__ void keep_best_groups(unsigned (&key)[N], unsigned* sums, unsigned size, unsigned n_groups, unsigned n_used) {
+__device__ void keep_best_groups(unsigned (&key)[N], unsigned* keys, unsigned* sums, unsigned size, unsigned n_groups, unsigned n_used) {
     const unsigned lane = threadIdx.x % WARP;
-    for (unsigned group = 0; group < n_groups; ++group) {
-        unsigned first = 0, second = 0;
 #pragma unroll
-        for (unsigned i = 0; i < N; ++i) {
-            const unsigned x = i * WARP + lane - group * size < size ? key[i] : 0;
+    for (unsigned i = 0; i < N; ++i) keys[i * WARP + lane] = key[i];
+    __syncwarp();
+    for (unsigned group = lane; group < n_groups; group += WARP) {
+        // Lanes start at different experts, which are in different banks of the memory.
+        unsigned first = 0, second = 0, at = group % size;
+        for (unsigned i = 0; i < size; ++i) {
+            const unsigned x = keys[group * size + at];
             second = max(second, min(first, x));
             first = max(first, x);
+            at = at + 1 == size ? 0 : at + 1;
         }
-        const unsigned best = warp_max(first);
-        const unsigned winner = __ffs(__ballot_sync(ALL_LANES, first == best)) - 1;
-        const unsigned next = warp_max(lane == winner ? second : first);
-        if (lane == 0) sums[group] = order(value_of(best) + value_of(next));
+        sums[group] = order(value_of(first) + value_of(second));
     }
     __syncwarp();
-#pragma unroll
-    for (unsigned i = 0; i < N; ++i) {
-        if (key[i] == 0) continue;
-        const unsigned group = (i * WARP + lane) / size, mine = sums[group];
+    // From here on, `keys` has whether a group is one of the best.
+    for (unsigned group = lane; group < n_groups; group += WARP) {
+        const unsigned mine = sums[group];
         unsigned better = 0;
         for (unsigned other = 0; other < n_groups; ++other) {
             const unsigned sum = sums[other];
             better += sum > mine || (sum == mine && other < group);
         }
-        if (better >= n_used) key[i] = order(-INFINITE);
+        keys[group] = better < n_used;
+    }
+    __syncwarp();
+#pragma unroll
+    for (unsigned i = 0; i < N; ++i) {
+        if (key[i] != 0 && !keys[(i * WARP + lane) / size]) key[i] = order(-INFINITE);
     }
     __syncwarp();
 }
 
 // Routing of up to 32 · N experts. Lane l has experts l, l + 32, ... `n_groups`: number of expert groups, 0 without groups; experts are
-// selected from `groups_used` of them. `log`, unless null, gets copies of ids and weights for the records
-// of the pass: `(n_tokens, k)` ids, then as many weights.
+// selected from `groups_used` of them. `log`, unless null, gets copies of ids and weights for the records of the pass: `(n_tokens, k)` ids,
+// then as many weights.
 template <unsigned N>
 __device__ void route(const float* logits, const float* bias, unsigned gating, unsigned norm, float scale, unsigned n_tokens, unsigned n_expert, unsigned k, unsigned n_groups, unsigned groups_used, int* ids, float* weights, int* log, Start start) {
     follow_previous(start);
     __shared__ float chosen[TOKENS][WARP * N];
+    __shared__ unsigned sums[TOKENS][WARP * N / 2];  // of groups, which have two experts or more
     const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const unsigned token = blockIdx.x * TOKENS + warp;
     if (token >= n_tokens) return;
@@ -91,7 +98,7 @@ __device__ void route(const float* logits, const float* bias, unsigned gating, u
         const unsigned id = i * WARP + lane;
         key[i] = id < n_expert ? order(bias && id < n_expert ? p[i] + bias[id] : p[i]) : 0;
     }
-    if (n_groups) keep_best_groups(key, reinterpret_cast<unsigned*>(chosen[warp]), n_expert / n_groups, n_groups, groups_used);
+    if (n_groups) keep_best_groups(key, reinterpret_cast<unsigned*>(chosen[warp]), sums[warp], n_expert / n_groups, n_groups, groups_used);
     for (unsigned slot = 0; slot < k; ++slot) {
         unsigned best = key[0], id = lane;
         float value = p[0];
