@@ -237,9 +237,6 @@ impl<'g> AttentionLayer<'g> {
 
     /// A part of the layer that has no GPU kernel.
     pub(crate) fn without_kernel(&self) -> Option<&'static str> {
-        if self.spec.latent.is_some() {
-            return Some("latent attention");
-        }
         self.spec.gated_queries.map(|_| "gates next to the queries")
     }
 

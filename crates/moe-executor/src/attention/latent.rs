@@ -8,18 +8,20 @@
 //!   the matrix of the values to the results of the heads. All heads then attend to the compressed rows, which the cache stores once:
 //!   a compressed row with the rotated elements is the key, and the compressed row alone is the value.
 
+use std::ops::Range;
+
 use moe_gguf::LayerId;
 
 use super::{AttentionState, Temperature};
 use crate::activation::{Activation, NodeName};
 use crate::buffers::Inventory;
 use crate::cpu::attention::Shape;
+use crate::cpu::heads::Part;
 use crate::error::Result;
 use crate::hparams::{HParams, Rope};
 use crate::kv_cache::KvCache;
 use crate::norm::Norm;
-use crate::ops::{At, Ops};
-use crate::recorder::Source;
+use crate::ops::{At, Join, Ops};
 use crate::weights::{Loader, Matrix};
 
 /// The latent attention of an architecture.
@@ -214,11 +216,9 @@ impl<'g> Latent<'g> {
         let cache = (cache, self.il);
         ops.attention(at, shape, None, &mut s.q, cache, &mut s.heads);
         if let Decompress::Heads(matrices) = &self.decompress {
-            let (heads, out) = (&mut s.heads, &mut s.latent.decompressed);
-            let widths = [self.spec.kv_rank, self.spec.value_dim];
             let name = self.name("fattn_mla");
-            ops.head_products(name, &matrices[1], (heads, " (permuted)"), out, widths);
-            ops.permuted_copy(out);
+            let out = &mut s.latent.decompressed;
+            ops.head_products(name, &matrices[1], &mut s.heads, out);
         }
     }
 
@@ -252,15 +252,9 @@ impl<'g> Latent<'g> {
 
     /// The queries of compressed rows in `s.q`: `keys` times the elements without a position, then the rotated elements.
     fn absorbed_queries(&self, ops: &mut Ops, keys: &Matrix, s: &mut AttentionState) {
-        let (from, to) = (&mut s.latent.q, &mut s.q);
-        let widths = [self.spec.key_dim, self.row_width()];
-        let name = self.name("q_nope_absorbed");
-        ops.head_products(name, keys, (&mut *from, ""), to, widths);
-        let n_head = keys.n_expert;
-        let starts = Source::part(to, n_head * self.spec.kv_rank);
-        ops.rope_ends_of(self.name("q_pe"), &self.rope, [from, &mut *to], widths);
-        let ends = Source::part(to, n_head * self.rope.n_dims);
-        ops.joined(self.name("Qcur"), [starts, ends], to);
+        let names = ["q_nope_absorbed", "q_pe", "Qcur"].map(|stem| self.name(stem));
+        let src = (&mut s.latent.q, self.spec.key_dim);
+        ops.absorbed_queries(names, keys, &self.rope, src, &mut s.q);
     }
 
     fn scale_queries(&self, ops: &mut Ops, q: &mut Activation) {
@@ -284,14 +278,14 @@ impl<'g> Latent<'g> {
 
     /// The keys of compressed rows in `s.k`.
     fn compressed_keys(&self, ops: &mut Ops, s: &mut AttentionState) {
-        let (latent, k) = (&mut s.latent, &mut s.k);
-        let (width, name) = (self.row_width(), self.name("k_pe"));
-        k.shape(name, width, latent.rows.rows);
-        let rope = &self.rope;
-        ops.rope_ends_of(name, rope, [&mut latent.rows, &mut *k], [width; 2]);
-        let rank = self.spec.kv_rank;
-        let name = self.name("Kcur");
-        ops.concat_starts(name, rank, [&mut latent.normed, k], [rank, width]);
+        let (latent, rank) = (&mut s.latent, self.spec.kv_rank);
+        let join = Join {
+            starts: (&mut latent.normed, part(0..rank, rank)),
+            ends: (&mut latent.rows, part(rank..self.row_width(), 0)),
+            n_head: 1,
+        };
+        let names = ["k_pe", "Kcur"].map(|stem| self.name(stem));
+        ops.join_heads(names, Some(&self.rope), join, &mut s.k);
     }
 
     /// The keys and values of all heads in `s.k` and `s.v`.
@@ -302,20 +296,29 @@ impl<'g> Latent<'g> {
         let n_rot = self.rope.n_dims;
         let n_plain = key_dim - n_rot;
         let width = n_plain + value_dim;
-        let (latent, k) = (&mut s.latent, &mut s.k);
+        let n_head = matrix.n_out / width;
+        let latent = &mut s.latent;
         let (normed, kv) = (&mut latent.normed, &mut latent.decompressed);
         ops.mul_mat(self.name("kv"), matrix, normed, kv);
-        let name = self.name("Vcur_cont");
-        ops.copy_of_heads(name, n_plain..width, [&mut *kv, &mut s.v], width);
+        let values = (&mut *kv, part(n_plain..width, width));
+        ops.copy_of_heads(self.name("Vcur_cont"), values, n_head, &mut s.v);
         let (rows, rotated) = (&mut latent.rows, &mut latent.rotated);
-        let name = self.name("k_pe");
-        rotated.shape(name, n_rot, rows.rows);
-        let widths = [self.row_width(), n_rot];
-        ops.rope_ends_of(name, &self.rope, [&mut *rows, &mut *rotated], widths);
-        let name = self.name("k_pe_repeated");
-        k.shape(name, matrix.n_out / width * key_dim, rows.rows);
-        ops.repeat_to_ends(name, rotated, k, key_dim);
-        let name = self.name("Kcur");
-        ops.concat_starts(name, n_plain, [kv, k], [width, key_dim]);
+        ops.rope_end_of_rows(self.name("k_pe"), &self.rope, rows, rotated);
+        let join = Join {
+            starts: (kv, part(0..n_plain, width)),
+            ends: (rotated, part(0..n_rot, 0)),
+            n_head,
+        };
+        let names = ["k_pe_repeated", "Kcur"].map(|stem| self.name(stem));
+        ops.join_heads(names, None, join, &mut s.k);
+    }
+}
+
+/// The elements `of` of heads at a distance of `stride` elements.
+fn part(of: Range<usize>, stride: usize) -> Part {
+    Part {
+        first: of.start,
+        n: of.len(),
+        stride,
     }
 }

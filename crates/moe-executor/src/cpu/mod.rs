@@ -6,6 +6,7 @@ pub(crate) mod convolution;
 pub(crate) mod delta_net;
 pub(crate) mod disjoint;
 pub(crate) mod glu;
+pub(crate) mod heads;
 pub(crate) mod map;
 pub(crate) mod matmul;
 mod prefetch;

@@ -72,6 +72,7 @@ static ROWS_PTX: &[u8] = include_bytes!("ptx/rows.ptx.zst");
 static TOKEN_PTX: &[u8] = include_bytes!("ptx/token.ptx.zst");
 
 pub(super) static ATTENTION: Embedded = Embedded::new("attention", ATTENTION_PTX);
+pub(super) static ATTENTION_WIDE: Embedded = Embedded::new("attention_wide", ATTENTION_PTX);
 pub(super) static ROUTER: Embedded = Embedded::new("router", ROUTER_PTX);
 pub(super) static ROWS: Embedded = Embedded::new("rows", ROWS_PTX);
 pub(super) static EXPERTS: Embedded = Embedded::new("experts", EXPERTS_PTX);
@@ -424,7 +425,7 @@ mod tests {
     #[test]
     fn each_section_targets_its_capability() {
         let by_type = PRODUCTS.iter().chain(&TOKEN).map(|(_, embedded)| embedded);
-        for embedded in [&ATTENTION, &ROUTER, &ROWS, &EXPERTS]
+        for embedded in [&ATTENTION, &ATTENTION_WIDE, &ROUTER, &ROWS, &EXPERTS]
             .into_iter()
             .chain(by_type)
         {

@@ -22,3 +22,13 @@ pub struct Groups {
     /// Groups per token: those with the highest sum of their two best experts.
     pub n_used: usize,
 }
+
+impl Groups {
+    /// Whether the groups divide `n_expert` experts as documented.
+    pub fn divide(self, n_expert: usize) -> bool {
+        self.n > 0
+            && n_expert.is_multiple_of(self.n)
+            && n_expert / self.n >= 2
+            && (1..=self.n).contains(&self.n_used)
+    }
+}

@@ -51,6 +51,22 @@ pub(crate) struct KvLayer {
     pub v: CacheTensor,
 }
 
+impl KvLayer {
+    /// Whether the values are the first elements of the keys.
+    pub fn has_values_in_keys(&self) -> bool {
+        self.v.width() == 0
+    }
+
+    /// The rows that contain the values.
+    pub fn values(&self) -> &CacheTensor {
+        if self.has_values_in_keys() {
+            &self.k
+        } else {
+            &self.v
+        }
+    }
+}
+
 /// Consecutive tokens of a pass that belong to the same sequence.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Run {

@@ -182,7 +182,6 @@ impl Ops<'_> {
         let n_seq = cache.n_seq();
         dst.shape(name, shape.n_head * shape.value_dim, q.rows);
         let (runs, layer) = cache.layer_mut(kv_layer);
-        let values_in_keys = layer.v.width() == 0;
         let positions = std::mem::take(&mut self.positions);
         let batch = Batch {
             positions: &positions,
@@ -197,7 +196,7 @@ impl Ops<'_> {
             self.fetch(&mut q.values);
             self.fetch(&mut layer.k.words);
             self.fetch(&mut layer.v.words);
-            let values = if values_in_keys { &layer.k } else { &layer.v };
+            let values = layer.values();
             let out_width = dst.width;
             for run in runs {
                 let elements = |width: usize| run.tokens.start * width..run.tokens.end * width;
@@ -234,7 +233,7 @@ impl Ops<'_> {
             &layer.k,
             [width, seen],
         );
-        let values = if values_in_keys {
+        let values = if layer.has_values_in_keys() {
             let width = shape.n_head_kv * shape.value_dim;
             let view = " (view) (view) (permuted)";
             let name = name("cache_k_l");

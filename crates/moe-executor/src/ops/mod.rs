@@ -79,6 +79,7 @@ pub(crate) use crate::cpu::glu::Glu;
 pub(crate) use expert_scales::ExpertScales;
 pub(crate) use experts::Projection;
 pub(crate) use hot_cache::{ExpertIo, ExpertNodes, MergeNames};
+pub(crate) use latent::Join;
 pub(crate) use limits::SwigluLimit;
 use low_rank::LowRankBuffers;
 use observed::BatchObserver;

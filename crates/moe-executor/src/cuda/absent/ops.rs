@@ -6,13 +6,14 @@ use super::{Device, Never, Ptr, Result};
 use crate::activation::Activation;
 use crate::cpu::attention::Shape;
 use crate::cpu::glu::Glu;
+use crate::cpu::heads::Part;
 use crate::cpu::map::Map;
 use crate::hot_cache::Projections;
 use crate::hparams::Rope;
 use crate::kv_cache::{Batch, CacheTensor, KvLayer};
 use crate::mirrored::Mirrored;
 use crate::norm::Norm;
-use crate::ops::{ExpertScales, RouterSpec};
+use crate::ops::{ExpertScales, Join, RouterSpec};
 use crate::recorder::Routing;
 use crate::weights::{Linear, Matrix, Vector};
 
@@ -44,7 +45,7 @@ impl Device {
         false
     }
 
-    pub(crate) fn supports_router(_: &RouterSpec, _: usize) -> bool {
+    pub(crate) fn supports_router(_: usize) -> bool {
         false
     }
 
@@ -170,6 +171,54 @@ impl Device {
         _: Batch,
         _: &mut Activation,
         _: &mut KvLayer,
+        _: &mut Activation,
+    ) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn head_products(
+        &mut self,
+        _: &Matrix,
+        _: &mut Activation,
+        _: &mut Activation,
+    ) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn absorbed_queries(
+        &mut self,
+        _: &Matrix,
+        _: (&Rope, &mut Mirrored<f32>),
+        _: (&mut Activation, Part),
+        _: &mut Activation,
+    ) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn rope_ends(
+        &mut self,
+        _: &Rope,
+        _: &mut Mirrored<f32>,
+        _: usize,
+        _: &mut Activation,
+    ) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn join_heads(
+        &mut self,
+        _: Option<(&Rope, &mut Mirrored<f32>)>,
+        _: &mut Join,
+        _: &mut Activation,
+    ) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn copy_of_heads(
+        &mut self,
+        _: Option<(&Rope, &mut Mirrored<f32>)>,
+        _: (&mut Activation, Part),
+        _: usize,
         _: &mut Activation,
     ) -> Result<()> {
         match self.never {}

@@ -46,6 +46,8 @@ pub struct Device {
     scratch: [Option<DeviceBuffer>; Scratch::COUNT],
     /// The contents of [`Scratch::Places`].
     places: Vec<u32>,
+    /// The contents of [`Scratch::HeadNumbers`]: number of heads, and number of rows.
+    head_numbers: (usize, usize),
     /// The end of the last operation on this GPU, if no other device ran an operation since, nor the CPU waited: then the next
     /// operation starts there.
     previous_end: Option<Event>,
@@ -80,6 +82,7 @@ impl Device {
             lane_sum: lane_sum::LaneSum::default(),
             scratch: [const { None }; Scratch::COUNT],
             places: Vec::new(),
+            head_numbers: (0, 0),
             previous_end: None,
             pass_has_ended: false,
             post_fetch: None,

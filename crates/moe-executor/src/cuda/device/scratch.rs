@@ -35,10 +35,16 @@ pub enum Scratch {
     LaneHidden,
     /// Down products of a lane.
     LaneRows,
+    /// Numbers of heads.
+    HeadNumbers,
+    /// Inputs of products of heads, without gaps.
+    HeadInputs,
+    /// Products of heads, without gaps.
+    HeadProducts,
 }
 
 impl Scratch {
-    pub(super) const COUNT: usize = Scratch::LaneRows as usize + 1;
+    pub(super) const COUNT: usize = Scratch::HeadProducts as usize + 1;
 }
 
 /// Places of the tokens of a pass in the KV cache: addresses of u32 `(tokens)`.
@@ -102,6 +108,23 @@ impl Device {
             rows: part(1),
             sequences: part(2),
         })
+    }
+
+    /// The number of each of the `n_head` heads of `rows` rows, i32 `(rows, n_head)`, on the GPU. They are copied only if they have changed.
+    ///
+    /// # Errors
+    /// They do not fit, or the copy cannot be started.
+    pub(crate) fn head_numbers(&mut self, n_head: usize, rows: usize) -> Result<Ptr> {
+        let room = self.scratch[Scratch::HeadNumbers as usize].as_ref();
+        let before = room.map(DeviceBuffer::ptr);
+        let ptr = self.scratch(Scratch::HeadNumbers, rows * n_head * size_of::<u32>())?;
+        let (known_heads, known_rows) = self.head_numbers;
+        if known_heads != n_head || known_rows < rows || before != Some(ptr) {
+            let numbers: Vec<u32> = (0..rows).flat_map(|_| (0..).take(n_head)).collect();
+            self.gpu.upload(ptr, numbers.as_slice())?;
+            self.head_numbers = (n_head, rows);
+        }
+        Ok(ptr)
     }
 
     /// Scratch memory for `rows` quantized rows of `n_in` activations.

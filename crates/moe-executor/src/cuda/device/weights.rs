@@ -60,7 +60,10 @@ impl Device {
     pub(crate) fn matrix_or_copy(&mut self, matrix: &Matrix) -> Result<Weights> {
         match self.resident(matrix) {
             Some(weights) => Ok(weights),
-            None => self.fetch(matrix, &[0], Scratch::Gate),
+            None => {
+                let all: Vec<i32> = (0..).take(matrix.n_expert).collect();
+                self.fetch(matrix, &all, Scratch::Gate)
+            }
         }
     }
 

@@ -73,14 +73,14 @@ KERNEL attention_combine(const float* parts, const float* __restrict__ sinks, un
     reinterpret_cast<float4*>(out + row * head_dim)[four] = scaled(sum, closing_factor(top, total, sinks, row % n_head));
 }
 
-// Rounds rows of keys (y = 0) and values (y = 1) to F16: row i of `width` elements, at element i * stride of the cache. Thread: four
+// Rounds rows of keys (y = 0) and values (y = 1) to F16: row i of `width` elements, at element i * k_stride or i * v_stride of the cache. Thread: four
 // elements.
-KERNEL attention_halves(const void* k, const void* v, unsigned types, unsigned n_rows, unsigned width, unsigned stride, uint2* out, Start start) {
+KERNEL attention_halves(const void* k, const void* v, unsigned types, unsigned n_rows, unsigned width, unsigned k_stride, unsigned v_stride, uint2* out, Start start) {
     wait_for_previous(start);
     const unsigned fours = width / 4;
     const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x, row = i / fours;
     if (row >= n_rows) return;
-    const float4 x = AnyRow(blockIdx.y ? v : k, row * stride, blockIdx.y ? types >> 16 : types & 0xffff)[i % fours];
+    const float4 x = AnyRow(blockIdx.y ? v : k, row * (blockIdx.y ? v_stride : k_stride), blockIdx.y ? types >> 16 : types & 0xffff)[i % fours];
     const auto two = [](float a, float b) { return half_bits(a) | unsigned(half_bits(b)) << 16; };
     out[i + blockIdx.y * (size_t(n_rows) * fours)] = {two(x.x, x.y), two(x.z, x.w)};
 }

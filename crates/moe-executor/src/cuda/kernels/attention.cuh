@@ -12,22 +12,24 @@ enum : unsigned { THREADS = 128, WARPS = THREADS / WARP };
 // The parameters of launch/attention.rs.
 struct Shape {
     unsigned n_head, n_head_kv;
-    unsigned head_dim; // a multiple of 4
+    unsigned head_dim;   // of queries and keys; a multiple of 4
+    unsigned value_dim;  // of values and results; a multiple of 4
     unsigned window;  // 0: all positions
     unsigned heads;   // query heads per block
     unsigned splits;  // number of parts of the positions
 };
 
 // `sequences`: sequence of each token, whose rows follow each other in `k` and `v`; or null, for the first one. Only the kernels for
-// single tokens read it. `stride`: elements between two positions in `k` and `v`. `types`: type of the keys (low 16 bits) and of the values; only the
-// kernels for any type read it.
+// single tokens and `attend_shared` read it. `k_stride`, `v_stride`: elements between two positions in `k` and `v`. `types`: type of the keys (low
+// 16 bits) and of the values; only the kernels for any type read it.
 #define INPUTS \
     const float *q, const void *k, const void *v, const unsigned *positions, const unsigned *sequences, \
-    const float* __restrict__ sinks, unsigned n_tokens, unsigned n_head, unsigned n_head_kv, unsigned head_dim, unsigned window, \
-    unsigned heads, unsigned splits, unsigned stride, unsigned types, float scale, float softcap, float *out, float *parts, Start start
+    const float* __restrict__ sinks, unsigned n_tokens, unsigned n_head, unsigned n_head_kv, unsigned head_dim, unsigned value_dim, \
+    unsigned window, unsigned heads, unsigned splits, unsigned k_stride, unsigned v_stride, unsigned types, float scale, float softcap, float *out, float *parts, Start start
 #define ARGUMENTS \
-    q, k, v, positions, sequences, sinks, n_tokens, n_head, n_head_kv, head_dim, window, heads, splits, stride, types, scale, softcap, out, parts, start
-#define SHAPE Shape{n_head, n_head_kv, head_dim, window, heads, splits}
+    q, k, v, positions, sequences, sinks, n_tokens, n_head, n_head_kv, head_dim, value_dim, window, heads, splits, k_stride, v_stride, types, scale, softcap, out, \
+        parts, start
+#define SHAPE Shape{n_head, n_head_kv, head_dim, value_dim, window, heads, splits}
 
 __device__ inline float dot(float4 a, float4 b, float sum) {
     return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
@@ -62,6 +64,17 @@ __device__ inline void split_range(unsigned& first, unsigned& end, unsigned spli
     end = min(end, first + each);
 }
 
+// First elements of the keys and values of a KV head of a sequence. If `v` is `k`, there is one KV head, and its values are the first elements
+// of its keys.
+struct Places {
+    size_t key, value;
+};
+
+__device__ inline Places places_of(const void* k, const void* v, unsigned sequence, unsigned kv_head, const Shape& shape) {
+    const size_t rows = size_t(sequence) * shape.n_head_kv;
+    return {(rows + kv_head) * shape.head_dim, v == k ? rows * shape.head_dim : (rows + kv_head) * shape.value_dim};
+}
+
 // The factor that normalizes the weighted sum of the values. A sink is a score in the softmax without a value.
 __device__ inline float closing_factor(float top, float total, const float* sinks, unsigned head) {
     if (!sinks) return 1.0f / total;
@@ -70,7 +83,7 @@ __device__ inline float closing_factor(float top, float total, const float* sink
 }
 
 // Destination of the result of a block for a row (token, head): `out` without splits. With splits, the sums (row, split,
-// head_dim), and after those of all rows the largest score and the total weight (row, split, 2).
+// value_dim), and after those of all rows the largest score and the total weight (row, split, 2).
 struct Sink {
     float4* to;
     float factor;
@@ -78,35 +91,32 @@ struct Sink {
 
 __device__ inline Sink sink_of(unsigned token, unsigned head, unsigned split, float top, float total, const float* sinks, unsigned n_tokens, const Shape& shape, float* out, float* parts) {
     const size_t row = size_t(token) * shape.n_head + head, rows = size_t(n_tokens) * shape.n_head;
-    if (shape.splits == 1) return {reinterpret_cast<float4*>(out + row * shape.head_dim), closing_factor(top, total, sinks, head)};
+    if (shape.splits == 1) return {reinterpret_cast<float4*>(out + row * shape.value_dim), closing_factor(top, total, sinks, head)};
     const size_t part = row * shape.splits + split;
-    float* state = parts + rows * shape.splits * shape.head_dim + 2 * part;
+    float* state = parts + rows * shape.splits * shape.value_dim + 2 * part;
     state[0] = top;
     state[1] = total;
-    return {reinterpret_cast<float4*>(parts + part * shape.head_dim), 1.0f};
+    return {reinterpret_cast<float4*>(parts + part * shape.value_dim), 1.0f};
 }
 
-// One token and up to `H` query heads with the same KV head; heads of up to `D` elements. Block: (token, KV head, part of its
-// query heads), split.
-template <class Row, unsigned H, unsigned D>
+// One token and up to `H` query heads with the same KV head; heads of up to `D` elements, and values of up to `V`. Block: (token, KV head,
+// part of its query heads), split.
+template <class Row, unsigned H, unsigned D, unsigned V>
 __device__ void attend_token(INPUTS) {
     follow_previous(start);
     enum : unsigned { CHUNK = 64, LANES = 8 };  // positions per rescaling; lanes per dot product
+    constexpr unsigned UNROLLED = D > 256 ? 1 : 64;  // of wide heads, the code would be long
     __shared__ float4 queries[H][D / 4];
     __shared__ float scores[H][CHUNK];  // then weights
     __shared__ float shrinks[H], tops[H], totals[H];
-    __shared__ float4 sums[WARPS][H][D / 4];
+    __shared__ float4 sums[WARPS][H][V / 4];
     const Shape shape = SHAPE;
     const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const unsigned per_kv = n_head / n_head_kv, pieces = (per_kv + heads - 1) / heads;
     const unsigned piece = blockIdx.x % pieces, kv_head = blockIdx.x / pieces % n_head_kv, token = blockIdx.x / pieces / n_head_kv;
     const unsigned first_head = kv_head * per_kv + piece * heads, n_heads = min(heads, per_kv - piece * heads);
-    const unsigned fours = head_dim / 4;
-    // The keys or values of the head at a position.
-    const unsigned row_head = (sequences ? sequences[token] * n_head_kv : 0) + kv_head;
-    const auto cached = [&](const void* cache, unsigned type, unsigned at) {
-        return Row(cache, size_t(row_head) * head_dim + size_t(at) * stride, type);
-    };
+    const unsigned fours = head_dim / 4, value_fours = value_dim / 4;
+    const Places places = places_of(k, v, sequences ? sequences[token] : 0, kv_head, shape);
 
     // Heads and elements that do not exist are zero.
     for (unsigned i = threadIdx.x; i < H * (D / 4); i += THREADS) {
@@ -119,11 +129,11 @@ __device__ void attend_token(INPUTS) {
     unsigned first = first_seen(position, shape), end = position + 1;
     split_range(first, end, blockIdx.y, splits, CHUNK);
 
-    float4 sum[H][D / 128];
+    float4 sum[H][V / 128];
 #pragma unroll
     for (unsigned h = 0; h < H; ++h) {
 #pragma unroll
-        for (unsigned i = 0; i < D / 128; ++i) sum[h][i] = {0.0f, 0.0f, 0.0f, 0.0f};
+        for (unsigned i = 0; i < V / 128; ++i) sum[h][i] = {0.0f, 0.0f, 0.0f, 0.0f};
     }
     if (threadIdx.x < H) tops[threadIdx.x] = -INFINITE, totals[threadIdx.x] = 0.0f;
     __syncthreads();
@@ -131,14 +141,14 @@ __device__ void attend_token(INPUTS) {
     for (unsigned start = first; start < end; start += CHUNK) {
         const unsigned n = min(unsigned(CHUNK), end - start);
         // Scores: eight lanes per position. After the end, the last position is read again and masked.
-#pragma unroll
+#pragma unroll UNROLLED
         for (unsigned step = 0; step < CHUNK; step += THREADS / LANES) {
             const unsigned at = step + threadIdx.x / LANES, part = threadIdx.x % LANES;
-            const Row key = cached(k, types & 0xffff, start + min(at, n - 1));
+            const Row key(k, places.key + size_t(start + min(at, n - 1)) * k_stride, types & 0xffff);
             float score[H];
 #pragma unroll
             for (unsigned h = 0; h < H; ++h) score[h] = 0.0f;
-#pragma unroll
+#pragma unroll UNROLLED
             for (unsigned i = part; i < D / 4; i += LANES) {
                 if (i >= fours) continue;
                 const float4 x = key[i];
@@ -183,14 +193,14 @@ __device__ void attend_token(INPUTS) {
 #pragma unroll
         for (unsigned h = 0; h < H; ++h) {
 #pragma unroll
-            for (unsigned i = 0; i < D / 128; ++i) sum[h][i] = scaled(sum[h][i], shrinks[h]);
+            for (unsigned i = 0; i < V / 128; ++i) sum[h][i] = scaled(sum[h][i], shrinks[h]);
         }
 #pragma unroll 4
         for (unsigned at = warp; at < n; at += WARPS) {
-            const Row value = cached(v, types >> 16, start + at);
+            const Row value(v, places.value + size_t(start + at) * v_stride, types >> 16);
 #pragma unroll
-            for (unsigned i = 0; i < D / 128; ++i) {
-                if (lane + i * WARP >= fours) continue;
+            for (unsigned i = 0; i < V / 128; ++i) {
+                if (lane + i * WARP >= value_fours) continue;
                 const float4 x = value[lane + i * WARP];
 #pragma unroll
                 for (unsigned h = 0; h < H; ++h) add_scaled(sum[h][i], scores[h][at], x);
@@ -202,12 +212,12 @@ __device__ void attend_token(INPUTS) {
 #pragma unroll
     for (unsigned h = 0; h < H; ++h) {
 #pragma unroll
-        for (unsigned i = 0; i < D / 128; ++i) sums[warp][h][lane + i * WARP] = sum[h][i];
+        for (unsigned i = 0; i < V / 128; ++i) sums[warp][h][lane + i * WARP] = sum[h][i];
     }
     __syncthreads();
     for (unsigned h = warp; h < n_heads; h += WARPS) {
         const Sink sink = sink_of(token, first_head + h, blockIdx.y, tops[h], totals[h], sinks, n_tokens, shape, out, parts);
-        for (unsigned i = lane; i < fours; i += WARP) {
+        for (unsigned i = lane; i < value_fours; i += WARP) {
             float4 all = sums[0][h][i];
 #pragma unroll
             for (unsigned w = 1; w < WARPS; ++w) add_scaled(all, 1.0f, sums[w][h][i]);
@@ -219,7 +229,7 @@ __device__ void attend_token(INPUTS) {
 // Many tokens: 16 · R query rows (row r: token r / heads, head r % heads) and tiles of 8 · C positions. Thread (y, x) computes
 // rows y + 16 i, positions x + 8 j, and elements 4 (x + 8 j) of the sums; eight threads share a row. Block: (tokens, KV head,
 // part of its query heads), split. Dynamic shared memory: queries (16 R), a tile of keys and then of values (8 C), in rows of
-// head_dim + 4; weights (16 R, 8 C + 4).
+// max(head_dim, value_dim) + 4; weights (16 R, 8 C + 4).
 template <class Row, unsigned R, unsigned C, unsigned D>
 __device__ void attend_tokens(INPUTS) {
     wait_for_previous(start);
@@ -234,7 +244,8 @@ __device__ void attend_tokens(INPUTS) {
     const unsigned piece = block % pieces, kv_head = block / pieces % n_head_kv;
     const unsigned first_head = kv_head * per_kv + piece * heads, n_heads = min(heads, per_kv - piece * heads);
     const unsigned tokens = ROWS / heads, first_token = block / pieces / n_head_kv * tokens;
-    const unsigned fours = head_dim / 4, row = fours + 1;
+    const unsigned fours = head_dim / 4, value_fours = value_dim / 4, row = max(fours, value_fours) + 1;
+    const Places places = places_of(k, v, 0, kv_head, shape);
     float4* queries = shared;
     float4* tile = queries + ROWS * row;
     float4* weights = tile + TILE * row;
@@ -276,15 +287,15 @@ __device__ void attend_tokens(INPUTS) {
 
     for (unsigned start = first; start < end; start += TILE) {
         // Positions after the end are zero and masked.
-        const auto fill = [&](const void* cache, unsigned type) {
+        const auto fill = [&](const void* cache, size_t place, unsigned stride, unsigned fours, unsigned type) {
             for (unsigned i = threadIdx.x; i < TILE * fours; i += THREADS) {
                 const unsigned at = i / fours, four = i % fours;
                 float4 value = {0.0f, 0.0f, 0.0f, 0.0f};
-                if (start + at < end) value = Row(cache, size_t(kv_head) * head_dim + size_t(start + at) * stride, type)[four];
+                if (start + at < end) value = Row(cache, place + size_t(start + at) * stride, type)[four];
                 tile[at * row + four] = value;
             }
         };
-        fill(k, types & 0xffff);
+        fill(k, places.key, k_stride, fours, types & 0xffff);
         __syncthreads();
 
         float score[R][C];
@@ -307,7 +318,7 @@ __device__ void attend_tokens(INPUTS) {
             }
         }
         __syncthreads();
-        fill(v, types >> 16);
+        fill(v, places.value, v_stride, value_fours, types >> 16);
 
 #pragma unroll
         for (unsigned i = 0; i < R; ++i) {
@@ -347,7 +358,7 @@ __device__ void attend_tokens(INPUTS) {
             for (unsigned u = 0; u < 4; ++u) {
 #pragma unroll
                 for (unsigned j = 0; j < D / 32; ++j) {
-                    if (x + X * j >= fours) continue;
+                    if (x + X * j >= value_fours) continue;
                     const float4 value = tile[(4 * four + u) * row + x + X * j];
 #pragma unroll
                     for (unsigned i = 0; i < R; ++i) add_scaled(sum[i][j], u == 0 ? w[i].x : u == 1 ? w[i].y : u == 2 ? w[i].z : w[i].w, value);
@@ -365,13 +376,13 @@ __device__ void attend_tokens(INPUTS) {
         const Sink sink = sink_of(token, first_head + head, blockIdx.y, top[i], total[i], sinks, n_tokens, shape, out, parts);
 #pragma unroll
         for (unsigned j = 0; j < D / 32; ++j) {
-            if (x + X * j < fours) sink.to[x + X * j] = scaled(sum[i][j], sink.factor);
+            if (x + X * j < value_fours) sink.to[x + X * j] = scaled(sum[i][j], sink.factor);
         }
     }
 }
 
 #define ATTEND_TOKEN(ROW, H, D) \
-    KERNEL attention_token_##H##_##D(INPUTS) { attend_token<ROW, H, D>(ARGUMENTS); }
+    KERNEL attention_token_##H##_##D(INPUTS) { attend_token<ROW, H, D, D>(ARGUMENTS); }
 #define ATTEND_TOKENS(ROW, R, C, D) \
     extern "C" __global__ void __launch_bounds__(THREADS, 3) attention_tokens_##D(INPUTS) { attend_tokens<ROW, R, C, D>(ARGUMENTS); }
 

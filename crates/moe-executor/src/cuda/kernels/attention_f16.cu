@@ -1,4 +1,4 @@
-#include "attention_tiles.cuh"
+#include "attention_shared.cuh"
 
 #if __CUDA_ARCH__ >= 800
 ATTEND_TILES(64, 64, 64, 4)
@@ -9,6 +9,7 @@ ATTEND_TILES(128, 128, 64, 2)
 ATTEND_ONE(64, 8, 2)
 ATTEND_ONE(128, 4, 3)
 ATTEND_ONE(256, 8, 1)
+ATTEND_SHARED(512)
 #else
 ATTENTION(F16Row)
 #endif

@@ -13,14 +13,58 @@ __device__ unsigned order(float x) {
     return key > 0 ? key : 1;
 }
 
+// The float that `order` maps to `key`.
+__device__ float value_of(unsigned key) { return __uint_as_float(key >> 31 ? key & 0x7fffffff : ~key); }
+
 __device__ unsigned smallest(unsigned x) { return ~warp_max(~x); }
 
-// Routing of up to 32 · N experts. Lane l has experts l, l + 32, ... `log`, unless null, gets copies of ids and weights for the records
-// of the pass: `(n_tokens, k)` ids, then as many weights.
+// Replaces the keys of experts outside the best `n_used` of `n_groups` groups by that of minus infinity. The groups are ranked by the sum of
+// their two best values; the lower index wins a tie. Keys of experts that do not exist stay 0. A lane has the groups `lane`, `lane` + 32, ...
+// `keys` and `sums`: memory of the warp for the keys of all experts, and of the sums of all groups.
 template <unsigned N>
-__device__ void route(const float* logits, const float* bias, unsigned gating, unsigned norm, float scale, unsigned n_tokens, unsigned n_expert, unsigned k, int* ids, float* weights, int* log, Start start) {
+__device__ void keep_best_groups(unsigned (&key)[N], unsigned* keys, unsigned* sums, unsigned size, unsigned n_groups, unsigned n_used) {
+    const unsigned lane = threadIdx.x % WARP;
+#pragma unroll
+    for (unsigned i = 0; i < N; ++i) keys[i * WARP + lane] = key[i];
+    __syncwarp();
+    for (unsigned group = lane; group < n_groups; group += WARP) {
+        // Lanes start at different experts, which are in different banks of the memory.
+        unsigned first = 0, second = 0, at = group % size;
+        for (unsigned i = 0; i < size; ++i) {
+            const unsigned x = keys[group * size + at];
+            second = max(second, min(first, x));
+            first = max(first, x);
+            at = at + 1 == size ? 0 : at + 1;
+        }
+        sums[group] = order(value_of(first) + value_of(second));
+    }
+    __syncwarp();
+    // From here on, `keys` has whether a group is one of the best.
+    for (unsigned group = lane; group < n_groups; group += WARP) {
+        const unsigned mine = sums[group];
+        unsigned better = 0;
+        for (unsigned other = 0; other < n_groups; ++other) {
+            const unsigned sum = sums[other];
+            better += sum > mine || (sum == mine && other < group);
+        }
+        keys[group] = better < n_used;
+    }
+    __syncwarp();
+#pragma unroll
+    for (unsigned i = 0; i < N; ++i) {
+        if (key[i] != 0 && !keys[(i * WARP + lane) / size]) key[i] = order(-INFINITE);
+    }
+    __syncwarp();
+}
+
+// Routing of up to 32 · N experts. Lane l has experts l, l + 32, ... `n_groups`: number of expert groups, 0 without groups; experts are
+// selected from `groups_used` of them. `log`, unless null, gets copies of ids and weights for the records of the pass: `(n_tokens, k)` ids,
+// then as many weights.
+template <unsigned N>
+__device__ void route(const float* logits, const float* bias, unsigned gating, unsigned norm, float scale, unsigned n_tokens, unsigned n_expert, unsigned k, unsigned n_groups, unsigned groups_used, int* ids, float* weights, int* log, Start start) {
     follow_previous(start);
     __shared__ float chosen[TOKENS][WARP * N];
+    __shared__ unsigned sums[TOKENS][WARP * N / 2];  // of groups, which have two experts or more
     const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const unsigned token = blockIdx.x * TOKENS + warp;
     if (token >= n_tokens) return;
@@ -54,6 +98,7 @@ __device__ void route(const float* logits, const float* bias, unsigned gating, u
         const unsigned id = i * WARP + lane;
         key[i] = id < n_expert ? order(bias && id < n_expert ? p[i] + bias[id] : p[i]) : 0;
     }
+    if (n_groups) keep_best_groups(key, reinterpret_cast<unsigned*>(chosen[warp]), sums[warp], n_expert / n_groups, n_groups, groups_used);
     for (unsigned slot = 0; slot < k; ++slot) {
         unsigned best = key[0], id = lane;
         float value = p[0];
@@ -97,8 +142,8 @@ __device__ void route(const float* logits, const float* bias, unsigned gating, u
 }
 
 #define ROUTE(N) \
-    KERNEL route_##N(const float* logits, const float* __restrict__ bias, unsigned gating, unsigned norm, float scale, unsigned n_tokens, unsigned n_expert, unsigned k, int* ids, float* weights, int* log, Start start) { \
-        route<N>(logits, bias, gating, norm, scale, n_tokens, n_expert, k, ids, weights, log, start); \
+    KERNEL route_##N(const float* logits, const float* __restrict__ bias, unsigned gating, unsigned norm, float scale, unsigned n_tokens, unsigned n_expert, unsigned k, unsigned n_groups, unsigned groups_used, int* ids, float* weights, int* log, Start start) { \
+        route<N>(logits, bias, gating, norm, scale, n_tokens, n_expert, k, n_groups, groups_used, ids, weights, log, start); \
     }
 ROUTE(1)
 ROUTE(2)

@@ -168,3 +168,33 @@ KERNEL glu(float* gate, const float* up, unsigned glu, size_t n, Start start) {
 
 // Stores the time at which all earlier work on the stream is complete.
 KERNEL mark(Start start) { follow_previous(start); }
+
+// Heads of `n_start` elements of `starts` and `n_end` elements of `ends`: `out` has rows of `n_head` heads. `..._row`, `..._head`: elements
+// between two rows, and between two heads; 0 if all heads are the same. The ends are rotated unless `angles` is null; `neighbours`: whether
+// pairs are adjacent elements.
+KERNEL join_heads(
+    const float* starts, unsigned starts_row, unsigned starts_head, const float* ends, unsigned ends_row, unsigned ends_head,
+    const float* angles, unsigned neighbours, unsigned n_start, unsigned n_end, unsigned n_head, float* out, Start start
+) {
+    follow_previous(start);
+    const unsigned width = n_start + n_end, i = column(), head = i / width, element = i % width;
+    if (head >= n_head) return;
+    const size_t row = blockIdx.x;
+    float x;
+    if (element < n_start) {
+        x = starts[row * starts_row + head * starts_head + element];
+    } else {
+        const float* end = ends + row * ends_row + head * ends_head;
+        const unsigned at = element - n_start;
+        if (angles) {
+            const unsigned half = n_end / 2, step = neighbours ? 1 : half;
+            const unsigned pair = neighbours ? at / 2 : at % half, low = neighbours ? 2 * pair : pair;
+            const float* angle = angles + row * n_end + 2 * pair;
+            const float first = end[low], second = end[low + step], cosine = angle[0], sine = angle[1];
+            x = at == low ? first * cosine - second * sine : first * sine + second * cosine;
+        } else {
+            x = end[at];
+        }
+    }
+    out[row * n_head * width + i] = x;
+}

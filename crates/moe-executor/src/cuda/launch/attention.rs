@@ -19,7 +19,7 @@ kernels! {
     TOKEN_1_256 = "attention_token_1_256",
     TOKEN_4_256 = "attention_token_4_256" => (
         q: Ptr, k: Ptr, v: Ptr, positions: Ptr, sequences: Ptr, sinks: Ptr, n_tokens: U32, n_head: U32, n_head_kv: U32, head_dim: U32,
-        window: U32, heads: U32, splits: U32, stride: U32, types: U32, scale: F32, softcap: F32, out: Ptr, parts: Ptr,
+        value_dim: U32, window: U32, heads: U32, splits: U32, k_stride: U32, v_stride: U32, types: U32, scale: F32, softcap: F32, out: Ptr, parts: Ptr,
     );
 }
 
@@ -34,21 +34,22 @@ const TILE_ROWS: usize = 32;
 /// From this number of query rows on, a cache in Q8_0 is rounded to F16 for the kernels on tensor cores, in scratch memory of at most
 /// this size in bytes.
 const HALVES_ROWS: usize = 256;
-const HALVES_SIZE: usize = 128 << 20;
+pub(super) const HALVES_SIZE: usize = 128 << 20;
 
 /// Operands of attention. The addresses `q`, `out` and `scratch` are multiples of 16 bytes, those of keys and values multiples of
-/// four elements in F32 and F16 (of 16 bytes if heads have a multiple of eight elements), and of a block in Q8_0.
+/// four elements in F32 and F16 (of 16 bytes if heads have a multiple of eight elements), and of a block in Q8_0. If `v` is at the address of
+/// `k`, there is one KV head, and its values are the first elements of its keys. In heads of more than 256 elements, they always are.
 pub struct Attention<'a> {
-    /// Head counts, head size, window and scale.
+    /// Head counts, head sizes, window and scale.
     pub shape: &'a Shape,
     /// Queries `(n_tokens, n_head, head_dim)`.
     pub q: Ptr,
     /// Keys `(position, n_head_kv, head_dim)` of the sequence; with `sequences`, of the first one in the cache.
     pub k: Cached,
-    /// Values, like the keys.
+    /// Values `(position, n_head_kv, value_dim)`, like the keys.
     pub v: Cached,
-    /// Elements between two positions in `k` and `v`.
-    pub stride: usize,
+    /// Elements between two positions in `k` and in `v`.
+    pub strides: [usize; 2],
     /// u32 `(n_tokens)`: position of each token in the KV cache.
     pub positions: Ptr,
     /// u32 `(n_tokens)`: sequence of each token, or null if all tokens are of one sequence.
@@ -59,7 +60,7 @@ pub struct Attention<'a> {
     pub n_tokens: usize,
     /// Largest position. It determines the grid, not the mask.
     pub last_position: usize,
-    /// Results `(n_tokens, n_head, head_dim)`.
+    /// Results `(n_tokens, n_head, value_dim)`.
     pub out: Ptr,
     /// Memory of [`Kernels::attention_scratch_size`] bytes.
     pub scratch: Ptr,
@@ -79,13 +80,13 @@ pub(super) struct Plan<'a> {
     pub splits: usize,
     /// Dynamic shared memory in bytes.
     pub shared: usize,
-    /// Number of positions whose keys and values must be rounded to F16 first.
+    /// Number of positions whose keys and values must be rounded to F16 first. Keys and values have the same width.
     pub halves: usize,
 }
 
 impl Plan<'_> {
     /// Bytes of the rounded keys, or values.
-    fn halves_size(&self, shape: &Shape) -> usize {
+    pub fn halves_size(&self, shape: &Shape) -> usize {
         self.halves * shape.n_head_kv * shape.head_dim * size_of::<u16>()
     }
 }
@@ -108,7 +109,7 @@ impl Kernels {
             let plan = self.plan(shape, types, n_tokens, last_position, of_several)?;
             let parts = match plan.splits {
                 1 => 0,
-                splits => n_tokens * shape.n_head * splits * (shape.head_dim + 2),
+                splits => n_tokens * shape.n_head * splits * (shape.value_dim + 2),
             };
             bytes = bytes.max(2 * plan.halves_size(shape) + parts * size_of::<f32>());
         }
@@ -118,14 +119,20 @@ impl Kernels {
     /// `out[t] = softmax(scale · q[t] · kᵀ) · v` for each head, over the positions that are visible to token `t`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if `head_dim` is not a multiple of 4 in 4..=256, or not of the block size of the cache; or a driver
-    /// error.
+    /// [`Error::Unsupported`] if `head_dim` or `value_dim` is not a multiple of 4 in 4..=256, or of the block size of the cache (in wide
+    /// heads, up to 576 and 512); or a driver error.
     pub fn attention(&self, stream: &CudaStream, it: &Attention) -> Result<()> {
         let shape = it.shape;
         let types = [it.k.ty, it.v.ty];
         let of_several = it.sequences != Ptr::NULL;
         let plan = self.plan(shape, types, it.n_tokens, it.last_position, of_several)?;
-        let (mut k, mut v, mut stride) = (it.k.at, it.v.at, it.stride);
+        let in_keys = it.k.at == it.v.at;
+        if is_wide(shape) && !in_keys {
+            return Err(unsupported(
+                "wide heads whose values are not in the keys".into(),
+            ));
+        }
+        let (mut k, mut v, mut strides) = (it.k.at, it.v.at, it.strides);
         let mut parts = it.scratch;
         if plan.halves > 0 {
             let width = shape.n_head_kv * shape.head_dim;
@@ -135,13 +142,14 @@ impl Kernels {
                 types: numbers(types),
                 rows: plan.halves,
                 width,
-                stride,
+                strides,
                 out: it.scratch,
             };
             self.round_to_halves(stream, &halves)?;
             let bytes = plan.halves_size(shape);
-            (k, v, stride) = (it.scratch, it.scratch.offset(bytes), width);
-            parts = it.scratch.offset(2 * bytes);
+            let of_values = if in_keys { 0 } else { bytes };
+            (k, v, strides) = (it.scratch, it.scratch.offset(of_values), [width; 2]);
+            parts = it.scratch.offset(of_values + bytes);
         }
         let args = args![
             it.q,
@@ -154,10 +162,12 @@ impl Kernels {
             shape.n_head,
             shape.n_head_kv,
             shape.head_dim,
+            shape.value_dim,
             window(shape),
             plan.heads,
             plan.splits,
-            stride,
+            strides[0],
+            strides[1],
             numbers(types),
             shape.scale,
             shape.softcap.unwrap_or(0.0),
@@ -186,7 +196,7 @@ impl Kernels {
             sinks: it.sinks,
             n_tokens: it.n_tokens,
             n_head: shape.n_head,
-            head_dim: shape.head_dim,
+            head_dim: shape.value_dim,
             splits: plan.splits,
             out: it.out,
         };
@@ -202,29 +212,34 @@ impl Kernels {
         last_position: usize,
         of_several: bool,
     ) -> Result<Plan<'_>> {
-        let d = shape.head_dim;
-        if d == 0 || d > 256 || !d.is_multiple_of(4) {
-            return Err(Error::Unsupported {
-                kernel: "attention",
-                what: format!("a head size of {d} (supported: multiples of 4 up to 256)"),
-            });
+        let dims = [shape.head_dim, shape.value_dim];
+        if dims.iter().any(|d| *d == 0 || !d.is_multiple_of(4)) {
+            let what = format!("a head size of {dims:?} (supported: multiples of 4)");
+            return Err(unsupported(what));
         }
         let [k_type, v_type] = types;
-        let unsupported = || Error::Unsupported {
-            kernel: "attention",
-            what: format!("heads of {d} elements with a cache of type {k_type} and {v_type}"),
+        let no_kernel = || {
+            unsupported(format!(
+                "heads of {dims:?} elements with a cache of type {k_type} and {v_type}"
+            ))
         };
-        if types.contains(&CacheType::Q8_0) && !d.is_multiple_of(32) {
-            return Err(unsupported());
+        let blocks_of = |(ty, d): (CacheType, usize)| ty != CacheType::Q8_0 || d.is_multiple_of(32);
+        if !types.into_iter().zip(dims).all(blocks_of) {
+            return Err(no_kernel());
         }
-        let module = |ty| of_type(&self.attention_of, ty).ok_or_else(unsupported);
+        if is_wide(shape) {
+            let plan = self.plan_wide(shape, types, n_tokens, last_position, of_several);
+            return plan.ok_or_else(no_kernel);
+        }
+        let d = shape.head_dim.max(shape.value_dim);
+        let module = |ty| of_type(&self.attention_of, ty).ok_or_else(no_kernel);
         let per_kv = shape.n_head / shape.n_head_kv;
         // Positions that are visible to at least one token.
         let seen = shape.visible(last_position).len() + n_tokens.saturating_sub(1);
         let seen = seen.min(last_position + 1);
         let tiled = !of_several && n_tokens >= TILE_TOKENS && n_tokens * per_kv >= TILE_ROWS;
         let has_tensor_cores = self.attention.capability() >= tiles::CAPABILITY;
-        if has_tensor_cores && d.is_multiple_of(tiles::ELEMENTS) {
+        if has_tensor_cores && dims.iter().all(|d| d.is_multiple_of(tiles::ELEMENTS)) {
             let module = module(Some(CacheType::F16))?;
             if types == [CacheType::F16; 2] {
                 return Ok(if tiled {
@@ -233,7 +248,7 @@ impl Kernels {
                     self.plan_one(module, shape, n_tokens, last_position)
                 });
             }
-            let is_exact = types.contains(&CacheType::F32);
+            let is_exact = types.contains(&CacheType::F32) || dims[0] != dims[1];
             if tiled && !is_exact && n_tokens * per_kv >= HALVES_ROWS {
                 let plan = Plan {
                     halves: last_position + 1,
@@ -292,6 +307,16 @@ impl Kernels {
         let idle = (wanted * self.multiprocessors) / blocks.max(1);
         idle.min(pieces).clamp(1, MAX_SPLITS)
     }
+}
+
+/// Whether heads are too wide for the kernels of this file.
+fn is_wide(shape: &Shape) -> bool {
+    shape.head_dim.max(shape.value_dim) > 256
+}
+
+fn unsupported(what: String) -> Error {
+    let kernel = "attention";
+    Error::Unsupported { kernel, what }
 }
 
 /// The query heads of a KV head, at most `most` in each of equal pieces: heads of a piece, and number of pieces.

@@ -12,6 +12,7 @@ mod rows;
 mod store;
 mod tiles;
 mod token;
+mod wide;
 
 #[cfg(test)]
 mod tests;
@@ -33,7 +34,7 @@ pub use attention::Attention;
 pub use experts::{Fetched, FindSlots, GateUp, MulMatId};
 pub use products::{Weights, ends_products};
 pub use router::{MAX_EXPERTS, Route};
-pub use rows::{GroupNorm, Multiply, Rope};
+pub use rows::{GroupNorm, HeadPart, JoinHeads, Multiply, Rope};
 pub use store::{Cached, Store};
 pub use token::Down;
 
@@ -66,6 +67,8 @@ pub struct Kernels {
     attention: Module,
     /// Attention by the type of keys and values; `None` for any types.
     attention_of: Vec<(Option<CacheType>, Module)>,
+    /// Attention of wide heads, of caches of any types.
+    attention_wide: Module,
     router: Module,
     rows: Module,
     experts: Module,
@@ -99,6 +102,7 @@ impl Kernels {
             )?,
             attention: module(&module::ATTENTION)?,
             attention_of: modules(&module::ATTENTION_OF, module)?,
+            attention_wide: module(&module::ATTENTION_WIDE)?,
             router: module(&module::ROUTER)?,
             rows: module(&module::ROWS)?,
             experts: module(&module::EXPERTS)?,

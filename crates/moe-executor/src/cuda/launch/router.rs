@@ -6,7 +6,7 @@ use super::{Kernels, grid};
 use crate::cuda::kernel::kernels;
 use crate::cuda::module::args;
 use crate::cuda::{Error, Ptr, Result};
-use crate::hparams::Gating;
+use crate::hparams::{Gating, Groups};
 
 kernels! {
     ROUTE_1 = "route_1",
@@ -15,7 +15,7 @@ kernels! {
     ROUTE_8 = "route_8",
     ROUTE_16 = "route_16" => (
         logits: Ptr, selection_bias: Ptr, gating: U32, norm: U32, scale: F32, tokens: U32, n_expert: U32, k: U32,
-        ids: Ptr, weights: Ptr, log: Ptr,
+        n_groups: U32, groups_used: U32, ids: Ptr, weights: Ptr, log: Ptr,
     );
 }
 
@@ -42,16 +42,19 @@ pub struct Route {
     pub n_expert: usize,
     /// Selected experts per token, 1 to `n_expert`.
     pub k: usize,
+    /// Expert groups, if experts are selected from the best groups only.
+    pub groups: Option<Groups>,
     /// i32 `(tokens, k)` and then f32 `(tokens, k)`, or null: copies of ids and weights for the records of the pass.
     pub log: Ptr,
 }
 
 impl Kernels {
-    /// Selects the experts of every token, best first; the lower index wins a tie. `ids`: i32 `(tokens, k)`, `weights`: f32
+    /// Selects the experts of every token, best first; the lower index wins a tie. Experts outside the best groups are selected last, in
+    /// the order of their indices. `ids`: i32 `(tokens, k)`, `weights`: f32
     /// `(tokens, k)`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if `n_expert` or `k` is out of range, or a driver error.
+    /// [`Error::Unsupported`] if `n_expert`, `k` or the groups are out of range, or a driver error.
     pub fn route(&self, stream: &CudaStream, it: &Route, ids: Ptr, weights: Ptr) -> Result<()> {
         let kernel = match it.n_expert.div_ceil(32) {
             0..=1 => ROUTE_1,
@@ -64,6 +67,13 @@ impl Kernels {
         if it.k == 0 || it.k > it.n_expert {
             let (k, n) = (it.k, it.n_expert);
             return Err(unsupported(format!("selecting {k} of {n} experts")));
+        }
+        let groups = it.groups.unwrap_or(Groups { n: 0, n_used: 0 });
+        if groups.n > 0 && !groups.divide(it.n_expert) {
+            let (Groups { n, n_used }, n_expert) = (groups, it.n_expert);
+            return Err(unsupported(format!(
+                "{n_used} of {n} groups of {n_expert} experts"
+            )));
         }
         let gating = match it.gating {
             Gating::Softmax => 0u32,
@@ -80,6 +90,8 @@ impl Kernels {
             it.tokens,
             it.n_expert,
             it.k,
+            groups.n,
+            groups.n_used,
             ids,
             weights,
             it.log,

@@ -34,6 +34,10 @@ kernels! {
     ADD_RMS_NORM = "add_rms_norm" => (
         a: Ptr, b: Ptr, sum: Ptr, weight: Ptr, eps: F32, width: U32, out: Ptr, codes: Ptr, groups: Ptr, start_of_add: Ptr,
     );
+    JOIN_HEADS = "join_heads" => (
+        starts: Ptr, starts_row: U32, starts_head: U32, ends: Ptr, ends_row: U32, ends_head: U32, angles: Ptr, neighbours: U32,
+        n_start: U32, n_end: U32, n_head: U32, out: Ptr,
+    );
 }
 
 /// Threads per block in kernels with one thread per element.
@@ -99,6 +103,47 @@ pub struct Rope {
     pub n_dims: usize,
     /// Which elements form pairs.
     pub layout: RopeLayout,
+}
+
+/// A part of each head of rows.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadPart {
+    /// The part of the first head of the first row.
+    pub at: Ptr,
+    /// Number of elements.
+    pub n: usize,
+    /// Elements between two rows.
+    pub row: usize,
+    /// Elements between two heads; 0 if all heads have the same part.
+    pub head: usize,
+}
+
+impl HeadPart {
+    /// No elements.
+    pub const EMPTY: HeadPart = HeadPart {
+        at: Ptr::NULL,
+        n: 0,
+        row: 0,
+        head: 0,
+    };
+}
+
+/// Operands of [`Kernels::join_heads`].
+pub struct JoinHeads {
+    /// First elements of the heads.
+    pub starts: HeadPart,
+    /// The elements after them.
+    pub ends: HeadPart,
+    /// f32 `(rows, ends.n)`: angles of the ends in the layout of `cpu::rope`; null if they are not rotated.
+    pub angles: Ptr,
+    /// Which elements of the ends form pairs.
+    pub layout: RopeLayout,
+    /// Number of rows.
+    pub rows: usize,
+    /// Number of heads.
+    pub n_head: usize,
+    /// f32 `(rows, n_head, starts.n + ends.n)`.
+    pub out: Ptr,
 }
 
 impl Kernels {
@@ -249,6 +294,27 @@ impl Kernels {
         let args = args![it.x, it.angles, it.row_width, it.head_dim, it.n_dims];
         self.rows
             .launch(stream, kernel, columns(it.rows, pairs), &args)
+    }
+
+    /// Copies the starts and the ends of heads to `out`, and rotates the ends.
+    pub fn join_heads(&self, stream: &CudaStream, it: &JoinHeads) -> Result<()> {
+        let (starts, ends) = (it.starts, it.ends);
+        let args = args![
+            starts.at,
+            starts.row,
+            starts.head,
+            ends.at,
+            ends.row,
+            ends.head,
+            it.angles,
+            u32::from(it.layout == RopeLayout::Neighbours),
+            starts.n,
+            ends.n,
+            it.n_head,
+            it.out,
+        ];
+        let grid = columns(it.rows, it.n_head * (starts.n + ends.n));
+        self.rows.launch(stream, JOIN_HEADS, grid, &args)
     }
 }
 

@@ -16,7 +16,7 @@ kernels! {
         parts: Ptr, sinks: Ptr, n_rows: U32, n_head: U32, head_dim: U32, splits: U32, out: Ptr,
     );
     HALVES = "attention_halves" => (
-        k: Ptr, v: Ptr, types: U32, n_rows: U32, width: U32, stride: U32, out: Ptr,
+        k: Ptr, v: Ptr, types: U32, n_rows: U32, width: U32, k_stride: U32, v_stride: U32, out: Ptr,
     );
     STORE_F32 = "store_rows_f32", STORE_F16 = "store_rows_f16", STORE_Q8_0 = "store_rows_q8_0" => (
         x: Ptr, at: Ptr, width: U32, out: Ptr,
@@ -60,7 +60,7 @@ pub struct Store {
 pub(super) struct Halves {
     /// Keys of a sequence.
     pub k: Ptr,
-    /// Values of the sequence.
+    /// Values of the sequence; `k` if they are the first elements of the keys.
     pub v: Ptr,
     /// The types of keys and values, as the kernels for attention take them.
     pub types: u32,
@@ -68,9 +68,9 @@ pub(super) struct Halves {
     pub rows: usize,
     /// Elements of keys, or values, at a position.
     pub width: usize,
-    /// Elements between two positions in `k` and `v`.
-    pub stride: usize,
-    /// F16 `(2, rows, width)`: keys, then values.
+    /// Elements between two positions in `k` and in `v`.
+    pub strides: [usize; 2],
+    /// F16 `(2, rows, width)`: keys, then values; without values if `v` is `k`.
     pub out: Ptr,
 }
 
@@ -104,9 +104,12 @@ impl Kernels {
 
     /// Rounds the first positions of keys and values to F16.
     pub(super) fn round_to_halves(&self, stream: &CudaStream, it: &Halves) -> Result<()> {
-        let args = args![it.k, it.v, it.types, it.rows, it.width, it.stride, it.out];
+        let [k_stride, v_stride] = it.strides;
+        let args = args![
+            it.k, it.v, it.types, it.rows, it.width, k_stride, v_stride, it.out
+        ];
         let mut blocks = grid((it.rows * it.width / 4).div_ceil(THREADS), THREADS);
-        blocks.grid_dim.1 = 2;
+        blocks.grid_dim.1 = if it.v == it.k { 1 } else { 2 };
         self.attention.launch(stream, HALVES, blocks, &args)
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{attention, experts, products, router, rows, store, tiles, token};
+use super::{attention, experts, products, router, rows, store, tiles, token, wide};
 use crate::cuda::kernel::{Kernel, Kind};
 use crate::cuda::module::{self, Embedded};
 
@@ -52,9 +52,10 @@ fn declarations_match_the_ptx() {
     fn of_types<K>(all: &'static [(K, Embedded)]) -> Vec<&'static Embedded> {
         all.iter().map(|(_, it)| it).collect()
     }
-    let files: [(Vec<&Embedded>, &[Kernel]); 7] = [
+    let files: [(Vec<&Embedded>, &[Kernel]); 8] = [
         (vec![&module::ATTENTION], store::KERNELS),
         (of_types(&module::ATTENTION_OF), attention::KERNELS),
+        (vec![&module::ATTENTION_WIDE], wide::KERNELS),
         (vec![&module::ROUTER], router::KERNELS),
         (vec![&module::ROWS], rows::KERNELS),
         (vec![&module::EXPERTS], experts::KERNELS),

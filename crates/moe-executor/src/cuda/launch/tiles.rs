@@ -14,9 +14,10 @@ kernels! {
     TILES_128_128 = "attention_tiles_128_128",
     ONE_64 = "attention_one_64",
     ONE_128 = "attention_one_128",
-    ONE_256 = "attention_one_256" => (
+    ONE_256 = "attention_one_256",
+    SHARED_512 = "attention_shared_512" => (
         q: Ptr, k: Ptr, v: Ptr, positions: Ptr, sequences: Ptr, sinks: Ptr, n_tokens: U32, n_head: U32, n_head_kv: U32, head_dim: U32,
-        window: U32, heads: U32, splits: U32, stride: U32, types: U32, scale: F32, softcap: F32, out: Ptr, parts: Ptr,
+        value_dim: U32, window: U32, heads: U32, splits: U32, k_stride: U32, v_stride: U32, types: U32, scale: F32, softcap: F32, out: Ptr, parts: Ptr,
     );
 }
 
@@ -53,13 +54,14 @@ impl Kernels {
         let (_, few_tokens, few_blocks) = blocks_of(64);
         let fits = few_blocks <= 2 * self.multiprocessors;
         let is_short = visible <= VERY_SHORT || visible <= SHORT && fits;
-        let rows = if shape.head_dim > 128 || is_short || n_tokens <= few_tokens {
+        let d = shape.head_dim.max(shape.value_dim);
+        let rows = if d > 128 || is_short || n_tokens <= few_tokens {
             64
         } else {
             128
         };
         // Elements of a head in shared memory, and positions of a tile.
-        let (kernel, padded, tile) = match (rows, shape.head_dim) {
+        let (kernel, padded, tile) = match (rows, d) {
             (64, ..=64) => (TILES_64_64, 64, 64),
             (64, ..=128) => (TILES_64_128, 128, 64),
             (64, _) => (TILES_64_256, 256, 48),
@@ -90,7 +92,7 @@ impl Kernels {
         last_position: usize,
     ) -> Plan<'a> {
         // Elements of a head in registers, warps of a block, blocks for each multiprocessor, and the most query heads.
-        let (kernel, padded, warps, wanted, most) = match shape.head_dim {
+        let (kernel, padded, warps, wanted, most) = match shape.head_dim.max(shape.value_dim) {
             ..=64 => (ONE_64, 64, 8, 2, 16),
             65..=128 => (ONE_128, 128, 4, 2, 16),
             _ => (ONE_256, 256, 8, 1, 8),

@@ -66,17 +66,23 @@ impl Device {
     ) -> Result<()> {
         let calls: Vec<Call> = Call::of(batch).collect();
         let kernels = self.kernels();
-        let types = [layer.k.ty(), layer.v.ty()];
+        let types = [&layer.k, layer.values()].map(CacheTensor::ty);
         let mut bytes = 0;
         for call in &calls {
             let (n, last) = (call.tokens.len(), call.last_position);
             let size = kernels.attention_scratch_size(shape, types, n, last)?;
             bytes = size.max(bytes);
         }
-        let row = q.width * size_of::<f32>();
+        let [row, out_row] = [q.width, dst.width].map(|width| width * size_of::<f32>());
         let q = q.values.device(self.gpu())?;
         let k = layer.k.words.device(self.gpu())?;
-        let v = layer.v.words.device(self.gpu())?;
+        let v = if layer.has_values_in_keys() {
+            k
+        } else {
+            layer.v.words.device(self.gpu())?
+        };
+        let values = layer.values();
+        let strides = [&layer.k, values].map(|rows| rows.width() * batch.n_seq);
         let sinks = self.optional(sinks)?;
         let places = self.places(batch)?;
         let out = dst.values.fill_device(self.gpu())?;
@@ -88,8 +94,8 @@ impl Device {
                 shape,
                 q: q.offset(first * row),
                 k: sequence(&layer.k, k, call.sequence.unwrap_or(0)),
-                v: sequence(&layer.v, v, call.sequence.unwrap_or(0)),
-                stride: shape.n_head_kv * shape.head_dim * batch.n_seq,
+                v: sequence(values, v, call.sequence.unwrap_or(0)),
+                strides,
                 sinks,
                 positions: at(places.positions),
                 sequences: match call.sequence {
@@ -98,7 +104,7 @@ impl Device {
                 },
                 n_tokens: call.tokens.len(),
                 last_position: call.last_position,
-                out: out.offset(first * row),
+                out: out.offset(first * out_row),
                 scratch,
             };
             self.kernels().attention(self.stream(), &heads)?;

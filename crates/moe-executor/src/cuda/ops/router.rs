@@ -7,9 +7,9 @@ use crate::ops::RouterSpec;
 use crate::recorder::Routing;
 
 impl Device {
-    /// Whether the kernel supports a router.
-    pub(crate) fn supports_router(spec: &RouterSpec, n_expert: usize) -> bool {
-        spec.groups.is_none() && n_expert <= MAX_EXPERTS
+    /// Whether the kernel supports a router with `n_expert` experts.
+    pub(crate) fn supports_router(n_expert: usize) -> bool {
+        n_expert <= MAX_EXPERTS
     }
 
     /// Selects the experts of every token from its logits `scores (tokens, n_expert)`. Stores ids and weights in `routing`, which
@@ -37,6 +37,7 @@ impl Device {
             tokens: scores.rows,
             n_expert: scores.width,
             k: spec.n_expert_used,
+            groups: spec.groups,
             log,
         };
         let ids = routing.ids.fill_device(gpu)?;

@@ -195,7 +195,7 @@ impl Ops<'_> {
         routing.ids.resize(tokens * k);
         routing.weights.resize(tokens * k);
         let mut scope = self.start();
-        let fits = !spec.on_cpu && Device::supports_router(spec, n_expert);
+        let fits = !spec.on_cpu && Device::supports_router(n_expert);
         let home = scores.values.home();
         let device = if fits { home } else { DeviceId::Cpu };
         routing.copy = None;

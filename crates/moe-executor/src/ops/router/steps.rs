@@ -63,8 +63,8 @@ impl Ops<'_> {
         self.record(scope, number::ADD, name, &[probs.into(), bias.into()]);
     }
 
-    /// Sets the probabilities of experts outside the best groups to minus infinity. Records the seven nodes of llama.cpp; the first has
-    /// the time of the selection of the groups.
+    /// Sets the probabilities of experts outside the best groups to minus infinity. Records the seven nodes of llama.cpp. On the CPU, the
+    /// first has the time of the selection of the groups.
     pub(super) fn keep_best_groups(
         &mut self,
         scope: &mut Scope,
@@ -72,17 +72,11 @@ impl Ops<'_> {
         groups: Groups,
         selection: &mut Activation,
     ) {
-        let width = selection.width;
-        let size = width / groups.n;
-        self.sums.resize(groups.n, 0.0);
-        self.groups.clear();
-        for row in selection.data().chunks_exact(width) {
-            for (sum, group) in self.sums.iter_mut().zip(row.chunks_exact(size)) {
-                best(group, 2, &mut self.order);
-                *sum = self.order[..2].iter().map(|&i| group[i as usize]).sum();
-            }
-            best(&self.sums, groups.n_used, &mut self.order);
-            self.groups.extend(&self.order[..groups.n_used]);
+        if scope.is_done() {
+            // Records contain the size of the groups, which the kernel does not write.
+            self.groups.resize(selection.rows * groups.n_used, 0);
+        } else {
+            self.select_groups(groups, selection);
         }
         let nodes = [
             "ffn_moe_group_argsort",
@@ -108,11 +102,14 @@ impl Ops<'_> {
         let ids = small(selected, GROUPS_BUFFER, &self.groups, groups.n_used, "i32");
         self.record(scope, number::GET_ROWS, kept, &[probs, ids]);
         self.record(scope, number::FILL, filled, &[probs]);
-        let rows = selection.data_mut().chunks_exact_mut(width);
-        for (row, best) in rows.zip(self.groups.chunks_exact(groups.n_used)) {
-            for (group, values) in (0u32..).zip(row.chunks_exact_mut(size)) {
-                if !best.contains(&group) {
-                    values.fill(f32::NEG_INFINITY);
+        if !scope.is_done() {
+            let (width, size) = (selection.width, selection.width / groups.n);
+            let rows = selection.data_mut().chunks_exact_mut(width);
+            for (row, best) in rows.zip(self.groups.chunks_exact(groups.n_used)) {
+                for (group, values) in (0u32..).zip(row.chunks_exact_mut(size)) {
+                    if !best.contains(&group) {
+                        values.fill(f32::NEG_INFINITY);
+                    }
                 }
             }
         }
@@ -120,6 +117,21 @@ impl Ops<'_> {
         selection.name = filled;
         let sources = [unstored(kept, ""), ids, (&*selection).into()];
         self.record(scope, number::SET_ROWS, masked, &sources);
+    }
+
+    /// Selects the groups with the highest sums of their two best experts.
+    fn select_groups(&mut self, groups: Groups, selection: &Activation) {
+        let (width, size) = (selection.width, selection.width / groups.n);
+        self.sums.resize(groups.n, 0.0);
+        self.groups.clear();
+        for row in selection.data().chunks_exact(width) {
+            for (sum, group) in self.sums.iter_mut().zip(row.chunks_exact(size)) {
+                best(group, 2, &mut self.order);
+                *sum = self.order[..2].iter().map(|&i| group[i as usize]).sum();
+            }
+            best(&self.sums, groups.n_used, &mut self.order);
+            self.groups.extend(&self.order[..groups.n_used]);
+        }
     }
 
     /// Selects the `k` best experts of each token, best first.

@@ -3,6 +3,7 @@
 use moe_executor::cuda::Policy;
 use moe_executor::{Architecture, Model};
 use moe_gguf::Gguf;
+use moe_synth::model::{Description, Key};
 use moe_testkit::Report;
 
 use super::{Case, case, has_gpu};
@@ -25,6 +26,14 @@ fn reference(n_vocab: usize) -> Reference {
         overrides: Default::default(),
         tensors: Default::default(),
     }
+}
+
+/// A model whose router selects experts from two of four groups.
+fn with_expert_groups() -> Description {
+    let mut description = described::description("glm4moe");
+    description.set("expert_group_count", Key::Number(4));
+    description.set("expert_group_used_count", Key::Number(2));
+    description
 }
 
 /// How a run on a GPU differs from that on the CPU, if it is outside the bounds of F16 models.
@@ -73,10 +82,13 @@ fn described_models_agree_with_the_cpu() {
     let dir = tempfile::tempdir().unwrap();
     let mut report = Report::default();
     let mut n_models = 0;
-    for path in described::models(dir.path()) {
+    let mut paths = described::models(dir.path());
+    paths.extend(described::write(dir.path(), [with_expert_groups()]));
+    for path in paths {
         let gguf = Gguf::open(&path).unwrap();
         let model = Model::load(&gguf).unwrap();
-        let arch = path.file_stem().unwrap().to_str().unwrap();
+        let name = path.file_stem().unwrap().to_str().unwrap();
+        let arch = &model.hparams().arch;
         let runs_on_gpu = |known: &Architecture| known.name == arch && known.runs_on_gpu;
         if !moe_executor::architectures().any(|known| runs_on_gpu(&known)) {
             continue;
@@ -105,12 +117,12 @@ fn described_models_agree_with_the_cpu() {
                 };
                 let actual = run(&model, &reference, batch, (open, prepare), &fell_back);
                 if let Some(wrong) = outside(&expected, &actual).or(actual.wrong) {
-                    report.fail(format!("{arch}, batches of {batch}: {wrong}; {case:?}"));
+                    report.fail(format!("{name}, batches of {batch}: {wrong}; {case:?}"));
                 }
             }
         }
     }
     assert!(n_models >= 7, "{n_models}");
-    println!("{n_models} architectures");
+    println!("{n_models} models");
     report.finish();
 }

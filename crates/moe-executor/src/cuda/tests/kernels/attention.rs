@@ -23,16 +23,21 @@ fn shape(n_head: usize, n_head_kv: usize, head_dim: usize, window: Option<usize>
     }
 }
 
-/// Attention by its definition, in f64, with keys `k` and values `v` `(position, n_head_kv, head_dim)`.
+/// The same with values of another width.
+fn with_values(value_dim: usize, shape: Shape) -> Shape {
+    Shape { value_dim, ..shape }
+}
+
+/// Attention by its definition, in f64, with keys `k` and values `v` `(position, n_head_kv, width of a head)`.
 fn reference(shape: &Shape, inputs: &Inputs, [k, v]: [&[f32]; 2]) -> Vec<f64> {
-    let (d, width) = (shape.head_dim, shape.n_head_kv * shape.head_dim);
+    let (d, [k_width, v_width]) = (shape.head_dim, inputs.strides);
     let mut out = Vec::new();
     for (t, &position) in inputs.positions.iter().enumerate() {
         for head in 0..shape.n_head {
-            let column = head * shape.n_head_kv / shape.n_head * d;
+            let kv_head = head * shape.n_head_kv / shape.n_head;
             let q = &inputs.q[(t * shape.n_head + head) * d..][..d];
             let weight = |p: usize| {
-                let key = &k[p * width + column..][..d];
+                let key = &k[p * k_width + kv_head * d..][..d];
                 let products = q
                     .iter()
                     .zip(key)
@@ -45,8 +50,9 @@ fn reference(shape: &Shape, inputs: &Inputs, [k, v]: [&[f32]; 2]) -> Vec<f64> {
             let weights: Vec<f64> = seen.clone().map(weight).collect();
             let sink = inputs.sinks.map_or(0.0, |s| f64::from(s[head]).exp());
             let total = weights.iter().sum::<f64>() + sink;
-            for i in 0..d {
-                let value = |(p, w): (usize, &f64)| w * f64::from(v[p * width + column + i]);
+            for i in 0..shape.value_dim {
+                let at = kv_head * shape.value_dim + i;
+                let value = |(p, w): (usize, &f64)| w * f64::from(v[p * v_width + at]);
                 out.push(seen.clone().zip(&weights).map(value).sum::<f64>() / total);
             }
         }
@@ -58,12 +64,13 @@ fn reference(shape: &Shape, inputs: &Inputs, [k, v]: [&[f32]; 2]) -> Vec<f64> {
 const F32: Cache = Cache {
     types: [CacheType::F32; 2],
     slot: [0, 1],
+    in_keys: false,
 };
 
 /// The same in F16.
 const F16: Cache = Cache {
     types: [CacheType::F16; 2],
-    slot: [0, 1],
+    ..F32
 };
 
 /// The cache of a call.
@@ -73,6 +80,8 @@ struct Cache {
     types: [CacheType; 2],
     /// The sequence, and the number of sequences.
     slot: [usize; 2],
+    /// Whether the values are the first elements of the keys.
+    in_keys: bool,
 }
 
 impl Cache {
@@ -113,31 +122,33 @@ fn check(
         positions.iter().max().map_or(0, |p| *p as usize),
     );
     let case = format!(
-        "attention, {} heads, {} KV heads of {}, window {:?}, sinks {with_sinks}, {n} tokens at {}..={last}, {cache:?}",
-        shape.n_head, shape.n_head_kv, shape.head_dim, shape.window, positions[0]
+        "attention, {} heads, {} KV heads of {} and {}, window {:?}, sinks {with_sinks}, {n} tokens at {}..={last}, {cache:?}",
+        shape.n_head, shape.n_head_kv, shape.head_dim, shape.value_dim, shape.window, positions[0]
     );
-    let width = shape.n_head_kv * shape.head_dim;
-    let cached = (last + 1) * width;
+    let [width, own] = [shape.head_dim, shape.value_dim].map(|d| shape.n_head_kv * d);
+    let v_width = if cache.in_keys { width } else { own };
     let q: Vec<f32> = noise(n * shape.n_head * shape.head_dim, 1)
         .iter()
         .map(|x| x * 6.0)
         .collect();
     let ([k_type, v_type], slot) = (cache.types, cache.slot);
-    let (k_rows, k) = filled(k_type, width, &noise(cached, 2), slot);
-    let (v_rows, v) = filled(v_type, width, &noise(cached, 3), slot);
+    let cached = |width, seed| noise((last + 1) * width, seed);
+    let (k_rows, k) = filled(k_type, width, &cached(width, 2), slot);
+    let v_seed = if cache.in_keys { 2 } else { 3 };
+    let (v_rows, v) = filled(v_type, v_width, &cached(v_width, v_seed), slot);
     let sinks: Vec<f32> = noise(shape.n_head, 4).iter().map(|x| x * 4.0).collect();
     let inputs = Inputs {
         q: &q,
         k: Rows::F32(&k),
         v: Rows::F32(&v),
-        strides: [width; 2],
+        strides: [width, v_width],
         positions,
         sinks: with_sinks.then_some(&sinks),
     };
     let want = if n * shape.n_head * shape.head_dim * last < 1 << 22 {
         reference(shape, &inputs, [&k, &v])
     } else {
-        let mut out = vec![0.0; q.len()];
+        let mut out = vec![0.0; n * shape.n_head * shape.value_dim];
         attention(threads, shape, &inputs, &mut out);
         wide(&out)
     };
@@ -149,9 +160,10 @@ fn check(
         Err(error) => return report.fail(format!("{case}: {error}")),
     };
     let dq = device.upload(&q);
-    let [dk, dv] = [&k_rows, &v_rows].map(|rows| device.upload(rows.words.host()));
+    let [dk, own] = [&k_rows, &v_rows].map(|rows| device.upload(rows.words.host()));
+    let dv = if cache.in_keys { &dk } else { &own };
     let (dp, ds) = (device.upload(positions), device.upload(&sinks));
-    let (out, scratch) = (device.nan_output(q.len()), device.nan_output(size / 4));
+    let (out, scratch) = (device.nan_output(want.len()), device.nan_output(size / 4));
     let places = vec![slot[0] as u32; n];
     let sequences = device.upload(&places);
     // The same tokens as those of several sequences, one by one.
@@ -161,8 +173,8 @@ fn check(
             shape,
             q: device.at(&dq),
             k: sequence(device, &k_rows, &dk, first),
-            v: sequence(device, &v_rows, &dv, first),
-            stride: width * slot[1],
+            v: sequence(device, &v_rows, dv, first),
+            strides: [width * slot[1], v_width * slot[1]],
             positions: device.at(&dp),
             sequences: if of_several {
                 device.at(&sequences)
@@ -344,7 +356,7 @@ fn cache_types() {
         for v in CacheType::ALL {
             let cache = Cache {
                 types: [k, v],
-                slot: [0, 1],
+                ..F32
             };
             for (shape, sinks, n, past) in typed_cases() {
                 let positions: Vec<u32> = (past..past + n).collect();
@@ -376,6 +388,103 @@ fn cache_types() {
 }
 
 #[test]
+fn values_of_another_width() {
+    let Some(device) = Device::open() else { return };
+    let threads = Threads::new(8).unwrap();
+    let mut report = Report::default();
+    for ty in CacheType::ALL {
+        for (n_head, n_head_kv, dims, window) in [
+            (8, 2, [192, 128], None),
+            (4, 4, [96, 64], Some(70)),
+            (16, 16, [64, 96], None),
+            (6, 1, [64, 256], Some(33)),
+        ] {
+            let shape = with_values(dims[1], shape(n_head, n_head_kv, dims[0], window));
+            for (n, past) in [(1, 0), (1, 700), (5, 60), (70, 0), (130, 500)] {
+                let positions: Vec<u32> = (past..past + n).collect();
+                let cache = Cache {
+                    types: [ty; 2],
+                    ..F32
+                };
+                check(
+                    (device, &threads),
+                    &shape,
+                    n % 2 == 0,
+                    &positions,
+                    cache,
+                    &mut report,
+                );
+            }
+        }
+    }
+    report.finish();
+}
+
+/// Latent attention: heads of up to 576 elements, whose values are the first elements of the only KV head.
+#[test]
+fn values_in_keys() {
+    let Some(device) = Device::open() else { return };
+    let threads = Threads::new(8).unwrap();
+    let mut report = Report::default();
+    for ty in CacheType::ALL {
+        for (n_head, dims, window) in [
+            (128, [576, 512], None),
+            (16, [576, 512], None),
+            (20, [320, 256], Some(50)),
+            (5, [288, 160], None),
+            (4, [64, 32], None),
+            (70, [128, 96], None),
+        ] {
+            let shape = with_values(dims[1], shape(n_head, 1, dims[0], window));
+            for (n, past, slot) in [
+                (1, 0, [0, 1]),
+                (1, 31, [2, 3]),
+                (1, 1000, [0, 1]),
+                (3, 200, [1, 2]),
+                (9, 30, [0, 1]),
+                (70, 0, [1, 2]),
+                (33, 500, [0, 1]),
+            ] {
+                let positions: Vec<u32> = (past..past + n).collect();
+                let cache = Cache {
+                    types: [ty; 2],
+                    slot,
+                    in_keys: true,
+                };
+                check(
+                    (device, &threads),
+                    &shape,
+                    n == 9,
+                    &positions,
+                    cache,
+                    &mut report,
+                );
+            }
+        }
+    }
+    // Widths that are no multiples of 16 or 8, and positions that are not consecutive.
+    let scattered: Vec<u32> = (0..40).map(|i| (i * 37) % 400).collect();
+    for dims in [[568, 504], [264, 40], [300, 260], [40, 32]] {
+        let shape = with_values(dims[1], shape(12, 1, dims[0], None));
+        let cache = Cache {
+            in_keys: true,
+            ..F16
+        };
+        for n in [1, 40] {
+            check(
+                (device, &threads),
+                &shape,
+                true,
+                &scattered[..n],
+                cache,
+                &mut report,
+            );
+        }
+    }
+    report.finish();
+}
+
+#[test]
 fn several_sequences() {
     let Some(device) = Device::open() else { return };
     let threads = Threads::new(8).unwrap();
@@ -385,6 +494,7 @@ fn several_sequences() {
             let cache = Cache {
                 types: [ty; 2],
                 slot: [sequence, 3],
+                in_keys: false,
             };
             for (shape, sinks, n, past) in typed_cases() {
                 let positions: Vec<u32> = (past..past + n).collect();
@@ -460,11 +570,19 @@ fn stores() {
 #[test]
 fn rejects_unsupported_head_sizes() {
     let Some(device) = Device::open() else { return };
-    for d in [0, 33, 260] {
+    for dims in [
+        [0, 4],
+        [33, 32],
+        [580, 512],
+        [576, 516],
+        [300, 304],
+        [64, 30],
+    ] {
+        let shape = with_values(dims[1], shape(4, 1, dims[0], None));
         let size = device
             .kernels
-            .attention_scratch_size(&shape(4, 2, d, None), F32.types, 1, 10);
-        assert!(matches!(size, Err(Error::Unsupported { .. })), "{d}");
+            .attention_scratch_size(&shape, F32.types, 1, 10);
+        assert!(matches!(size, Err(Error::Unsupported { .. })), "{dims:?}");
     }
 }
 

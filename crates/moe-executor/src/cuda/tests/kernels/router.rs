@@ -2,7 +2,7 @@
 
 use crate::cuda::launch::Route;
 use crate::cuda::{Error, Ptr};
-use crate::hparams::Gating;
+use crate::hparams::{Gating, Groups};
 
 use crate::cuda::tests::device::{Device, noise, wide};
 use moe_testkit::Report;
@@ -15,6 +15,7 @@ struct Case {
     tokens: usize,
     n_expert: usize,
     k: usize,
+    groups: Option<Groups>,
     logits: Vec<f32>,
     bias: Option<Vec<f32>>,
 }
@@ -29,9 +30,26 @@ impl Case {
         }
     }
 
+    /// The values that experts are selected by: minus infinity outside the best groups.
     fn scores(&self, probs: &[f64]) -> Vec<f64> {
         let bias = |i: usize| self.bias.as_ref().map_or(0.0, |b| f64::from(b[i]));
-        (0..probs.len()).map(|i| probs[i] + bias(i)).collect()
+        let mut scores: Vec<f64> = (0..probs.len()).map(|i| probs[i] + bias(i)).collect();
+        if let Some(groups) = self.groups {
+            let size = scores.len() / groups.n;
+            let sum = |group: &[f64]| {
+                // Sums as f32, like those of the kernel: those of logits with few digits then have the same ties.
+                let mut values: Vec<f32> = group.iter().map(|x| *x as f32).collect();
+                values.sort_by(|a, b| b.total_cmp(a));
+                values[0] + values[1]
+            };
+            let sums: Vec<f32> = scores.chunks(size).map(sum).collect();
+            let mut order: Vec<usize> = (0..groups.n).collect();
+            order.sort_by(|a, b| sums[*b].total_cmp(&sums[*a]));
+            for group in &order[groups.n_used..] {
+                scores[group * size..][..size].fill(f64::NEG_INFINITY);
+            }
+        }
+        scores
     }
 
     fn weights(&self, probs: &[f64], ids: &[usize]) -> Vec<f64> {
@@ -65,6 +83,7 @@ impl Case {
             tokens: self.tokens,
             n_expert: self.n_expert,
             k: self.k,
+            groups: self.groups,
             log: device.at(&log),
         };
         let (at_ids, at_weights) = (device.at(&ids), device.at(&weights));
@@ -107,9 +126,11 @@ impl Case {
                     scores[*id]
                 ));
             }
-            // The lower index wins a tie.
-            let is_equal =
-                |&i: &usize| row[i].to_bits() == row[*id].to_bits() && key(i) == key(*id);
+            // The lower index wins a tie, also outside the best groups.
+            let is_equal = |&i: &usize| match [scores[i], scores[*id]].map(f64::is_finite) {
+                [true, true] => row[i].to_bits() == row[*id].to_bits() && key(i) == key(*id),
+                finite => finite == [false, false],
+            };
             if remaining[..at].iter().any(is_equal) {
                 return Some(format!(
                     "slot {slot}: expert {id} is before an equal one with a lower index"
@@ -181,6 +202,7 @@ fn selects_experts_and_weights() {
                     tokens,
                     n_expert,
                     k,
+                    groups: None,
                     logits,
                     bias: (variant >= 2).then(|| bias.collect()),
                 };
@@ -191,12 +213,64 @@ fn selects_experts_and_weights() {
     report.finish();
 }
 
+#[test]
+fn selects_from_the_best_groups() {
+    let Some(device) = Device::open() else { return };
+    let mut report = Report::default();
+    let mut seed = 7000;
+    // The last two select more experts than the best groups have.
+    for (n_expert, n, n_used, k) in [
+        (256, 8, 4, 8),
+        (256, 8, 3, 6),
+        (8, 4, 2, 3),
+        (64, 2, 1, 5),
+        (60, 5, 2, 4),
+        (96, 32, 7, 10),
+        (510, 170, 40, 20),
+        (512, 256, 100, 16),
+        (512, 2, 1, 8),
+        (64, 8, 2, 40),
+        (12, 6, 1, 12),
+    ] {
+        for gating in [Gating::Softmax, Gating::Sigmoid, Gating::SoftmaxOfSelected] {
+            for (tokens, has_bias) in [(1, false), (9, true), (70, false)] {
+                seed += 1;
+                // Of the logits themselves, sums are exact, so that groups have ties.
+                let coarse = gating == Gating::SoftmaxOfSelected;
+                let value = |x: f32, step: f32| {
+                    if coarse {
+                        (x * 8.0).round() * step
+                    } else {
+                        x * 20.0 * step
+                    }
+                };
+                let logits = noise(tokens * n_expert, seed);
+                let bias = noise(n_expert, seed + 1000);
+                let case = Case {
+                    gating,
+                    norm: true,
+                    scale: 2.5,
+                    tokens,
+                    n_expert,
+                    k,
+                    groups: Some(Groups { n, n_used }),
+                    logits: logits.into_iter().map(|x| value(x, 0.25)).collect(),
+                    bias: has_bias.then(|| bias.into_iter().map(|x| value(x, 0.125)).collect()),
+                };
+                check(device, &case, coarse, &mut report);
+            }
+        }
+    }
+    report.finish();
+}
+
 fn check(device: &Device, case: &Case, coarse: bool, report: &mut Report) {
     let name = format!(
-        "route {} × {} of {}, {:?}, norm {}, bias {}, coarse {coarse}",
+        "route {} × {} of {}, {:?}, {:?}, norm {}, bias {}, coarse {coarse}",
         case.tokens,
         case.k,
         case.n_expert,
+        case.groups,
         case.gating,
         case.norm,
         case.bias.is_some()
@@ -245,6 +319,7 @@ fn orders_logits_like_total_cmp() {
         tokens: 1,
         n_expert: 10,
         k: 10,
+        groups: None,
         logits,
         bias: None,
     };
@@ -269,6 +344,7 @@ fn nan_logits_select_existing_experts() {
                 tokens: 2,
                 n_expert: 40,
                 k: 40,
+                groups: None,
                 logits: vec![f32::from_bits(bits); 80],
                 bias: None,
             };
@@ -289,7 +365,16 @@ fn nan_logits_select_existing_experts() {
 #[test]
 fn rejects_unsupported_sizes() {
     let Some(device) = Device::open() else { return };
-    for (n_expert, k) in [(513, 8), (8, 9), (8, 0)] {
+    let groups = |n, n_used| Some(Groups { n, n_used });
+    for (n_expert, k, groups) in [
+        (513, 8, None),
+        (8, 9, None),
+        (8, 0, None),
+        (8, 2, groups(3, 1)),
+        (8, 2, groups(8, 1)),
+        (8, 2, groups(4, 5)),
+        (8, 2, groups(4, 0)),
+    ] {
         let it = Route {
             logits: Ptr::NULL,
             selection_bias: Ptr::NULL,
@@ -299,6 +384,7 @@ fn rejects_unsupported_sizes() {
             tokens: 1,
             n_expert,
             k,
+            groups,
             log: Ptr::NULL,
         };
         let done = device
@@ -306,7 +392,7 @@ fn rejects_unsupported_sizes() {
             .route(&device.stream, &it, Ptr::NULL, Ptr::NULL);
         assert!(
             matches!(done, Err(Error::Unsupported { .. })),
-            "{k} of {n_expert}: {done:?}"
+            "{k} of {n_expert}, {groups:?}: {done:?}"
         );
     }
 }

@@ -4,11 +4,11 @@ use crate::cpu::glu::Glu;
 use crate::cpu::rope::rotate;
 use crate::cuda::Ptr;
 use crate::cuda::launch::Kernels;
-use crate::cuda::launch::Rope;
+use crate::cuda::launch::{HeadPart, JoinHeads, Rope};
 use crate::hparams::RopeLayout;
 use half::f16;
 
-use crate::cuda::tests::device::{Device, noise, wide};
+use crate::cuda::tests::device::{Device, Memory, noise, wide};
 use moe_testkit::Report;
 
 const EPS: f32 = 1e-5;
@@ -279,6 +279,71 @@ fn rotary_embedding() {
             let got = device.after(done, &dx);
             let case = format!("rope {layout:?} {rows} × {heads} × {head_dim}, {n_dims} rotated");
             report.compare(&case, got, &wide(&want), 1e-6);
+        }
+    }
+    report.finish();
+}
+
+#[test]
+fn joins_starts_and_ends_of_heads() {
+    let Some(device) = Device::open() else { return };
+    let mut report = Report::default();
+    // Rows, heads, elements of starts and ends, and whether the ends are rotated, and the same in all heads.
+    for (rows, n_head, n, is_rotated, is_shared) in [
+        (1, 128, [512, 64], true, false),
+        (70, 4, [16, 8], true, false),
+        (3, 16, [128, 64], false, true),
+        (9, 5, [0, 10], true, true),
+        (2, 1, [32, 8], true, true),
+        (5, 3, [7, 0], false, false),
+    ] {
+        for layout in [RopeLayout::Halves, RopeLayout::Neighbours] {
+            // The parts are in the middle of wider heads.
+            let head = [n[0] + 3, n[1] + 6];
+            let starts = noise(rows * n_head * head[0], 1);
+            let ends_row = if is_shared { head[1] } else { n_head * head[1] };
+            let ends = noise(rows * ends_row, 2);
+            let angles = noise(rows * n[1] + 1, 3);
+            let stride = if is_shared { 0 } else { head[1] };
+            let mut want: Vec<f32> = Vec::new();
+            for row in 0..rows {
+                for at in 0..n_head {
+                    let first = (row * n_head + at) * head[0] + 1;
+                    want.extend(&starts[first..][..n[0]]);
+                    let first = row * ends_row + at * stride + 2;
+                    let mut end = ends[first..][..n[1]].to_vec();
+                    if is_rotated {
+                        rotate(layout, &mut end, &angles[row * n[1]..][..n[1]]);
+                    }
+                    want.extend(end);
+                }
+            }
+            let [starts, ends, angles] = [&starts, &ends, &angles].map(|x| device.upload(x));
+            let out = device.nan_output(want.len());
+            let part = |memory: &Memory<f32>, first: usize, n, row, head| HeadPart {
+                at: device.at(memory).offset(first * size_of::<f32>()),
+                n,
+                row,
+                head,
+            };
+            let it = JoinHeads {
+                starts: part(&starts, 1, n[0], n_head * head[0], head[0]),
+                ends: part(&ends, 2, n[1], ends_row, stride),
+                angles: if is_rotated {
+                    device.at(&angles)
+                } else {
+                    Ptr::NULL
+                },
+                layout,
+                rows,
+                n_head,
+                out: device.at(&out),
+            };
+            let done = device.kernels.join_heads(&device.stream, &it);
+            let case = format!(
+                "{rows} rows of {n_head} heads of {n:?}, rotated {is_rotated}, shared {is_shared}, {layout:?}"
+            );
+            report.compare(&case, device.after(done, &out), &wide(&want), 2e-6);
         }
     }
     report.finish();

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use crate::cpu::attention::Shape;
 use crate::cuda::launch::{Attention, Cached, Route};
 use crate::cuda::{DriverStatus, Error, Ptr, Result};
-use crate::hparams::Gating;
+use crate::hparams::{Gating, Groups};
 use crate::kv_cache::testing::filled;
 use crate::kv_cache::{CacheParams, CacheType};
 use cudarc::driver::LaunchConfig;
@@ -71,7 +71,16 @@ fn timings() {
     });
     println!("rms_norm 1 × 2048: {norm:.2} µs");
 
-    for (tokens, n_expert, k) in [(1, 128, 8), (1, 512, 10), (512, 128, 8), (512, 512, 10)] {
+    let of_deepseek = Some(Groups { n: 8, n_used: 4 });
+    for (tokens, n_expert, k, groups) in [
+        (1, 128, 8, None),
+        (1, 512, 10, None),
+        (512, 128, 8, None),
+        (512, 512, 10, None),
+        (1, 256, 8, None),
+        (1, 256, 8, of_deepseek),
+        (512, 256, 8, of_deepseek),
+    ] {
         let logits = device.upload(&noise(tokens * n_expert, 1));
         let it = Route {
             logits: device.at(&logits),
@@ -82,22 +91,29 @@ fn timings() {
             tokens,
             n_expert,
             k,
+            groups,
             log: Ptr::NULL,
         };
         let (ids, weights) = (x, x.offset(1 << 16));
         let took = time(device, || kernels.route(stream, &it, ids, weights));
         println!(
-            "route {tokens} × {k} of {n_expert}: {took:.2} µs, {:.2} of an empty kernel, {:.2} of one element added",
+            "route {tokens} × {k} of {n_expert}, {groups:?}: {took:.2} µs, {:.2} of an empty kernel, {:.2} of one element added",
             took / empty,
             took / almost_empty
         );
     }
 
-    let shapes = [(32, 4, 128), (64, 8, 64), (16, 16, 128)];
+    // The last one is latent attention, whose values are in the keys.
+    let shapes = [
+        (32, 4, [128; 2]),
+        (64, 8, [64; 2]),
+        (16, 16, [128; 2]),
+        (128, 1, [576, 512]),
+    ];
     let shapes = shapes
         .into_iter()
         .flat_map(|shape| CacheType::ALL.map(|ty| (ty, shape)));
-    for (ty, (n_head, n_head_kv, head_dim)) in shapes {
+    for (ty, (n_head, n_head_kv, [head_dim, value_dim])) in shapes {
         for (n_tokens, past) in [
             (1, 100),
             (1, 1023),
@@ -110,7 +126,7 @@ fn timings() {
                 n_head,
                 n_head_kv,
                 head_dim,
-                value_dim: head_dim,
+                value_dim,
                 window: None,
                 chunk: None,
                 scale: 0.1,
@@ -122,6 +138,8 @@ fn timings() {
                 let (rows, _) = filled(ty, width, &noise((last + 1) * width, seed), [0, 1]);
                 device.upload(rows.words.host())
             });
+            let in_keys = value_dim < head_dim;
+            let v = if in_keys { &k } else { &v };
             let cached = |memory| Cached {
                 at: device.at(memory),
                 ty,
@@ -129,7 +147,7 @@ fn timings() {
             let q = device.upload(&noise(n_tokens * n_head * head_dim, 3));
             let positions: Vec<u32> = (past as u32..=last as u32).collect();
             let positions = device.upload(&positions);
-            let out = device.nan_output(n_tokens * n_head * head_dim);
+            let out = device.nan_output(n_tokens * n_head * value_dim);
             let size = kernels
                 .attention_scratch_size(&shape, [ty; 2], n_tokens, last)
                 .unwrap();
@@ -138,8 +156,8 @@ fn timings() {
                 shape: &shape,
                 q: device.at(&q),
                 k: cached(&k),
-                v: cached(&v),
-                stride: width,
+                v: cached(v),
+                strides: [width; 2],
                 positions: device.at(&positions),
                 sequences: Ptr::NULL,
                 sinks: Ptr::NULL,
@@ -150,13 +168,14 @@ fn timings() {
             };
             let took = time(device, || kernels.attention(stream, &it));
             let params = CacheParams::of_type(ty, last + 1);
-            let cache_bytes = params.bytes(&[[width; 2]], last + 1);
+            let v_width = if in_keys { 0 } else { width };
+            let cache_bytes = params.bytes(&[[width, v_width]], last + 1);
             let seen: usize = (past..=last).map(|p| p + 1).sum();
             println!(
                 "attention {n_head} heads, {n_head_kv} KV heads of {head_dim} in {ty}, {n_tokens} tokens after {past}: {took:.2} µs, \
                  {:.0} GB/s of the cache, {:.2} TFLOP/s",
                 cache_bytes as f64 / took / 1e3,
-                (4 * seen * n_head * head_dim) as f64 / took / 1e6
+                (2 * seen * n_head * (head_dim + value_dim)) as f64 / took / 1e6
             );
         }
     }
