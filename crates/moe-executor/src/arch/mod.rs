@@ -76,7 +76,7 @@ const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("granitemoe", CPU, granitemoe::load),
     ("grok", CPU, grok::load),
     ("hunyuan-moe", GPU, hunyuan_moe::load),
-    ("lfm2moe", CPU, lfm2moe::load),
+    ("lfm2moe", GPU, lfm2moe::load),
     ("llama", GPU, llama::load),
     ("llama4", CPU, llama4::load),
     ("mellum", GPU, mellum::load),

@@ -67,11 +67,13 @@ impl Embedded {
 static ATTENTION_PTX: &[u8] = include_bytes!("ptx/attention.ptx.zst");
 static EXPERTS_PTX: &[u8] = include_bytes!("ptx/experts.ptx.zst");
 static PRODUCTS_PTX: &[u8] = include_bytes!("ptx/products.ptx.zst");
+static RECURRENT_PTX: &[u8] = include_bytes!("ptx/recurrent.ptx.zst");
 static ROUTER_PTX: &[u8] = include_bytes!("ptx/router.ptx.zst");
 static ROWS_PTX: &[u8] = include_bytes!("ptx/rows.ptx.zst");
 static TOKEN_PTX: &[u8] = include_bytes!("ptx/token.ptx.zst");
 
 pub(super) static ATTENTION: Embedded = Embedded::new("attention", ATTENTION_PTX);
+pub(super) static RECURRENT: Embedded = Embedded::new("recurrent", RECURRENT_PTX);
 pub(super) static ROUTER: Embedded = Embedded::new("router", ROUTER_PTX);
 pub(super) static ROWS: Embedded = Embedded::new("rows", ROWS_PTX);
 pub(super) static EXPERTS: Embedded = Embedded::new("experts", EXPERTS_PTX);
@@ -424,7 +426,7 @@ mod tests {
     #[test]
     fn each_section_targets_its_capability() {
         let by_type = PRODUCTS.iter().chain(&TOKEN).map(|(_, embedded)| embedded);
-        for embedded in [&ATTENTION, &ROUTER, &ROWS, &EXPERTS]
+        for embedded in [&ATTENTION, &RECURRENT, &ROUTER, &ROWS, &EXPERTS]
             .into_iter()
             .chain(by_type)
         {

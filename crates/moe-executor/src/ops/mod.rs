@@ -81,6 +81,7 @@ pub(crate) use hot_cache::{ExpertIo, ExpertNodes, MergeNames};
 pub(crate) use limits::SwigluLimit;
 use low_rank::LowRankBuffers;
 use observed::BatchObserver;
+pub(crate) use recurrent::Convolution;
 pub(crate) use router::{RouterSpec, RouterState};
 use scope::Scope;
 pub(crate) use ungated::{Unary, UngatedNodes};

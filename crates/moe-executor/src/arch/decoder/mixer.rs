@@ -72,8 +72,8 @@ impl<'g> Mixer<'g> {
     pub(super) fn without_kernel(&self) -> Option<&'static str> {
         match self {
             Mixer::Attention(attention) => attention.without_kernel(),
-            Mixer::ShortConv(_) | Mixer::DeltaNet(_) | Mixer::Mamba2(_) => Some("recurrent layers"),
-            Mixer::None => None,
+            Mixer::DeltaNet(_) | Mixer::Mamba2(_) => Some("recurrent layers"),
+            Mixer::ShortConv(_) | Mixer::None => None,
         }
     }
 

@@ -44,8 +44,8 @@ pub struct Device {
     hot: hot::HotExperts,
     lane_sum: lane_sum::LaneSum,
     scratch: [Option<DeviceBuffer>; Scratch::COUNT],
-    /// The contents of [`Scratch::Places`].
-    places: Vec<u32>,
+    /// The contents of scratch buffers that are copied only if they have changed.
+    uploaded: HashMap<Scratch, Vec<u32>>,
     /// The end of the last operation on this GPU, if no other device ran an operation since, nor the CPU waited: then the next
     /// operation starts there.
     previous_end: Option<Event>,
@@ -79,7 +79,7 @@ impl Device {
             finder: None,
             lane_sum: lane_sum::LaneSum::default(),
             scratch: [const { None }; Scratch::COUNT],
-            places: Vec::new(),
+            uploaded: HashMap::new(),
             previous_end: None,
             pass_has_ended: false,
             post_fetch: None,

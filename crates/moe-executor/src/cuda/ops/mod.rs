@@ -9,6 +9,7 @@ mod attention;
 mod elementwise;
 mod experts;
 mod hot;
+mod recurrent;
 mod router;
 
 pub(crate) use hot::{Entries, HotCall, HotInput};

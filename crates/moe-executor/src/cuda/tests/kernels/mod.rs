@@ -1,6 +1,7 @@
 //! All kernels except for products with weights.
 
 mod attention;
+mod recurrent;
 mod router;
 mod rows;
 mod slots;
