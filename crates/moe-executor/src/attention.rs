@@ -259,8 +259,8 @@ impl<'g> AttentionLayer<'g> {
         let fused = self
             .is_fused()
             .then_some("queries, keys and values in one matrix");
-        let has_gate = self.gate.is_some() || self.spec.gated_queries.is_some();
-        fused.or(has_gate.then_some("a gate of the attention"))
+        let gate = self.gate.as_ref().map(|_| "a gate of the attention");
+        fused.or(gate)
     }
 
     /// Operations of the layer. Each writes one record per pass.

@@ -87,9 +87,9 @@ const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("olmoe", GPU, olmoe::load),
     ("phimoe", CPU, phimoe::load),
     ("qwen2moe", GPU, qwen2moe::load),
-    ("qwen35moe", CPU, qwen35moe::load),
+    ("qwen35moe", GPU, qwen35moe::load),
     ("qwen3moe", GPU, qwen3moe::load),
-    ("qwen3next", CPU, qwen3next::load),
+    ("qwen3next", GPU, qwen3next::load),
     ("smallthinker", CPU, smallthinker::load),
     ("step35", CPU, step35::load),
 ];

@@ -72,8 +72,8 @@ impl<'g> Mixer<'g> {
     pub(super) fn without_kernel(&self) -> Option<&'static str> {
         match self {
             Mixer::Attention(attention) => attention.without_kernel(),
-            Mixer::DeltaNet(_) | Mixer::Mamba2(_) => Some("recurrent layers"),
-            Mixer::ShortConv(_) | Mixer::None => None,
+            Mixer::Mamba2(_) => Some("Mamba-2 layers"),
+            Mixer::ShortConv(_) | Mixer::DeltaNet(_) | Mixer::None => None,
         }
     }
 
