@@ -72,8 +72,7 @@ impl<'g> Mixer<'g> {
     pub(super) fn without_kernel(&self) -> Option<&'static str> {
         match self {
             Mixer::Attention(attention) => attention.without_kernel(),
-            Mixer::Mamba2(_) => Some("Mamba-2 layers"),
-            Mixer::ShortConv(_) | Mixer::DeltaNet(_) | Mixer::None => None,
+            Mixer::ShortConv(_) | Mixer::DeltaNet(_) | Mixer::Mamba2(_) | Mixer::None => None,
         }
     }
 
