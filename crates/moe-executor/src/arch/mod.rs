@@ -83,7 +83,7 @@ const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("mimo2", CPU, mimo2::load),
     ("minimax-m2", GPU, minimax_m2::load),
     ("mistral4", CPU, deepseek2::load),
-    ("nemotron_h_moe", CPU, nemotron_h_moe::load),
+    ("nemotron_h_moe", GPU, nemotron_h_moe::load),
     ("olmoe", GPU, olmoe::load),
     ("phimoe", CPU, phimoe::load),
     ("qwen2moe", GPU, qwen2moe::load),

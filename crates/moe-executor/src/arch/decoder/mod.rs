@@ -96,9 +96,6 @@ impl<'g> Decoder<'g> {
         if self.spec.moe.routes_ahead || !self.spec.moe.glu.has_kernel() {
             return Some("routers or activations");
         }
-        if self.spec.moe.ungated.is_some() {
-            return Some("experts without a gate");
-        }
         let without_kernel = |layer: &DecoderLayer| {
             let experts = layer.moe().and_then(MoeLayer::without_kernel);
             experts.or(layer.mixer.without_kernel())
