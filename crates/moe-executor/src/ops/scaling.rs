@@ -1,4 +1,4 @@
-//! Element-wise operations with constants, vectors or gates. No GPU has kernels for them.
+//! Element-wise operations with constants, vectors or gates.
 
 use std::ops::Range;
 
