@@ -73,10 +73,10 @@ static ROWS_PTX: &[u8] = include_bytes!("ptx/rows.ptx.zst");
 static TOKEN_PTX: &[u8] = include_bytes!("ptx/token.ptx.zst");
 
 pub(super) static ATTENTION: Embedded = Embedded::new("attention", ATTENTION_PTX);
-pub(super) static RECURRENT: Embedded = Embedded::new("recurrent", RECURRENT_PTX);
 pub(super) static ROUTER: Embedded = Embedded::new("router", ROUTER_PTX);
 pub(super) static ROWS: Embedded = Embedded::new("rows", ROWS_PTX);
 pub(super) static EXPERTS: Embedded = Embedded::new("experts", EXPERTS_PTX);
+pub(super) static RECURRENT: Embedded = Embedded::new("recurrent", RECURRENT_PTX);
 
 /// Attention by the type of keys and values; the last module is for any types.
 pub(super) static ATTENTION_OF: [(Option<CacheType>, Embedded); 4] = [
@@ -426,9 +426,10 @@ mod tests {
     #[test]
     fn each_section_targets_its_capability() {
         let by_type = PRODUCTS.iter().chain(&TOKEN).map(|(_, embedded)| embedded);
-        for embedded in [&ATTENTION, &RECURRENT, &ROUTER, &ROWS, &EXPERTS]
+        for embedded in [&ATTENTION, &ROUTER, &ROWS, &EXPERTS]
             .into_iter()
             .chain(by_type)
+            .chain([&RECURRENT])
         {
             for capability in CAPABILITIES {
                 let text = embedded.section(capability).unwrap();

@@ -4,6 +4,7 @@ mod describe;
 mod finder;
 mod hot;
 mod lane_sum;
+mod runs;
 mod scratch;
 mod slots;
 mod weights;
@@ -43,9 +44,10 @@ pub struct Device {
     /// Experts of the hot cache.
     hot: hot::HotExperts,
     lane_sum: lane_sum::LaneSum,
+    run_list: runs::RunList,
     scratch: [Option<DeviceBuffer>; Scratch::COUNT],
-    /// The contents of scratch buffers that are copied only if they have changed.
-    uploaded: HashMap<Scratch, Vec<u32>>,
+    /// The contents of [`Scratch::Places`].
+    places: Vec<u32>,
     /// The end of the last operation on this GPU, if no other device ran an operation since, nor the CPU waited: then the next
     /// operation starts there.
     previous_end: Option<Event>,
@@ -78,8 +80,9 @@ impl Device {
             slots: None,
             finder: None,
             lane_sum: lane_sum::LaneSum::default(),
+            run_list: runs::RunList::default(),
             scratch: [const { None }; Scratch::COUNT],
-            uploaded: HashMap::new(),
+            places: Vec::new(),
             previous_end: None,
             pass_has_ended: false,
             post_fetch: None,

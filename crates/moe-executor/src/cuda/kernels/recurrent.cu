@@ -43,8 +43,8 @@ KERNEL convolution(
     for (unsigned i = 0; i < n_past; i++) state[size_t(i) * channels] = input(run.n + i);
 }
 
-// Lanes that share a row of a state, groups of four elements per lane, and the longest row.
-enum : unsigned { LANES = 8, FOURS = 4, MAX_ROW = 4 * LANES * FOURS };
+// Lanes that share rows of a state, groups of four elements of a row per lane, rows, and the longest row.
+enum : unsigned { LANES = 16, FOURS = 2, ROWS = 4, MAX_ROW = 4 * LANES * FOURS };
 
 // The elements of a row that a lane has: four of each 4 · LANES. Elements after the end of the row are 0. The width of a row is a multiple
 // of 4.
@@ -85,24 +85,42 @@ struct Part {
     }
 };
 
-// The row of a head that the lanes of a thread have. Blocks of all heads follow each other.
-struct Place {
-    unsigned head, row;
-    __device__ Place(unsigned rows) {
-        const unsigned of_block = blockDim.x / LANES, blocks = (rows + of_block - 1) / of_block;
+// Rows of a state of a head that the lanes of a thread have, or none after the last row. Blocks of all heads follow each other. The number
+// of rows is a multiple of ROWS.
+struct State {
+    Part rows[ROWS];
+    unsigned head, row, width;
+    float* at;
+    // Index of the first of its rows in those of all heads.
+    size_t index;
+
+    // `states`: those of a sequence (head, n_rows, n).
+    __device__ State(float* states, unsigned n_rows, unsigned n) {
+        const unsigned of_block = blockDim.x / LANES * ROWS, blocks = (n_rows + of_block - 1) / of_block;
         head = blockIdx.x / blocks;
-        row = blockIdx.x % blocks * of_block + threadIdx.x / LANES;
+        row = blockIdx.x % blocks * of_block + threadIdx.x / LANES * ROWS;
+        width = row < n_rows ? n : 0;
+        row = min(row, n_rows - ROWS);
+        index = size_t(head) * n_rows + row;
+        at = states + index * n;
+#pragma unroll
+        for (unsigned i = 0; i < ROWS; i++) rows[i].load(at + i * n, width);
     }
+    __device__ void store() const {
+#pragma unroll
+        for (unsigned i = 0; i < ROWS; i++) rows[i].store(at + i * width, width);
+    }
+    // Whether this thread stores the results of the rows.
+    __device__ bool is_first() const { return width > 0 && threadIdx.x % LANES == 0; }
 };
 
 // What `delta_net` reads of a token.
 struct DeltaToken {
     Part q, k;
-    float v, decay, beta;
+    float v[ROWS], decay, beta;
 };
 
-// The gated delta rule of cpu/delta_net.rs, with the norms of queries and keys. Block: (head and some of its values, run). The rows of a
-// warp end together, because `width` is a multiple of 4.
+// The gated delta rule of cpu/delta_net.rs, with the norms of queries and keys. Block: (head and some of its values, run).
 //
 // With the decayed state S, the result (S + δ kᵀ) q is S q + δ (k · q), so all products of a token are of the state before it.
 KERNEL delta_net(
@@ -110,38 +128,45 @@ KERNEL delta_net(
     float* states, float* out, Start start
 ) {
     follow_previous(start);
-    const Place at(width);
-    if (at.row >= width) return;
     const Run run = runs[blockIdx.y];
-    const unsigned key = in_turn ? at.head % n_k : at.head / (n_v / n_k);
-    float* row = states + ((size_t(run.sequence) * n_v + at.head) * width + at.row) * width;
-    const auto read = [&](unsigned t) {
-        const size_t token = run.first + t;
-        const float* of_token = qkv + token * (2 * n_k + n_v) * width;
+    State state(states + size_t(run.sequence) * n_v * width * width, width, width);
+    const unsigned key = in_turn ? state.head % n_k : state.head / (n_v / n_k), stride = (2 * n_k + n_v) * width;
+    const size_t first = run.first;
+    const float* k = qkv + first * stride + (n_k + key) * width;
+    const float* v = qkv + first * stride + 2 * n_k * width + state.index;
+    decay += first * n_v + state.head;
+    beta += first * n_v + state.head;
+    out += first * n_v * width + state.index;
+    const auto read = [&] {
         DeltaToken it;
-        it.q.load(of_token + key * width, width);
-        it.k.load(of_token + (n_k + key) * width, width);
-        it.v = of_token[(2 * n_k + at.head) * width + at.row];
-        it.decay = decay[token * n_v + at.head];
-        it.beta = beta[token * n_v + at.head];
+        it.q.load(k - n_k * width, width);
+        it.k.load(k, width);
+#pragma unroll
+        for (unsigned i = 0; i < ROWS; i++) it.v[i] = v[i];
+        it.decay = *decay, it.beta = *beta;
+        k += stride, v += stride, decay += n_v, beta += n_v;
         return it;
     };
-    Part state;
-    state.load(row, width);
-    DeltaToken next = read(0);
-    const float scale = 1.0f / sqrtf(float(width));
-    for (unsigned t = 0; t < run.n; t++) {
+    DeltaToken next = read();
+    const float scale = rsqrtf(float(width));
+    for (unsigned t = 0; t < run.n; t++, out += n_v * width) {
         const DeltaToken it = next;
-        if (t + 1 < run.n) next = read(t + 1);
-        const float of_k = 1.0f / sqrtf(it.k.dot(it.k) + eps), of_q = scale / sqrtf(it.q.dot(it.q) + eps);
-        const float known = state.dot(it.k), found = state.dot(it.q), overlap = it.k.dot(it.q);
-        const float kept = expf(it.decay), change = (it.v - kept * known * of_k) * it.beta * of_k;
-        state.update(kept, change, it.k);
-        if (threadIdx.x % LANES == 0) {
-            out[((run.first + size_t(t)) * n_v + at.head) * width + at.row] = (kept * found + change * overlap) * of_q;
+        if (t + 1 < run.n) next = read();
+        const float of_k = rsqrtf(it.k.dot(it.k) + eps), of_q = scale * rsqrtf(it.q.dot(it.q) + eps), overlap = it.k.dot(it.q);
+        const float kept = expf(it.decay);
+        float results[ROWS];
+#pragma unroll
+        for (unsigned i = 0; i < ROWS; i++) {
+            const float known = state.rows[i].dot(it.k), found = state.rows[i].dot(it.q);
+            const float change = (it.v[i] - kept * known * of_k) * it.beta * of_k;
+            state.rows[i].update(kept, change, it.k);
+            results[i] = (kept * found + change * overlap) * of_q;
         }
+        if (!state.is_first()) continue;
+#pragma unroll
+        for (unsigned i = 0; i < ROWS; i++) out[i] = results[i];
     }
-    state.store(row, width);
+    state.store();
 }
 
 // ln(1 + exp(x)), as in ggml.
@@ -150,42 +175,51 @@ __device__ inline float softplus(float x) { return x > 20.0f ? x : logf(1.0f + e
 // What `ssm_scan` reads of a token.
 struct ScanToken {
     Part b, c;
-    float x, dt;
+    float x[ROWS], dt;
 };
 
-// The scan of cpu/state_space.rs. Block: (head and some of its elements, run). `dim` and `n_state` are multiples of 4.
+// The scan of cpu/state_space.rs. Block: (head and some of its elements, run).
 KERNEL ssm_scan(
     const float* xbc, const float* dt, const float* __restrict__ a, unsigned n_head, unsigned dim, unsigned n_group, unsigned n_state,
     const Run* runs, float* states, float* out, Start start
 ) {
     follow_previous(start);
-    const Place at(dim);
-    if (at.row >= dim) return;
     const Run run = runs[blockIdx.y];
-    const unsigned group = at.head / (n_head / n_group), width = n_head * dim, index = at.head * dim + at.row;
-    float* row = states + (size_t(run.sequence) * width + index) * n_state;
-    const auto read = [&](unsigned t) {
-        const size_t token = run.first + t;
-        const float* of_token = xbc + token * (width + 2 * n_group * n_state);
+    const unsigned width = n_head * dim, channels = width + 2 * n_group * n_state;
+    State state(states + size_t(run.sequence) * width * n_state, dim, n_state);
+    const float decay = a[state.head];
+    const size_t first = run.first;
+    const float* x = xbc + first * channels + state.index;
+    const float* b = xbc + first * channels + width + state.head / (n_head / n_group) * n_state;
+    dt += first * n_head + state.head;
+    out += first * width + state.index;
+    const auto read = [&] {
         ScanToken it;
-        it.b.load(of_token + width + group * n_state, n_state);
-        it.c.load(of_token + width + (n_group + group) * n_state, n_state);
-        it.x = of_token[index];
-        it.dt = dt[token * n_head + at.head];
+        it.b.load(b, n_state);
+        it.c.load(b + n_group * n_state, n_state);
+#pragma unroll
+        for (unsigned i = 0; i < ROWS; i++) it.x[i] = x[i];
+        it.dt = *dt;
+        x += channels, b += channels, dt += n_head;
         return it;
     };
-    Part state;
-    state.load(row, n_state);
-    ScanToken next = read(0);
-    for (unsigned t = 0; t < run.n; t++) {
+    ScanToken next = read();
+    for (unsigned t = 0; t < run.n; t++, out += width) {
         const ScanToken it = next;
-        if (t + 1 < run.n) next = read(t + 1);
-        const float step = softplus(it.dt), kept = expf(step * a[at.head]), x = it.x * step;
-        const float found = state.dot(it.c), overlap = it.b.dot(it.c);
-        state.update(kept, x, it.b);
-        if (threadIdx.x % LANES == 0) out[(run.first + size_t(t)) * width + index] = kept * found + x * overlap;
+        if (t + 1 < run.n) next = read();
+        const float step = softplus(it.dt), kept = expf(step * decay), overlap = it.b.dot(it.c);
+        float results[ROWS];
+#pragma unroll
+        for (unsigned i = 0; i < ROWS; i++) {
+            const float added = it.x[i] * step;
+            results[i] = kept * state.rows[i].dot(it.c) + added * overlap;
+            state.rows[i].update(kept, added, it.b);
+        }
+        if (!state.is_first()) continue;
+#pragma unroll
+        for (unsigned i = 0; i < ROWS; i++) out[i] = results[i];
     }
-    state.store(row, n_state);
+    state.store();
 }
 
 // x = softplus(x + bias) · factors, x: (rows, width)
