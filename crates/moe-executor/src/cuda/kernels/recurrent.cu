@@ -11,15 +11,15 @@ struct Run {
 __device__ inline unsigned column() { return blockIdx.y * blockDim.x + threadIdx.x; }
 __device__ inline size_t element() { return size_t(blockIdx.x) * blockDim.x + threadIdx.x; }
 
-// Tokens per block of `convolution`.
-enum : unsigned { TOKENS = 16 };
+// Tokens per block of `convolution`, and the longest kernel that it keeps in registers.
+enum : unsigned { TOKENS = 16, WINDOW = 4 };
 
 // out[t] = Σ kernel[i] · input[t + i] + bias for each channel, where the input consists of the state and x; with `silu`, then multiplied by
 // its sigmoid. Block: (run and part of its tokens, channels). kernel: (n, channels), states: (sequence, n - 1, channels), x and out:
 // (token, channels); `bias` may be null.
 KERNEL convolution(
     const float* x, const float* __restrict__ kernel, const float* __restrict__ bias, unsigned channels, unsigned n, bool silu, const Run* runs,
-    unsigned parts, float* states, float* out, Start start
+    unsigned parts, float* states, float* __restrict__ out, Start start
 ) {
     follow_previous(start);
     const unsigned channel = column(), part = blockIdx.x % parts, n_past = n - 1;
@@ -28,23 +28,49 @@ KERNEL convolution(
     float* state = states + size_t(run.sequence) * n_past * channels + channel;
     x += size_t(run.first) * channels + channel;
     out += size_t(run.first) * channels + channel;
+    kernel += channel;
     const auto input = [&](unsigned i) { return i < n_past ? state[size_t(i) * channels] : x[size_t(i - n_past) * channels]; };
+    const float added = bias ? bias[channel] : 0.0f;
+    const auto store = [&](unsigned t, float sum) {
+        sum += added;
+        out[size_t(t) * channels] = silu ? sum / (1.0f + expf(-sum)) : sum;
+    };
     // The first block of a run has all tokens that read the state, and updates it.
     const unsigned from = part ? max(part * TOKENS, n_past) : 0;
     const unsigned to = min(run.n, part ? (part + 1) * TOKENS : max(unsigned(TOKENS), n_past));
-    for (unsigned t = from; t < to; t++) {
-        float sum = 0.0f;
+    if (from >= to) return;
+    if (n <= WINDOW) {
+        // The kernel ends with the last element. Elements before a shorter one are 0.
+        float weights[WINDOW], window[WINDOW];
+        const unsigned missing = WINDOW - n;
+#pragma unroll
+        for (unsigned i = 0; i < WINDOW; i++) {
+            weights[i] = i < missing ? 0.0f : kernel[size_t(i - missing) * channels];
+            window[i] = i <= missing ? 0.0f : input(from + i - missing - 1);
+        }
 #pragma unroll 4
-        for (unsigned i = 0; i < n; i++) sum += kernel[size_t(i) * channels + channel] * input(t + i);
-        if (bias) sum += bias[channel];
-        out[size_t(t) * channels] = silu ? sum / (1.0f + expf(-sum)) : sum;
+        for (unsigned t = from; t < to; t++) {
+            float sum = 0.0f;
+#pragma unroll
+            for (unsigned i = 0; i < WINDOW; i++) {
+                window[i] = i + 1 < WINDOW ? window[i + 1] : x[size_t(t) * channels];
+                sum += weights[i] * window[i];
+            }
+            store(t, sum);
+        }
+    } else {
+        for (unsigned t = from; t < to; t++) {
+            float sum = 0.0f;
+            for (unsigned i = 0; i < n; i++) sum += kernel[size_t(i) * channels] * input(t + i);
+            store(t, sum);
+        }
     }
     if (part > 0) return;
     for (unsigned i = 0; i < n_past; i++) state[size_t(i) * channels] = input(run.n + i);
 }
 
 // Lanes that share rows of a state, groups of four elements of a row per lane, rows, and the longest row.
-enum : unsigned { LANES = 16, FOURS = 2, ROWS = 4, MAX_ROW = 4 * LANES * FOURS };
+enum : unsigned { LANES = 16, FOURS = 2, ROWS = 2, MAX_ROW = 4 * LANES * FOURS };
 
 // The elements of a row that a lane has: four of each 4 · LANES. Elements after the end of the row are 0. The width of a row is a multiple
 // of 4.

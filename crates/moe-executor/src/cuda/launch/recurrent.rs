@@ -38,8 +38,8 @@ const THREADS: usize = 256;
 const TOKENS: usize = 16;
 /// Threads per block of the kernels that update the rows of a state.
 const ROW_THREADS: usize = 128;
-/// Lanes that share a row of a state, as in the kernels.
-const LANES: usize = 8;
+/// Rows of a state in such a block: two for each 16 lanes, as in the kernels.
+const ROWS: usize = ROW_THREADS / 16 * 2;
 /// Longest row of a state, as in the kernels.
 const MAX_ROW: usize = 128;
 /// Kernels that update states by more tokens start after the previous kernel has ended.
@@ -212,7 +212,7 @@ impl Kernels {
         runs: Runs,
         args: &[Arg],
     ) -> Result<()> {
-        let mut grid = grid(heads * rows.div_ceil(ROW_THREADS / LANES), ROW_THREADS);
+        let mut grid = grid(heads * rows.div_ceil(ROWS), ROW_THREADS);
         grid.grid_dim.1 = u32::try_from(runs.n).unwrap_or(u32::MAX);
         if runs.longest > SHORT {
             self.recurrent.launch_after(stream, kernel, grid, args)
