@@ -219,6 +219,11 @@ int cuMemcpyDtoHAsync_v2(void *to, const void *from, size_t bytes, struct stream
 int cuMemcpyDtoDAsync_v2(void *to, const void *from, size_t bytes, struct stream *stream) {
     return copy(to, from, bytes, stream);
 }
+int cuMemsetD8Async(void *to, unsigned char value, size_t bytes, struct stream *stream) {
+    if (is_lost()) return LAUNCH_FAILED;
+    memset(to, value, bytes);
+    return work(stream, COPY);
+}
 
 int cuMemcpyPeerAsync(void *to, struct context *there, const void *from, struct context *here, size_t bytes,
                       struct stream *stream) {

@@ -235,11 +235,6 @@ impl<'g> AttentionLayer<'g> {
         matches!(&self.inputs, Projections::Latent(latent) if latent.is_absorbed())
     }
 
-    /// A part of the layer that has no GPU kernel.
-    pub(crate) fn without_kernel(&self) -> Option<&'static str> {
-        self.spec.gated_queries.map(|_| "gates next to the queries")
-    }
-
     /// Operations of the layer. Each writes one record per pass.
     pub(crate) fn ops(&self) -> usize {
         let n_parts = if self.has_kv() { 3 } else { 1 };

@@ -1,6 +1,7 @@
 //! Values with copies on the CPU and on GPUs. A device gets the values when it first needs them.
 
 use std::collections::TryReserveError;
+use std::ops::Range;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -265,6 +266,22 @@ impl<T: Plain> Mirrored<T> {
         let ptr = self.reserve(gpu)?;
         gpu.upload(ptr, &self.host[..n])?;
         self.write(DeviceId::Gpu(gpu.index()));
+        Ok(())
+    }
+
+    /// Sets a range of the values to 0 on the device that has the newest values.
+    ///
+    /// # Errors
+    /// The device is a GPU, and the driver fails.
+    pub(crate) fn clear(&mut self, range: Range<usize>) -> Result<()> {
+        if let DeviceId::Gpu(gpu) = self.home()
+            && let Some(copy) = self.gpu_copies.get(gpu)
+        {
+            copy.clear(range.start * size_of::<T>()..range.end * size_of::<T>())?;
+            self.write(DeviceId::Gpu(gpu));
+        } else {
+            self.host_mut()[range].fill(T::default());
+        }
         Ok(())
     }
 

@@ -17,6 +17,8 @@ mod handles;
 #[path = "absent/ops.rs"]
 mod ops;
 mod policy;
+#[path = "absent/recurrent.rs"]
+mod recurrent;
 
 pub(crate) use caches::Found;
 pub use device::Device;

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -171,6 +172,23 @@ impl DeviceBuffer {
         // Growing is rare, and no kernel may start before the copy has ended.
         self.queue.wait()?;
         Ok(grown)
+    }
+
+    /// Sets a range of its bytes to 0 after all work so far, and waits for it.
+    ///
+    /// # Errors
+    /// The driver fails, or earlier work on the stream failed.
+    pub(crate) fn clear(&self, bytes: Range<usize>) -> Result<()> {
+        let end = bytes.end.min(self.size_bytes());
+        let start = bytes.start.min(end);
+        let stream = self.queue.stream();
+        self.queue.bind()?;
+        let at = self.ptr.offset(start).0;
+        // SAFETY: the range is within the buffer, whose memory the stream orders.
+        unsafe { result::memset_d8_async(at, 0, end - start, stream.cu_stream()) }
+            .map_err(|source| Error::driver("clearing GPU memory", source))?;
+        // Sequences start rarely, and no kernel may start before.
+        self.queue.wait()
     }
 }
 

@@ -67,6 +67,7 @@ impl Embedded {
 static ATTENTION_PTX: &[u8] = include_bytes!("ptx/attention.ptx.zst");
 static EXPERTS_PTX: &[u8] = include_bytes!("ptx/experts.ptx.zst");
 static PRODUCTS_PTX: &[u8] = include_bytes!("ptx/products.ptx.zst");
+static RECURRENT_PTX: &[u8] = include_bytes!("ptx/recurrent.ptx.zst");
 static ROUTER_PTX: &[u8] = include_bytes!("ptx/router.ptx.zst");
 static ROWS_PTX: &[u8] = include_bytes!("ptx/rows.ptx.zst");
 static TOKEN_PTX: &[u8] = include_bytes!("ptx/token.ptx.zst");
@@ -76,6 +77,7 @@ pub(super) static ATTENTION_WIDE: Embedded = Embedded::new("attention_wide", ATT
 pub(super) static ROUTER: Embedded = Embedded::new("router", ROUTER_PTX);
 pub(super) static ROWS: Embedded = Embedded::new("rows", ROWS_PTX);
 pub(super) static EXPERTS: Embedded = Embedded::new("experts", EXPERTS_PTX);
+pub(super) static RECURRENT: Embedded = Embedded::new("recurrent", RECURRENT_PTX);
 
 /// Attention by the type of keys and values; the last module is for any types.
 pub(super) static ATTENTION_OF: [(Option<CacheType>, Embedded); 4] = [
@@ -428,6 +430,7 @@ mod tests {
         for embedded in [&ATTENTION, &ATTENTION_WIDE, &ROUTER, &ROWS, &EXPERTS]
             .into_iter()
             .chain(by_type)
+            .chain([&RECURRENT])
         {
             for capability in CAPABILITIES {
                 let text = embedded.section(capability).unwrap();

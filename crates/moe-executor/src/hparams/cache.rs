@@ -37,6 +37,12 @@ impl HParams {
         });
         widths.collect()
     }
+
+    /// Whether a layer has a recurrent state.
+    pub fn has_states(&self) -> bool {
+        let mut caches = self.caches.iter();
+        caches.any(|cache| matches!(cache, LayerCache::State(_)))
+    }
 }
 
 impl StateShape {

@@ -163,10 +163,10 @@ impl KvCache {
     /// Starts a pass whose tokens follow the positions of their sequences, and reserves memory: the longest sequence has
     /// `n_positions` positions after the pass. Resets the recurrent states of sequences without positions.
     ///
-    /// A pass updates the states, so it must not run twice. Only a pass on a GPU is repeated, and recurrent layers run on the CPU.
+    /// A pass updates the states, so it must not run twice.
     ///
     /// # Errors
-    /// There is no memory for the larger size.
+    /// There is no memory for the larger size, or a GPU fails.
     pub fn begin_pass(
         &mut self,
         runs: impl IntoIterator<Item = Run>,
@@ -177,8 +177,9 @@ impl KvCache {
         self.allocate_states()?;
         for run in &self.runs {
             if self.lengths.get(run.sequence) == Some(&0) {
-                let states = self.states.iter_mut().flatten();
-                states.for_each(|state| state.clear(run.sequence));
+                for state in self.states.iter_mut().flatten() {
+                    state.clear(run.sequence)?;
+                }
             }
         }
         self.reserve(n_positions)

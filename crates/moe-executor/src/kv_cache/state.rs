@@ -1,10 +1,11 @@
 //! The recurrent states of several sequences.
 //!
 //! A layer has two states of a sequence: the last inputs of a convolution, and the state that each token updates. Both are F32 and
-//! have a constant size. The operations of a layer read and update them in place, in the order of the tokens.
+//! have a constant size. The operations of a layer read and update them in place, in the order of the tokens, on the device of the layer.
 
 use std::collections::TryReserveError;
 
+use crate::cuda;
 use crate::hparams::StateShape;
 use crate::mirrored::Mirrored;
 
@@ -32,13 +33,16 @@ impl LayerState {
         self.shape
     }
 
-    /// The convolution state `(n_past, channels)` and the state of a sequence, mutable.
-    pub fn of(&mut self, sequence: usize) -> (&mut [f32], &mut [f32]) {
-        let (n_convolution, n_state) = (self.shape.convolution(), self.shape.state);
-        (
-            &mut self.convolution.host_mut()[sequence * n_convolution..][..n_convolution],
-            &mut self.state.host_mut()[sequence * n_state..][..n_state],
-        )
+    /// The convolution state of a sequence in CPU memory `(n_past, channels)`, mutable. It must be there.
+    pub fn convolution_of(&mut self, sequence: usize) -> &mut [f32] {
+        let n = self.shape.convolution();
+        &mut self.convolution.host_mut()[sequence * n..][..n]
+    }
+
+    /// The state of a sequence in CPU memory, mutable. It must be there.
+    pub fn state_of(&mut self, sequence: usize) -> &mut [f32] {
+        let n = self.shape.state;
+        &mut self.state.host_mut()[sequence * n..][..n]
     }
 
     /// Reserves memory for the states of `n_seq` sequences, so that [`LayerState::allocate`] does not fail.
@@ -64,9 +68,15 @@ impl LayerState {
     }
 
     /// Sets the states of a sequence to 0.
-    pub(super) fn clear(&mut self, sequence: usize) {
-        let (convolution, state) = self.of(sequence);
-        convolution.fill(0.0);
-        state.fill(0.0);
+    ///
+    /// # Errors
+    /// Like [`Mirrored::clear`].
+    pub(super) fn clear(&mut self, sequence: usize) -> cuda::Result<()> {
+        let sizes = [self.shape.convolution(), self.shape.state];
+        let states = [&mut self.convolution, &mut self.state];
+        for (values, n) in states.into_iter().zip(sizes).filter(|(_, n)| *n > 0) {
+            values.clear(sequence * n..(sequence + 1) * n)?;
+        }
+        Ok(())
     }
 }

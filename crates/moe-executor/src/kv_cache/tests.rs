@@ -205,18 +205,22 @@ fn states_are_reset_when_a_sequence_starts() {
     let long = LayerId(3);
     for sequence in 0..3 {
         pass(&mut cache, sequence, 2);
-        let (convolution, state) = cache.state_mut(long).1.of(sequence);
-        convolution.fill(sequence as f32 + 1.0);
-        state.fill(-1.0);
+        let state = cache.state_mut(long).1;
+        state.convolution_of(sequence).fill(sequence as f32 + 1.0);
+        state.state_of(sequence).fill(-1.0);
     }
     cache.clear(1);
     for sequence in 0..3 {
         pass(&mut cache, sequence, 1);
     }
     let mut first = |sequence| {
-        let (convolution, state) = cache.state_mut(long).1.of(sequence);
-        assert_eq!((convolution.len(), state.len()), (18, 10));
-        [convolution[17], state[9]]
+        let state = cache.state_mut(long).1;
+        let convolution = state.convolution_of(sequence).to_vec();
+        assert_eq!(
+            (convolution.len(), state.state_of(sequence).len()),
+            (18, 10)
+        );
+        [convolution[17], state.state_of(sequence)[9]]
     };
     assert_eq!(
         [0, 1, 2].map(&mut first),

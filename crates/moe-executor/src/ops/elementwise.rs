@@ -71,8 +71,12 @@ impl Ops<'_> {
 
     /// Adds `bias` to each row, in place, as an operation that does not follow a product.
     pub fn add_bias(&mut self, name: NodeName, bias: &Vector, x: &mut Activation) {
-        let scope = self.start();
-        self.fetch(&mut x.values);
+        let mut scope = self.start();
+        let device = x.values.home();
+        let done = self.on(&mut scope, device, |gpu| gpu.add_bias(bias, x));
+        if !done {
+            self.fetch(&mut x.values);
+        }
         self.bias(scope, name, bias, x);
     }
 

@@ -1,4 +1,4 @@
-//! Operations of Mamba-2 layers. No GPU has kernels for them.
+//! Operations of Mamba-2 layers.
 
 use std::ops::Range;
 
@@ -39,21 +39,28 @@ impl Ops<'_> {
         dst: &mut Activation,
     ) {
         let mut scope = self.start();
-        self.fetch(&mut xbc.values);
-        self.fetch(&mut dt.values);
         dst.shape(name, heads.width(), xbc.rows);
+        let device = self.at(il).device;
         let (runs, state) = cache.state_mut(il);
-        self.fetch(&mut state.state);
-        for run in runs {
-            let of = |width: usize| run.tokens.start * width..run.tokens.end * width;
-            let inputs = ScanInputs {
-                xbc: &xbc.data()[of(heads.channels())],
-                dt: &dt.data()[of(heads.n)],
-                a: &decay.data,
-            };
-            let (_, state) = state.of(run.sequence);
-            let out = &mut dst.data_mut()[of(heads.width())];
-            state_space::scan(self.threads, heads, inputs, state, out);
+        let done = self.on(&mut scope, device, |gpu| {
+            let inputs = [&mut *xbc, &mut *dt];
+            gpu.ssm_scan(heads, decay, inputs, (runs, &mut *state), dst)
+        });
+        if !done {
+            self.fetch(&mut xbc.values);
+            self.fetch(&mut dt.values);
+            self.fetch(&mut state.state);
+            for run in runs {
+                let of = |width: usize| run.tokens.start * width..run.tokens.end * width;
+                let inputs = ScanInputs {
+                    xbc: &xbc.data()[of(heads.channels())],
+                    dt: &dt.data()[of(heads.n)],
+                    a: &decay.data,
+                };
+                let out = &mut dst.data_mut()[of(heads.width())];
+                let state = state.state_of(run.sequence);
+                state_space::scan(self.threads, heads, inputs, state, out);
+            }
         }
         let sources = [
             recurrent_states(il, state, runs),
@@ -74,26 +81,35 @@ impl Ops<'_> {
         [xbc, skip, y]: [&mut Activation; 3],
     ) {
         let mut scope = self.start();
-        self.fetch(&mut xbc.values);
-        self.fetch(&mut y.values);
         let (width, channels, dim) = (heads.width(), heads.channels(), heads.dim);
         skip.shape(product, width, y.rows);
-        let x = xbc.data();
-        self.threads.rows(skip.data_mut(), dim, |i, out| {
-            let (token, head) = (i / heads.n, i % heads.n);
-            let x = &x[token * channels + head * dim..][..dim];
-            let factor = factors.data[head];
-            out.iter_mut().zip(x).for_each(|(out, x)| *out = x * factor);
+        let device = y.values.home();
+        let done = self.on(&mut scope, device, |gpu| {
+            let io = [&mut *xbc, &mut *skip, &mut *y];
+            gpu.add_scaled_heads(heads, factors, io)
         });
+        if !done {
+            self.fetch(&mut xbc.values);
+            self.fetch(&mut y.values);
+            let x = xbc.data();
+            self.threads.rows(skip.data_mut(), dim, |i, out| {
+                let (token, head) = (i / heads.n, i % heads.n);
+                let x = &x[token * channels + head * dim..][..dim];
+                let factor = factors.data[head];
+                out.iter_mut().zip(x).for_each(|(out, x)| *out = x * factor);
+            });
+        }
         let sources = [Source::view(&*xbc, " (view)"), factors.into()];
         self.record(&mut scope, number::MUL, product, &sources);
 
         let before = Source::view(&*y, " (view)");
-        let added = skip.data();
-        self.threads.rows(y.data_mut(), width, |i, row| {
-            let added = &added[i * width..][..width];
-            row.iter_mut().zip(added).for_each(|(y, x)| *y += x);
-        });
+        if !done {
+            let added = skip.data();
+            self.threads.rows(y.data_mut(), width, |i, row| {
+                let added = &added[i * width..][..width];
+                row.iter_mut().zip(added).for_each(|(y, x)| *y += x);
+            });
+        }
         y.name = name;
         let sources = [before, (&*skip).into()];
         self.record(&mut scope, number::ADD, name, &sources);

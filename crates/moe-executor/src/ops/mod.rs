@@ -83,6 +83,7 @@ pub(crate) use latent::Join;
 pub(crate) use limits::SwigluLimit;
 use low_rank::LowRankBuffers;
 use observed::BatchObserver;
+pub(crate) use recurrent::Convolution;
 pub(crate) use router::{RouterSpec, RouterState};
 use scope::Scope;
 pub(crate) use ungated::{Unary, UngatedNodes};

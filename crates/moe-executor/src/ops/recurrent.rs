@@ -1,5 +1,5 @@
-//! Operations of recurrent layers: the causal convolution and the gated delta rule. They read and update the states of the cache. No
-//! GPU has kernels for them.
+//! Operations of recurrent layers: the causal convolution and the gated delta rule. They read and update the states of the cache, on the
+//! device of the layer.
 
 use moe_trace::LayerId;
 
@@ -11,54 +11,93 @@ use crate::ops::{Ops, number};
 use crate::recorder::Source;
 use crate::weights::Vector;
 
+/// A causal convolution, and the operations after it that its GPU kernel computes.
+pub(crate) struct Convolution<'a> {
+    /// Name of the convolution.
+    pub name: NodeName,
+    /// Kernel of each channel `(n, channels)`, the oldest input first.
+    pub kernel: &'a Vector,
+    /// Added to the result `(channels)`, and the name of the sum.
+    pub bias: Option<(&'a Vector, NodeName)>,
+    /// Name of the product with its sigmoid, if the result is multiplied by it.
+    pub silu: Option<NodeName>,
+}
+
 impl Ops<'_> {
-    /// Convolves each channel of `x (token, channels)` over the tokens of its sequence with `kernel (n, channels)`, whose oldest input
-    /// is first; `dst (token, channels)`. Updates the convolution states of the layer.
+    /// Convolves each channel of `x (token, channels)` over the tokens of its sequence; `dst (token, channels)`. Updates the convolution
+    /// states of the layer.
     pub fn convolve(
         &mut self,
         il: LayerId,
-        name: NodeName,
-        kernel: &Vector,
+        it: &Convolution,
         x: &mut Activation,
         cache: &mut KvCache,
         dst: &mut Activation,
     ) {
         let mut scope = self.start();
-        self.fetch(&mut x.values);
         let width = x.width;
-        dst.shape(name, width, x.rows);
+        dst.shape(it.name, width, x.rows);
+        let device = self.at(il).device;
         let (runs, state) = cache.state_mut(il);
-        self.fetch(&mut state.convolution);
-        for run in runs {
-            let elements = run.tokens.start * width..run.tokens.end * width;
-            let (past, _) = state.of(run.sequence);
-            convolution::convolve(
-                self.threads,
-                width,
-                &kernel.data,
-                past,
-                &x.data()[elements.clone()],
-                &mut dst.data_mut()[elements],
-            );
+        let done = self.on(&mut scope, device, |gpu| {
+            gpu.convolve(it, x, (runs, &mut *state), dst)
+        });
+        if !done {
+            self.fetch(&mut x.values);
+            self.fetch(&mut state.convolution);
+            for run in runs {
+                let elements = run.tokens.start * width..run.tokens.end * width;
+                convolution::convolve(
+                    self.threads,
+                    width,
+                    &it.kernel.data,
+                    state.convolution_of(run.sequence),
+                    &x.data()[elements.clone()],
+                    &mut dst.data_mut()[elements],
+                );
+            }
         }
         let states = convolution_states(il, state, runs);
-        let sources = [(&*x).into(), kernel.into(), states];
-        self.record(&mut scope, number::SSM_CONV, name, &sources);
+        let sources = [(&*x).into(), it.kernel.into(), states];
+        self.record(&mut scope, number::SSM_CONV, it.name, &sources);
+        if !done {
+            if let Some((bias, name)) = it.bias {
+                self.add_bias(name, bias, dst);
+            }
+            if let Some(name) = it.silu {
+                self.silu(name, dst);
+            }
+            return;
+        }
+        if let Some((bias, name)) = it.bias {
+            let before = Source::from(&*dst);
+            dst.name = name;
+            self.record(&mut scope, number::ADD, name, &[before, bias.into()]);
+        }
+        if let Some(name) = it.silu {
+            let before = Source::from(&*dst);
+            dst.name = name;
+            self.record(&mut scope, number::UNARY, name, &[before]);
+        }
     }
 
     /// The logarithm of the decay of each head, in place: `x = softplus(x + bias) · factors`; `bias` and `factors` have one element
     /// for each column of `x`.
     pub fn decay(&mut self, name: NodeName, bias: &Vector, factors: &Vector, x: &mut Activation) {
         let mut scope = self.start();
-        self.fetch(&mut x.values);
         let before = Source::from(&*x);
-        let width = x.width.max(1);
-        self.threads.rows(x.data_mut(), width, |_, row| {
-            let constants = bias.data.iter().zip(&factors.data);
-            for (x, (bias, factor)) in row.iter_mut().zip(constants) {
-                *x = softplus(*x + bias) * factor;
-            }
-        });
+        let device = x.values.home();
+        let done = self.on(&mut scope, device, |gpu| gpu.decay(bias, factors, x));
+        if !done {
+            self.fetch(&mut x.values);
+            let width = x.width.max(1);
+            self.threads.rows(x.data_mut(), width, |_, row| {
+                let constants = bias.data.iter().zip(&factors.data);
+                for (x, (bias, factor)) in row.iter_mut().zip(constants) {
+                    *x = softplus(*x + bias) * factor;
+                }
+            });
+        }
         x.name = name;
         let sources = [before, bias.into(), factors.into()];
         self.record(&mut scope, number::MUL, name, &sources);
@@ -76,23 +115,30 @@ impl Ops<'_> {
         dst: &mut Activation,
     ) {
         let mut scope = self.start();
-        for x in [&mut *qkv, &mut *decay, &mut *beta] {
-            self.fetch(&mut x.values);
-        }
         dst.shape(name, heads.v_width(), qkv.rows);
-        delta_net::normalize(self.threads, heads, eps, qkv.data_mut());
+        let device = self.at(il).device;
         let (runs, state) = cache.state_mut(il);
-        self.fetch(&mut state.state);
-        for run in runs {
-            let of = |width: usize| run.tokens.start * width..run.tokens.end * width;
-            let tokens = Tokens {
-                qkv: &qkv.data()[of(heads.qkv_width())],
-                decay: &decay.data()[of(heads.n_v)],
-                beta: &beta.data()[of(heads.n_v)],
-            };
-            let (_, state) = state.of(run.sequence);
-            let out = &mut dst.data_mut()[of(heads.v_width())];
-            delta_net::delta_net(self.threads, heads, tokens, state, out);
+        let done = self.on(&mut scope, device, |gpu| {
+            let inputs = [&mut *qkv, &mut *decay, &mut *beta];
+            gpu.delta_net((heads, eps), inputs, (runs, &mut *state), dst)
+        });
+        if !done {
+            for x in [&mut *qkv, &mut *decay, &mut *beta] {
+                self.fetch(&mut x.values);
+            }
+            delta_net::normalize(self.threads, heads, eps, qkv.data_mut());
+            self.fetch(&mut state.state);
+            for run in runs {
+                let of = |width: usize| run.tokens.start * width..run.tokens.end * width;
+                let tokens = Tokens {
+                    qkv: &qkv.data()[of(heads.qkv_width())],
+                    decay: &decay.data()[of(heads.n_v)],
+                    beta: &beta.data()[of(heads.n_v)],
+                };
+                let out = &mut dst.data_mut()[of(heads.v_width())];
+                let state = state.state_of(run.sequence);
+                delta_net::delta_net(self.threads, heads, tokens, state, out);
+            }
         }
         let sources = [
             (&*qkv).into(),

@@ -160,7 +160,8 @@ impl Ops<'_> {
         src: &mut Activation,
         dst: &mut Activation,
     ) {
-        self.copy_groups(name, group, &[range], src, dst);
+        let mut scope = self.start();
+        self.copy_groups(&mut scope, name, group, &[range], src, dst);
     }
 
     /// Copies ranges of the columns of each group of `group` columns of `src`: `dst` has the groups of the first range, then those of the
@@ -174,22 +175,29 @@ impl Ops<'_> {
         dst: &mut Activation,
     ) {
         let mut scope = self.start();
-        self.copy_groups(name, group, ranges, src, dst);
+        self.copy_groups(&mut scope, name, group, ranges, src, dst);
         self.record(&mut scope, number::CONT, name, &[Source::view(&*src, view)]);
     }
 
     fn copy_groups(
         &mut self,
+        scope: &mut crate::ops::Scope,
         name: NodeName,
         group: usize,
         ranges: &[Range<usize>],
         src: &mut Activation,
         dst: &mut Activation,
     ) {
-        self.fetch(&mut src.values);
         let group = group.max(1);
         let width = ranges.iter().map(Range::len).sum::<usize>() * (src.width / group);
         dst.shape(name, width, src.rows);
+        let device = src.values.home();
+        if self.on(scope, device, |gpu| {
+            gpu.copy_groups(group, ranges, src, dst)
+        }) {
+            return;
+        }
+        self.fetch(&mut src.values);
         let (values, row) = (src.data(), src.width);
         self.threads
             .rows(dst.data_mut(), width.max(1), |i, mut out| {
@@ -212,16 +220,22 @@ impl Ops<'_> {
         dst: &mut Activation,
     ) {
         let mut scope = self.start();
-        self.fetch(&mut src.values);
         dst.shape(name, a.len(), src.rows);
-        let (values, width) = (src.data(), src.width);
-        self.threads.rows(dst.data_mut(), a.len().max(1), |i, out| {
-            let row = &values[i * width..][..width];
-            let factors = row[a.clone()].iter().zip(&row[b.clone()]);
-            out.iter_mut()
-                .zip(factors)
-                .for_each(|(x, (a, b))| *x = a * b);
+        let (device, starts) = (src.values.home(), [a.start, b.start]);
+        let done = self.on(&mut scope, device, |gpu| {
+            gpu.multiply_columns(starts, src, dst)
         });
+        if !done {
+            self.fetch(&mut src.values);
+            let (values, width) = (src.data(), src.width);
+            self.threads.rows(dst.data_mut(), a.len().max(1), |i, out| {
+                let row = &values[i * width..][..width];
+                let factors = row[a.clone()].iter().zip(&row[b.clone()]);
+                out.iter_mut()
+                    .zip(factors)
+                    .for_each(|(x, (a, b))| *x = a * b);
+            });
+        }
         let view = Source::view(&*src, " (view)");
         self.record(&mut scope, number::MUL, name, &[view, view]);
     }
@@ -235,16 +249,23 @@ impl Ops<'_> {
         x: &mut Activation,
     ) {
         let mut scope = self.start();
-        self.fetch(&mut src.values);
-        self.fetch(&mut x.values);
-        let (before, width) = (Source::from(&*x), x.width.max(1));
-        let (values, row) = (src.data(), src.width);
-        self.threads.rows(x.data_mut(), width, |i, out| {
-            let factors = &values[i * row..][..row][columns.clone()];
-            out.iter_mut()
-                .zip(factors)
-                .for_each(|(x, factor)| *x *= factor);
+        let before = Source::from(&*x);
+        let device = x.values.home();
+        let done = self.on(&mut scope, device, |gpu| {
+            gpu.multiply_by_columns(columns.start, src, x)
         });
+        if !done {
+            self.fetch(&mut src.values);
+            self.fetch(&mut x.values);
+            let width = x.width.max(1);
+            let (values, row) = (src.data(), src.width);
+            self.threads.rows(x.data_mut(), width, |i, out| {
+                let factors = &values[i * row..][..row][columns.clone()];
+                out.iter_mut()
+                    .zip(factors)
+                    .for_each(|(x, factor)| *x *= factor);
+            });
+        }
         x.name = name;
         let view = Source::view(&*src, " (view)");
         self.record(&mut scope, number::MUL, name, &[view, before]);

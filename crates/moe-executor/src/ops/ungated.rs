@@ -3,7 +3,7 @@
 use crate::activation::{Activation, NodeName};
 use crate::ops::experts::{Experts, Projection};
 use crate::ops::{At, ExpertIo, MergeNames, Ops, number};
-use crate::recorder::LaneCounts;
+use crate::recorder::{LaneCounts, Source};
 
 /// The activation of a block without a gate: a function of one value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,8 +42,22 @@ impl Ops<'_> {
     pub fn unary(&mut self, [first, name]: [NodeName; 2], unary: Unary, x: &mut Activation) {
         match unary {
             Unary::SquaredRelu => {
-                self.elementwise(number::UNARY, first, x, |x| if x < 0.0 { 0.0 } else { x });
-                self.elementwise(number::SQR, name, x, |x| x * x);
+                let mut scope = self.start();
+                let device = x.values.home();
+                let before = Source::from(&*x);
+                let done = self.on(&mut scope, device, |gpu| gpu.squared_relu(x));
+                if !done {
+                    let width = x.width.max(1);
+                    self.threads.rows(x.data_mut(), width, |_, row| {
+                        row.iter_mut()
+                            .for_each(|x| *x = if *x < 0.0 { 0.0 } else { *x * *x });
+                    });
+                }
+                x.name = first;
+                self.record(&mut scope, number::UNARY, first, &[before]);
+                let positive = Source::from(&*x);
+                x.name = name;
+                self.record(&mut scope, number::SQR, name, &[positive]);
             }
         }
     }

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::hparams::{HParams, StateShape};
 use crate::kv_cache::KvCache;
 use crate::norm::Norm;
-use crate::ops::{At, Glu, Ops};
+use crate::ops::{At, Convolution, Glu, Ops};
 use crate::weights::{Loader, Matrix, Vector};
 
 /// The gated delta nets of an architecture.
@@ -234,9 +234,13 @@ impl<'g> DeltaNet<'g> {
                 ops.group_columns((name("z"), ""), group, &[gates], &mut s.joint, &mut s.gates);
             }
         }
-        let (kernel, convolved) = (&self.kernel, name("conv_output_raw"));
-        ops.convolve(il, convolved, kernel, &mut s.qkv, cache, &mut s.convolved);
-        ops.silu(name("conv_output_silu"), &mut s.convolved);
+        let convolution = Convolution {
+            name: name("conv_output_raw"),
+            kernel: &self.kernel,
+            bias: None,
+            silu: Some(name("conv_output_silu")),
+        };
+        ops.convolve(il, &convolution, &mut s.qkv, cache, &mut s.convolved);
         match &self.rates {
             Rates::Separate(matrices) => {
                 let [beta, decay] = &**matrices;

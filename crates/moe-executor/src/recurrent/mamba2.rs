@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::hparams::{HParams, Keys, MAX_WIDTH, StateShape};
 use crate::kv_cache::KvCache;
 use crate::norm::Norm;
-use crate::ops::{At, Glu, Ops};
+use crate::ops::{At, Convolution, Glu, Ops};
 use crate::weights::{Loader, Matrix, Vector};
 
 /// The Mamba-2 layers of an architecture.
@@ -227,10 +227,13 @@ impl<'g> Mamba2<'g> {
         let (from, to) = (heads.width(), heads.width() + heads.channels());
         let (projected, input) = (&mut s.projected, &mut s.input);
         ops.columns(name("ssm_in"), from..to, projected, input);
-        let (kernel, convolved) = (&self.kernel, &mut s.convolved);
-        ops.convolve(il, name("ssm_conv"), kernel, input, cache, convolved);
-        ops.add_bias(name("ssm_conv_biased"), &self.kernel_bias, convolved);
-        ops.silu(name("ssm_conv_silu"), convolved);
+        let convolution = Convolution {
+            name: name("ssm_conv"),
+            kernel: &self.kernel,
+            bias: Some((&self.kernel_bias, name("ssm_conv_biased"))),
+            silu: Some(name("ssm_conv_silu")),
+        };
+        ops.convolve(il, &convolution, input, cache, &mut s.convolved);
         let steps = &mut s.steps;
         ops.copy_columns(name("ssm_dt"), to..to + heads.n, projected, steps);
         ops.add_bias(name("ssm_dt_biased"), &self.step_bias, steps);

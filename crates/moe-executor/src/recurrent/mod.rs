@@ -8,7 +8,7 @@ pub use delta_net::{DeltaNet, DeltaNetSpec, DeltaNetState};
 pub use mamba2::{Mamba2, Mamba2Spec, Mamba2State};
 pub use short_conv::{ShortConv, ShortConvState};
 
-use crate::hparams::{HParams, LayerCache};
+use crate::hparams::HParams;
 
 /// The recurrent layers of an architecture.
 #[derive(Clone, Copy)]
@@ -30,8 +30,7 @@ impl RecurrentSpec {
         tokens: u64,
         has_joint_inputs: bool,
     ) -> Vec<(&'static str, u64)> {
-        let is_recurrent = |cache: &LayerCache| matches!(cache, LayerCache::State(_));
-        if !hp.caches.iter().any(is_recurrent) {
+        if !hp.has_states() {
             return Vec::new();
         }
         match self {

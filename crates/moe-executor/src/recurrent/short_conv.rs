@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::hparams::{HParams, StateShape};
 use crate::kv_cache::KvCache;
 use crate::norm::Norm;
-use crate::ops::{At, Ops};
+use crate::ops::{At, Convolution, Ops};
 use crate::weights::{Loader, Matrix, Vector};
 
 /// Weights of a layer.
@@ -114,9 +114,14 @@ impl<'g> ShortConv<'g> {
         ops.mul_mat(product, &self.input, &mut s.normed, &mut s.projected);
         let columns = [0..n, 2 * n..3 * n];
         ops.multiply_columns(name("conv_input"), columns, &mut s.projected, &mut s.gated);
-        let convolved = name("model.layers.{}.conv.conv");
+        let convolution = Convolution {
+            name: name("model.layers.{}.conv.conv"),
+            kernel: &self.kernel,
+            bias: None,
+            silu: None,
+        };
         let (gated, out) = (&mut s.gated, &mut s.convolved);
-        ops.convolve(self.il, convolved, &self.kernel, gated, cache, out);
+        ops.convolve(self.il, &convolution, gated, cache, out);
     }
 
     /// `out = output product of the gated convolution`, after [`ShortConv::convolve`]; `out (token, n_embd)`.

@@ -133,7 +133,7 @@ fn batches_of_several_sequences_have_the_tokens_of_each_alone() {
 }
 
 /// Architectures with recurrent states.
-const RECURRENT: [&str; 5] = [
+pub const RECURRENT: [&str; 5] = [
     "granitehybrid",
     "lfm2moe",
     "nemotron_h_moe",

@@ -68,15 +68,6 @@ impl<'g> Mixer<'g> {
         }
     }
 
-    /// A part that has no GPU kernel.
-    pub(super) fn without_kernel(&self) -> Option<&'static str> {
-        match self {
-            Mixer::Attention(attention) => attention.without_kernel(),
-            Mixer::ShortConv(_) | Mixer::DeltaNet(_) | Mixer::Mamba2(_) => Some("recurrent layers"),
-            Mixer::None => None,
-        }
-    }
-
     /// Operations. Each writes one record per pass.
     pub(super) fn ops(&self) -> usize {
         match self {

@@ -4,6 +4,7 @@ mod describe;
 mod finder;
 mod hot;
 mod lane_sum;
+mod runs;
 mod scratch;
 mod slots;
 mod weights;
@@ -43,6 +44,7 @@ pub struct Device {
     /// Experts of the hot cache.
     hot: hot::HotExperts,
     lane_sum: lane_sum::LaneSum,
+    run_list: runs::RunList,
     scratch: [Option<DeviceBuffer>; Scratch::COUNT],
     /// The contents of [`Scratch::Places`].
     places: Vec<u32>,
@@ -80,6 +82,7 @@ impl Device {
             slots: None,
             finder: None,
             lane_sum: lane_sum::LaneSum::default(),
+            run_list: runs::RunList::default(),
             scratch: [const { None }; Scratch::COUNT],
             places: Vec::new(),
             head_numbers: (0, 0),

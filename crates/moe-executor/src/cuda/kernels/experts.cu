@@ -112,3 +112,12 @@ KERNEL merge(const float* experts, const float* weights, unsigned k, unsigned wi
     for (unsigned slot = 1; slot < k; slot++) sum = __fadd_rn(sum, term(slot));
     out[i] = sum;
 }
+
+// The activation of experts without a gate: max(x, 0)². A comparison, unlike fmaxf, propagates NaN.
+KERNEL squared_relu(float* x, size_t n, Start start) {
+    follow_previous(start);
+    const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    const float positive = x[i] < 0.0f ? 0.0f : x[i];
+    x[i] = positive * positive;
+}

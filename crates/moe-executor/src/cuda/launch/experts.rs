@@ -20,6 +20,7 @@ kernels! {
         ids: Ptr, table: Ptr, k: U32, dummy: U32, number: U32, slots: Ptr, mail: Ptr, mailed: Ptr, go: Ptr,
     );
     MERGE = "merge" => (experts: Ptr, weights: Ptr, k: U32, width: U32, n: U64, out: Ptr);
+    SQUARED_RELU = "squared_relu" => (x: Ptr, n: U64);
 }
 
 /// `out[entry] = weights[expert of entry] · x[entry / rows_per] + bias[expert of entry]`.
@@ -434,6 +435,13 @@ impl Kernels {
             out: product.out,
         };
         self.mat_mul(stream, &many)
+    }
+
+    /// `x = max(x, 0)²` with `n` elements: the activation of experts without a gate.
+    pub fn squared_relu(&self, stream: &CudaStream, x: Ptr, n: usize) -> Result<()> {
+        let grid = grid(n.div_ceil(256), 256);
+        self.experts
+            .launch(stream, SQUARED_RELU, grid, &args![x, n])
     }
 }
 

@@ -7,6 +7,7 @@ mod attention;
 mod experts;
 pub(super) mod fusion;
 mod products;
+mod recurrent;
 mod router;
 mod rows;
 mod store;
@@ -37,6 +38,8 @@ pub use router::{MAX_EXPERTS, Route};
 pub use rows::{GroupNorm, HeadPart, JoinHeads, Multiply, Rope};
 pub use store::{Cached, Store};
 pub use token::Down;
+
+pub use recurrent::{Columns, Convolution, DeltaNet, Runs, SsmScan, check_state};
 
 /// Rows of activations.
 #[derive(Clone, Copy, Debug)]
@@ -76,6 +79,7 @@ pub struct Kernels {
     products: Vec<(GgmlType, Module)>,
     /// Fused kernels for the experts of one token by type of the weights.
     token: Vec<(GgmlType, Module)>,
+    recurrent: Module,
 }
 
 impl Kernels {
@@ -108,6 +112,7 @@ impl Kernels {
             experts: module(&module::EXPERTS)?,
             products: modules(&module::PRODUCTS, module)?,
             token: modules(&module::TOKEN, module)?,
+            recurrent: module(&module::RECURRENT)?,
             launches,
         })
     }

@@ -63,7 +63,8 @@ fn declarations_match_the_ptx() {
         (of_types(&module::TOKEN), token::KERNELS),
     ];
     let mut n = 0;
-    for (modules, kernels) in files {
+    let recurrent = (vec![&module::RECURRENT], super::recurrent::KERNELS);
+    for (modules, kernels) in files.into_iter().chain([recurrent]) {
         for (file, ptx) in modules.iter().flat_map(|module| module.sections()) {
             let found = signatures(&ptx);
             // Other kernels on tensor cores replace those for F16.

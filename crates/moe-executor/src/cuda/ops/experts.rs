@@ -102,7 +102,8 @@ impl Device {
         self.kernels().down(self.stream(), &product)
     }
 
-    /// The product of every row of `src` with the matrix of its expert, plus the bias. `src`: `(tokens, k, n_in)`.
+    /// The product of every row of `src` with the matrix of its expert, plus the bias. `src`: `(tokens, k, n_in)`, or `(tokens, n_in)` for
+    /// the same row for all experts of a token.
     pub(crate) fn mul_mat_id(
         &mut self,
         linear: &Linear,
@@ -111,13 +112,14 @@ impl Device {
         dst: &mut Activation,
     ) -> Result<()> {
         let Linear { weights, bias } = linear;
+        let entries = routing.ids.len();
         let operands = MulMatId {
             weights: self.experts(weights, routing, 0, Scratch::Down)?,
             bias: self.optional(bias.as_ref())?,
             x: src.values.device(self.gpu())?.into(),
-            rows_per: 1,
+            rows_per: entries / src.rows.max(1),
             ids: routing.ids.device(self.gpu())?,
-            tokens: src.rows / routing.n_expert_used,
+            tokens: entries / routing.n_expert_used,
             k: routing.n_expert_used,
             n_expert: weights.n_expert,
             out: dst.values.fill_device(self.gpu())?,
@@ -240,5 +242,12 @@ impl Device {
             width,
             out,
         )
+    }
+
+    /// `x = max(x, 0)²`, the activation of experts without a gate.
+    pub(crate) fn squared_relu(&mut self, x: &mut Activation) -> Result<()> {
+        let at = x.values.update_device(self.gpu())?;
+        self.kernels()
+            .squared_relu(self.stream(), at, x.values.len())
     }
 }

@@ -10,6 +10,7 @@ mod elementwise;
 mod experts;
 mod hot;
 mod latent;
+mod recurrent;
 mod router;
 
 pub(crate) use hot::{Entries, HotCall, HotInput};

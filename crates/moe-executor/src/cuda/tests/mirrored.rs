@@ -67,6 +67,22 @@ fn growing_keeps_values_on_the_gpu_that_wrote_them() {
 }
 
 #[test]
+fn clears_a_range_on_the_gpu_that_wrote_the_values() {
+    let Some(gpus) = open_twice([None; 2]) else {
+        return;
+    };
+    let mut values = Mirrored::from(vec![1.0f32; 9]);
+    values.clear(0..1).unwrap();
+    let x = values.update_device(&gpus[1]).unwrap();
+    gpus[1].kernels().add(gpus[1].stream(), x, x, 9, x).unwrap();
+    values.clear(3..5).unwrap();
+    assert_eq!(values.home(), DeviceId::Gpu(1));
+    values.fetch().unwrap();
+    let want = [0.0, 2.0, 2.0, 0.0, 0.0, 2.0, 2.0, 2.0, 2.0];
+    assert_eq!(values.host(), want);
+}
+
+#[test]
 fn entries_of_a_gpu_have_separate_limits() {
     let Some(gpus) = open_twice([Some(1 << 20), Some(2 << 20)]) else {
         return;

@@ -145,8 +145,11 @@ impl<'a> DynamicSlots<'a> {
         let n_layer = model.hparams().n_layer;
         let mut devices_of_layers = (0..).map(LayerId).take(n_layer);
         let is_alone = devices_of_layers.all(|layer| devices.layer(layer) == device);
+        // A pass whose copies failed runs again, but recurrent states cannot be rewound.
+        let has_states = model.hparams().has_states();
         if let Some(gpu) = devices.gpu_mut(device)
             && is_alone
+            && !has_states
             && params.settings.predictor.is_none()
             && gpu
                 .enable_finder(n_layer, model.hparams().n_expert, used.unwrap_or(0))

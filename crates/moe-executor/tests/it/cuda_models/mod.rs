@@ -11,6 +11,7 @@ mod multi_gpu;
 mod policies;
 mod recording;
 mod records;
+mod recurrent;
 mod scratchpad;
 mod soundness;
 mod waits;

@@ -2,6 +2,7 @@
 
 mod attention;
 mod elementwise;
+mod recurrent;
 mod router;
 mod rows;
 mod slots;

@@ -3,7 +3,9 @@
 use std::sync::OnceLock;
 
 use crate::cpu::attention::Shape;
-use crate::cuda::launch::{Attention, Cached, Route};
+use crate::cpu::delta_net::{Heads, KeyHeads};
+use crate::cpu::state_space::SsmHeads;
+use crate::cuda::launch::{Attention, Cached, DeltaNet, Route, Runs, SsmScan};
 use crate::cuda::{DriverStatus, Error, Ptr, Result};
 use crate::hparams::{Gating, Groups};
 use crate::kv_cache::testing::filled;
@@ -176,6 +178,79 @@ fn timings() {
                  {:.0} GB/s of the cache, {:.2} TFLOP/s",
                 cache_bytes as f64 / took / 1e3,
                 (2 * seen * n_head * (head_dim + value_dim)) as f64 / took / 1e6
+            );
+        }
+    }
+}
+
+/// The kernels that update states, with the shapes of Qwen3-Next and Nemotron 3. The states of 64 sequences do not fit into the L2 cache.
+#[test]
+#[ignore = "a measurement"]
+fn recurrent_layers() {
+    let Some(device) = Device::open() else { return };
+    let (stream, kernels) = (&device.stream, &device.kernels);
+    let delta_net = Heads {
+        n_k: 16,
+        n_v: 32,
+        width: 128,
+        keys: KeyHeads::Grouped,
+    };
+    let scan = SsmHeads {
+        n: 64,
+        dim: 64,
+        n_group: 8,
+        n_state: 128,
+    };
+    let n_state = delta_net.state();
+    assert_eq!(n_state, scan.width() * scan.n_state);
+    for (n_seq, n_tokens) in [(1, 1), (8, 1), (64, 1), (1, 512)] {
+        let rows = n_seq * n_tokens;
+        let run = |sequence| [sequence, sequence * n_tokens, n_tokens].map(|n| n as u32);
+        let runs: Vec<u32> = (0..n_seq).flat_map(run).collect();
+        let runs = device.upload(&runs);
+        let runs = Runs {
+            at: device.at(&runs),
+            n: n_seq,
+            longest: n_tokens,
+        };
+        let width = delta_net.qkv_width().max(scan.channels());
+        let x = device.upload(&noise(rows * width, 1));
+        let negative = device.upload(&vec![-0.5f32; rows * scan.n]);
+        let states = device.zeros(n_seq * n_state * size_of::<f32>());
+        let out = device.nan_output(rows * delta_net.v_width());
+        let states = device.at(&states);
+        let [x, negative, out] = [device.at(&x), device.at(&negative), device.at(&out)];
+        let delta_net = DeltaNet {
+            qkv: x,
+            decay: negative,
+            beta: negative,
+            heads: delta_net,
+            eps: 1e-6,
+            runs,
+            states,
+            out,
+        };
+        let scan = SsmScan {
+            xbc: x,
+            dt: negative,
+            a: negative,
+            heads: scan,
+            runs,
+            states,
+            out,
+        };
+        let times = [
+            (
+                "delta_net",
+                time(device, || kernels.delta_net(stream, &delta_net)),
+            ),
+            ("ssm_scan", time(device, || kernels.ssm_scan(stream, &scan))),
+        ];
+        let bytes = 2 * n_seq * n_state * size_of::<f32>();
+        for (kernel, took) in times {
+            println!(
+                "{kernel} {n_seq} sequences of {n_tokens} tokens: {took:.2} µs, states of {bytes} bytes read and written, {:.0} GB/s",
+                bytes as f64 / took / 1e3
             );
         }
     }
