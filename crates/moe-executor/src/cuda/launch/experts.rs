@@ -246,7 +246,7 @@ impl Kernels {
     pub fn mul_mat_id(&self, stream: &CudaStream, product: &MulMatId) -> Result<()> {
         self.group_entries(stream, &product.selection())?;
         self.quantize_rows(stream, product)?;
-        self.multiply(stream, product, None)
+        self.multiply_by_id(stream, product, None)
     }
 
     /// Gate, up and their activation for every entry. One kernel computes them if entries are few and gate and up have the same
@@ -284,19 +284,19 @@ impl Kernels {
         // Gate first; the kernel of the up product then applies the activation if it can.
         self.group_entries(stream, &selection)?;
         self.quantize_rows(stream, &gate)?;
-        self.multiply(stream, &gate, None)?;
+        self.multiply_by_id(stream, &gate, None)?;
         if !gate.weights.is_quantized() {
             self.quantize_rows(stream, &up)?;
         }
         if ends_products(product.glu) {
-            self.multiply(stream, &up, Some(product.glu))?;
+            self.multiply_by_id(stream, &up, Some(product.glu))?;
             return Ok(false);
         }
         let up = MulMatId {
             out: product.up_out,
             ..up
         };
-        self.multiply(stream, &up, None)?;
+        self.multiply_by_id(stream, &up, None)?;
         let n = selection.entries() * up.weights.n_out;
         self.glu(stream, product.glu, product.out, product.up_out, n)?;
         Ok(false)
@@ -419,7 +419,12 @@ impl Kernels {
     }
 
     /// The product, after [`Kernels::group_entries`] and [`Kernels::quantize_rows`].
-    fn multiply(&self, stream: &CudaStream, product: &MulMatId, glu: Option<Glu>) -> Result<()> {
+    fn multiply_by_id(
+        &self,
+        stream: &CudaStream,
+        product: &MulMatId,
+        glu: Option<Glu>,
+    ) -> Result<()> {
         let selection = product.selection();
         if selection.is_sparse() {
             return self.mat_vec(stream, &product.one(glu));
