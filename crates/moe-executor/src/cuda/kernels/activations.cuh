@@ -22,6 +22,18 @@ struct Activations {
     __device__ const Group* groups_of(size_t row) const { return groups + row * (n_in / 32); }
 };
 
+// As an integer, so that NaN is the largest value and propagates.
+__device__ inline unsigned largest_magnitude(const float4& x) {
+    const auto magnitude = [](float value) { return __float_as_uint(value) & 0x7fffffff; };
+    return max(max(magnitude(x.x), magnitude(x.y)), max(magnitude(x.z), magnitude(x.w)));
+}
+
+// Four activations times `by`, rounded, as bytes.
+__device__ inline int four_codes(const float4& x, float by) {
+    const int a = __float2int_rn(x.x * by), b = __float2int_rn(x.y * by), c = __float2int_rn(x.z * by), d = __float2int_rn(x.w * by);
+    return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
+}
+
 // Sixteen quantized activations, half a group. The neighbouring lane has the other half; both lanes must participate.
 struct HalfGroup {
     int codes[4];
@@ -30,13 +42,9 @@ struct HalfGroup {
 };
 
 __device__ inline HalfGroup quantize_sixteen(const float4 (&x)[4]) {
-    const auto magnitude = [](float value) { return __float_as_uint(value) & 0x7fffffff; };
-    // As integers, so that NaN is the largest value and propagates.
     unsigned most = 0;
 #pragma unroll
-    for (unsigned i = 0; i < 4; i++) {
-        most = max(most, max(max(magnitude(x[i].x), magnitude(x[i].y)), max(magnitude(x[i].z), magnitude(x[i].w))));
-    }
+    for (unsigned i = 0; i < 4; i++) most = max(most, largest_magnitude(x[i]));
     most = max(most, __shfl_xor_sync(ALL_LANES, most, 1));
     const float amax = __uint_as_float(most);
     const float inverse = most == 0 ? 0 : __fdiv_rn(127, amax);
@@ -44,9 +52,7 @@ __device__ inline HalfGroup quantize_sixteen(const float4 (&x)[4]) {
     HalfGroup half = {{}, round_to_half(__fdiv_rn(amax, 127)), 0};
 #pragma unroll
     for (unsigned i = 0; i < 4; i++) {
-        const int a = __float2int_rn(x[i].x * inverse), b = __float2int_rn(x[i].y * inverse);
-        const int c = __float2int_rn(x[i].z * inverse), d = __float2int_rn(x[i].w * inverse);
-        half.codes[i] = __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
+        half.codes[i] = four_codes(x[i], inverse);
         half.sum = __dp4a(half.codes[i], 0x01010101, half.sum);
     }
     return half;
@@ -89,6 +95,24 @@ __device__ inline void copy_row(const Activations& from, size_t row, int4* codes
         codes[2 * i + 1] = b;
         groups[i] = from.groups_of(row)[i];
     }
+}
+
+// Quantizes four activations per lane, a group per eight lanes. All lanes of the warp participate; `exists` is the same within a group.
+// `codes`: four codes of the lane.
+__device__ inline void quantize_four(const float4& x, bool exists, int* codes, Group* group) {
+    unsigned most = largest_magnitude(x);
+#pragma unroll
+    for (unsigned step = 4; step > 0; step /= 2) most = max(most, __shfl_xor_sync(ALL_LANES, most, step));
+    const float amax = __uint_as_float(most);
+    const float inverse = most == 0 ? 0 : __fdiv_rn(127, amax);
+    const int four = four_codes(x, inverse);
+    int sum = __dp4a(four, 0x01010101, 0);
+    sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+    sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+    const int second = __shfl_xor_sync(ALL_LANES, sum, 4);
+    if (!exists) return;
+    *codes = four;
+    if (threadIdx.x % 8 == 0) *group = {round_to_half(__fdiv_rn(amax, 127)), (unsigned(sum) & 0xffff) | unsigned(second) << 16};
 }
 
 // Quantizes one activation per lane, a group per warp.

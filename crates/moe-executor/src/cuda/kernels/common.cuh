@@ -14,6 +14,16 @@ __device__ inline float warp_sum(float x) {
     return x;
 }
 
+// Sum over a block of up to 1024 threads, returned in every thread.
+__device__ inline float block_sum(float x) {
+    __shared__ float of_warp[WARP];
+    const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    x = warp_sum(x);
+    if (lane == 0) of_warp[warp] = x;
+    __syncthreads();
+    return warp_sum(lane < blockDim.x / WARP ? of_warp[lane] : 0.0f);
+}
+
 // Maximum over a warp, returned in every lane.
 __device__ inline float warp_max(float x) {
 #pragma unroll

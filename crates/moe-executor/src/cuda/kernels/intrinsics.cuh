@@ -11,6 +11,15 @@ __device__ inline uint4 load_once(const void* p) {
     return v;
 }
 
+// The same at this place in the program: before the wait for the previous kernel.
+__device__ inline uint4 load_now(const uint4* p) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+
 __device__ inline float half_to_float(unsigned bits) {
     float x;
     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"((unsigned short)bits));

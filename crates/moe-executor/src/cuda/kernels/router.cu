@@ -1,5 +1,5 @@
-// The router of a MoE layer: one warp per token, with all logits in registers.
-#include "pipeline.cuh"
+// The router of a MoE layer: the logits of one token, and the selection of experts.
+#include "intrinsics.cuh"
 
 enum : unsigned { TOKENS = 4 };                        // tokens (warps) per block
 enum : unsigned { SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN, SIGMOID_OF_CHOSEN };  // the numbers in launch/router.rs
@@ -17,6 +17,35 @@ __device__ unsigned order(float x) {
 __device__ float value_of(unsigned key) { return __uint_as_float(key >> 31 ? key & 0x7fffffff : ~key); }
 
 __device__ unsigned smallest(unsigned x) { return ~warp_max(~x); }
+
+enum : unsigned { LOGITS_AHEAD = 4 };  // as in launch/router.rs
+
+// Product of an f32 matrix with a row of `n_in` activations: a block per row of the matrix, and at most LOGITS_AHEAD vectors of four elements
+// per thread, which loads the weights before it waits for the previous kernel. `n_in` is a multiple of 4.
+KERNEL router_logits(const float* weights, const float* bias, const float* x, unsigned n_in, float* out, Start start) {
+    const unsigned n = n_in / 4;
+    const uint4* row = (const uint4*)weights + size_t(blockIdx.x) * n;
+    uint4 w[LOGITS_AHEAD] = {};
+#pragma unroll
+    for (unsigned v = 0; v < LOGITS_AHEAD; v++) {
+        const unsigned i = v * blockDim.x + threadIdx.x;
+        if (i < n) w[v] = load_now(row + i);
+    }
+    follow_previous(start);
+    float sum = 0.0f;
+#pragma unroll
+    for (unsigned v = 0; v < LOGITS_AHEAD; v++) {
+        const unsigned i = v * blockDim.x + threadIdx.x;
+        if (i >= n) continue;
+        const float4 in = __ldcg((const float4*)x + i);
+        sum = fmaf(__uint_as_float(w[v].x), in.x, sum);
+        sum = fmaf(__uint_as_float(w[v].y), in.y, sum);
+        sum = fmaf(__uint_as_float(w[v].z), in.z, sum);
+        sum = fmaf(__uint_as_float(w[v].w), in.w, sum);
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) out[blockIdx.x] = sum + (bias ? bias[blockIdx.x] : 0.0f);
+}
 
 // Replaces the keys of experts outside the best `n_used` of `n_groups` groups by that of minus infinity. The groups are ranked by the sum of
 // their two best values; the lower index wins a tie. Keys of experts that do not exist stay 0. A lane has the groups `lane`, `lane` + 32, ...

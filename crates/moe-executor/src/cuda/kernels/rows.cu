@@ -3,54 +3,78 @@
 #include "activations.cuh"
 #include "entries.cuh"
 
-// Sum over a block of up to 1024 threads, returned in every thread.
-__device__ float block_sum(float x) {
-    __shared__ float of_warp[WARP];
-    const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    x = warp_sum(x);
-    if (lane == 0) of_warp[warp] = x;
-    __syncthreads();
-    return warp_sum(lane < blockDim.x / WARP ? of_warp[lane] : 0.0f);
-}
-
-// `rms_norm` of a group. `at(i)` is element i of the group.
-template <class At>
-__device__ void norm(At at, const float* __restrict__ weight, float eps, unsigned width, float* out, signed char* codes, Group* groups) {
-    float squares = 0.0f;
-#pragma unroll 4
-    for (unsigned i = threadIdx.x; i < width; i += blockDim.x) {
-        const float x = at(i);
-        squares += x * x;
-    }
-    const float scale = 1.0f / sqrtf(block_sum(squares) / width + eps);
-#pragma unroll 4
-    for (unsigned i = threadIdx.x; i < width; i += blockDim.x) {
-        const float value = at(i) * scale * weight[i];
-        out[i] = value;
-        if (codes) quantize_one(value, codes + i / WARP * WARP, groups + i / WARP);
-    }
-}
-
-// x / sqrt(mean(x²) + eps) · weight. One block per group of `width` elements; blocks are complete warps. If `codes` is not null,
-// there is one block, `width` is a multiple of 32, and the result is also quantized (see `Activations`).
-KERNEL rms_norm(
-    const float* x, const float* __restrict__ weight, float eps, unsigned width, float* out, signed char* codes, Group* groups, Start start
-) {
+// x / sqrt(mean(x²) + eps) · weight. One block per group of `width` elements; blocks are complete warps.
+KERNEL rms_norm(const float* x, const float* __restrict__ weight, float eps, unsigned width, float* out, Start start) {
     follow_previous(start);
     x += size_t(blockIdx.x) * width;
     out += size_t(blockIdx.x) * width;
-    norm([&](unsigned i) { return x[i]; }, weight, eps, width, out, codes, groups);
+    float squares = 0.0f;
+#pragma unroll 4
+    for (unsigned i = threadIdx.x; i < width; i += blockDim.x) squares += x[i] * x[i];
+    const float scale = 1.0f / sqrtf(block_sum(squares) / width + eps);
+#pragma unroll 4
+    for (unsigned i = threadIdx.x; i < width; i += blockDim.x) out[i] = x[i] * scale * weight[i];
 }
 
-// `add`, then `rms_norm` of the sum, with one block.
+enum : unsigned { ROW_VECTORS = 2 };  // as in launch/rows.rs
+
+// `rms_norm` of one row whose width is a multiple of 32. A thread has up to ROW_VECTORS vectors of four elements, in registers. `follow`
+// waits for the previous kernel, then `at(i)` loads vector i. The result is also quantized (see `Activations`) unless `codes` is null.
+template <class Follow, class At>
+__device__ void norm_row(
+    Follow follow, At at, const float* weight, float eps, unsigned width, float* out, signed char* codes, Group* groups
+) {
+    const unsigned n = width / 4;
+    uint4 w[ROW_VECTORS] = {};
+    float4 x[ROW_VECTORS] = {};
+#pragma unroll
+    for (unsigned v = 0; v < ROW_VECTORS; v++) {
+        const unsigned i = v * blockDim.x + threadIdx.x;
+        if (i < n) w[v] = load_now((const uint4*)weight + i);
+    }
+    follow();
+    float squares = 0.0f;
+#pragma unroll
+    for (unsigned v = 0; v < ROW_VECTORS; v++) {
+        const unsigned i = v * blockDim.x + threadIdx.x;
+        if (i < n) x[v] = at(i);
+        // Explicit, so that all kernels round in the same way.
+        squares = fmaf(x[v].x, x[v].x, fmaf(x[v].y, x[v].y, fmaf(x[v].z, x[v].z, fmaf(x[v].w, x[v].w, squares))));
+    }
+    const float scale = 1.0f / sqrtf(block_sum(squares) / width + eps);
+#pragma unroll
+    for (unsigned v = 0; v < ROW_VECTORS; v++) {
+        const unsigned i = v * blockDim.x + threadIdx.x;
+        float4& y = x[v];
+        y.x = y.x * scale * __uint_as_float(w[v].x);
+        y.y = y.y * scale * __uint_as_float(w[v].y);
+        y.z = y.z * scale * __uint_as_float(w[v].z);
+        y.w = y.w * scale * __uint_as_float(w[v].w);
+        if (i < n) ((float4*)out)[i] = y;
+        // The lanes of a warp quantize together.
+        if (codes && i - threadIdx.x % WARP < n) quantize_four(y, i < n, (int*)codes + i, groups + i / 8);
+    }
+}
+
+KERNEL rms_norm_row(
+    const float* x, const float* weight, float eps, unsigned width, float* out, signed char* codes, Group* groups, Start start
+) {
+    const auto at = [&](unsigned i) { return __ldcg((const float4*)x + i); };
+    norm_row([&] { follow_previous(start); }, at, weight, eps, width, out, codes, groups);
+}
+
+// `add`, then `rms_norm_row` of the sum, which may be one of the operands.
 KERNEL add_rms_norm(
-    const float* a, const float* b, float* sum, const float* __restrict__ weight, float eps, unsigned width, float* out, signed char* codes,
+    const float* a, const float* b, float* sum, const float* weight, float eps, unsigned width, float* out, signed char* codes,
     Group* groups, Start start_of_add, Start start
 ) {
-    follow_previous(StartsOf<2>{{start_of_add, start}});
-    norm([&](unsigned i) { return a[i] + b[i]; }, weight, eps, width, out, codes, groups);
-    // Each thread has read what it overwrites: the sum may be one of the operands.
-    for (unsigned i = threadIdx.x; i < width; i += blockDim.x) sum[i] = a[i] + b[i];
+    const auto at = [&](unsigned i) {
+        const float4 x = __ldcg((const float4*)a + i), y = __ldcg((const float4*)b + i);
+        const float4 z = {x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w};
+        ((float4*)sum)[i] = z;
+        return z;
+    };
+    norm_row([&] { follow_previous(StartsOf<2>{{start_of_add, start}}); }, at, weight, eps, width, out, codes, groups);
 }
 
 KERNEL add(const float* a, const float* b, size_t n, float* out, Start start) {

@@ -66,13 +66,12 @@ pub(in crate::cuda) fn steps(calls: &[&Call]) -> Vec<Step> {
     steps
 }
 
-/// A call of `add` and the call of `rms_norm` after it.
+/// A call of `add` and the call of `rms_norm_row` after it.
 fn add_and_norm(calls: &[&Call], at: usize) -> Option<Step> {
     let (add, norm) = (calls.get(at)?, calls.get(at + 1)?);
     let [a, b, n, sum] = *add.args::<4>("add")?;
-    let [x, weight, eps, width, out, codes, groups] = *norm.args::<7>("rms_norm")?;
-    let is_row = norm.grid.grid_dim.0 == 1 && x == sum && n == width;
-    if !is_row || [a, b, sum].contains(&out) {
+    let [x, weight, eps, width, out, codes, groups] = *norm.args::<7>("rms_norm_row")?;
+    if x != sum || n != width || [a, b, sum].contains(&out) {
         return None;
     }
     let params = [
@@ -200,7 +199,6 @@ impl Inputs {
             written.extend([a.params[4], b.params[4]]);
             same_width &=
                 a.params[3] == head_dim && b.params[3] == head_dim && a.params[2] == b.params[2];
-            same_width &= a.params[5] == 0 && b.params[5] == 0;
         }
         if let Some(ropes) = self.ropes {
             let [a, b] = ropes.map(|it| calls[it]);
@@ -379,9 +377,8 @@ mod tests {
 
     /// The inputs of attention with four heads and two KV heads of 32 elements.
     fn inputs(module_of_v: &'static str) -> Vec<Call> {
-        let norm = |x, weight, out, start| {
-            call("rms_norm", "rows", 4, &[x, weight, 5, 32, out, 0, 0, start])
-        };
+        let norm =
+            |x, weight, out, start| call("rms_norm", "rows", 4, &[x, weight, 5, 32, out, start]);
         let rope =
             |x, width, start| call("rope_halves", "rows", 1, &[x, 800, width, 32, 16, start]);
         let store =
@@ -471,15 +468,27 @@ mod tests {
     #[test]
     fn a_sum_and_its_norm_are_one_launch() {
         let add = call("add", "rows", 4, &[40, 41, 64, 42, 1]);
-        let norm = |x, blocks| call("rms_norm", "rows", blocks, &[x, 43, 5, 64, 44, 45, 46, 2]);
-        let steps = of(&[add, norm(42, 1)]);
+        let norm = |x, width, out| {
+            call(
+                "rms_norm_row",
+                "rows",
+                1,
+                &[x, 43, 5, width, out, 45, 46, 2],
+            )
+        };
+        let of_groups = call("rms_norm", "rows", 2, &[42, 43, 5, 64, 44, 2]);
+        let steps = of(&[add, norm(42, 64, 44)]);
         assert_eq!(names(&steps), ["add_rms_norm"]);
         let call = &steps[0].call;
         assert_eq!(
             call.params[..call.n_params],
             [40, 41, 42, 43, 5, 64, 44, 45, 46, 1, 2]
         );
-        assert_eq!(names(&of(&[add, norm(40, 1)])), ["add", "rms_norm"]);
-        assert_eq!(names(&of(&[add, norm(42, 2)])), ["add", "rms_norm"]);
+        // Another input, another width, an output that is an operand, and norms of groups.
+        let separate = [norm(40, 64, 44), norm(42, 32, 44), norm(42, 64, 41)];
+        for norm in separate {
+            assert_eq!(names(&of(&[add, norm])), ["add", "rms_norm_row"]);
+        }
+        assert_eq!(names(&of(&[add, of_groups])), ["add", "rms_norm"]);
     }
 }

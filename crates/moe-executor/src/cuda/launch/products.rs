@@ -153,6 +153,9 @@ impl Kernels {
         out: Ptr,
         scratch: Ptr,
     ) -> Result<()> {
+        if rows == 1 && Kernels::is_router(weights) {
+            return self.logits(stream, weights, bias, x.x, out);
+        }
         if rows == 1 && weights.shared() <= SHARED {
             let one = One {
                 weights,

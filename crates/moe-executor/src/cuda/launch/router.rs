@@ -1,14 +1,16 @@
 //! The router of a MoE layer.
 
 use cudarc::driver::CudaStream;
+use moe_gguf::GgmlType;
 
-use super::{Kernels, grid};
+use super::{Kernels, Weights, grid};
 use crate::cuda::kernel::kernels;
 use crate::cuda::module::args;
 use crate::cuda::{Error, Ptr, Result};
 use crate::hparams::{Gating, Groups};
 
 kernels! {
+    ROUTER_LOGITS = "router_logits" => (weights: Ptr, bias: Ptr, x: Ptr, n_in: U32, out: Ptr);
     ROUTE_1 = "route_1",
     ROUTE_2 = "route_2",
     ROUTE_4 = "route_4",
@@ -21,6 +23,9 @@ kernels! {
 
 /// Largest number of experts: a warp keeps all logits of a token in registers.
 pub const MAX_EXPERTS: usize = 512;
+/// Elements per thread of `router_logits`, as in the kernel, and its smallest and largest block.
+const LOGITS_ELEMENTS: usize = 4 * 4;
+const LOGITS_THREADS: [usize; 2] = [256, 1024];
 /// Tokens per block, as in the kernel.
 const TOKENS: usize = 4;
 
@@ -49,6 +54,33 @@ pub struct Route {
 }
 
 impl Kernels {
+    /// Whether [`Kernels::logits`] supports a matrix. It is faster than other products if there are few rows: then a warp per row
+    /// cannot saturate the memory bandwidth.
+    pub(super) fn is_router(weights: &Weights) -> bool {
+        weights.ty == GgmlType::F32
+            && weights.n_out <= MAX_EXPERTS
+            && weights.n_in.is_multiple_of(4)
+            && weights.row_size == 4 * weights.n_in
+            && weights.n_in <= LOGITS_ELEMENTS * LOGITS_THREADS[1]
+    }
+
+    /// `out = weights · x + bias` for one row `x` of `(n_in)` elements. `bias`: `(n_out)` or null.
+    pub(super) fn logits(
+        &self,
+        stream: &CudaStream,
+        weights: &Weights,
+        bias: Ptr,
+        x: Ptr,
+        out: Ptr,
+    ) -> Result<()> {
+        let [least, most] = LOGITS_THREADS;
+        let threads = weights.n_in.div_ceil(LOGITS_ELEMENTS);
+        let threads = threads.next_multiple_of(32).clamp(least, most);
+        let args = args![weights.ptr, bias, x, weights.n_in, out];
+        self.router
+            .launch(stream, ROUTER_LOGITS, grid(weights.n_out, threads), &args)
+    }
+
     /// Selects the experts of every token, best first; the lower index wins a tie. Experts outside the best groups are selected last, in
     /// the order of their indices. `ids`: i32 `(tokens, k)`, `weights`: f32
     /// `(tokens, k)`.

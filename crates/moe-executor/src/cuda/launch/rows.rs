@@ -12,7 +12,8 @@ use crate::cuda::{Ptr, Result};
 use crate::hparams::{NormKind, RopeLayout};
 
 kernels! {
-    RMS_NORM = "rms_norm" => (
+    RMS_NORM = "rms_norm" => (x: Ptr, weight: Ptr, eps: F32, width: U32, out: Ptr);
+    RMS_NORM_ROW = "rms_norm_row" => (
         x: Ptr, weight: Ptr, eps: F32, width: U32, out: Ptr, codes: Ptr, groups: Ptr,
     );
     ADD = "add" => (a: Ptr, b: Ptr, n: U64, out: Ptr);
@@ -42,6 +43,8 @@ kernels! {
 
 /// Threads per block in kernels with one thread per element.
 const THREADS: usize = 256;
+/// Largest width of `rms_norm_row`: two vectors of four elements for each of 1,024 threads, as in the kernel.
+const ROW_WIDTH: usize = 2 * 4 * 1024;
 
 /// Operands of a norm of groups of elements.
 pub struct GroupNorm {
@@ -160,6 +163,9 @@ impl Kernels {
     /// `out = x / sqrt(mean(x²) + eps) · weight` for each of `groups` groups of `width` elements. `weight`: `(width)`. `out` may
     /// be `x`. If there is one group, `width` is a multiple of 32 and `quantized` is not null, the result is also quantized into
     /// [`Kernels::scratch_size`] bytes at `quantized`.
+    ///
+    /// # Errors
+    /// A driver error.
     #[allow(clippy::too_many_arguments)]
     pub fn rms_norm(
         &self,
@@ -172,14 +178,27 @@ impl Kernels {
         out: Ptr,
         quantized: Ptr,
     ) -> Result<()> {
-        let codes = if groups == 1 && width.is_multiple_of(32) {
-            quantized
-        } else {
-            Ptr::NULL
-        };
-        let args = args![x, weight, eps, width, out, codes, codes.offset(width)];
+        let is_row = groups == 1 && width.is_multiple_of(32);
+        if is_row && width <= ROW_WIDTH {
+            let args = args![
+                x,
+                weight,
+                eps,
+                width,
+                out,
+                quantized,
+                quantized.offset(width)
+            ];
+            let grid = grid(1, (width / 4).next_multiple_of(32).min(1024));
+            return self.rows.launch(stream, RMS_NORM_ROW, grid, &args);
+        }
+        let args = args![x, weight, eps, width, out];
         self.rows
-            .launch(stream, RMS_NORM, norm_grid(width, groups), &args)
+            .launch(stream, RMS_NORM, norm_grid(width, groups), &args)?;
+        if is_row {
+            self.quantize_row(stream, out, width, quantized)?;
+        }
+        Ok(())
     }
 
     /// `out = a + b` with `n` elements. `out` may be `a` or `b`.

@@ -34,6 +34,10 @@ fn rms_norm() {
         (2880, 5),
         (4096, 33),
         (8192, 2),
+        (8192, 1),
+        (8224, 1),
+        (2880, 1),
+        (96, 1),
         (128, 200),
         (64, 7),
         (20, 3),
@@ -66,7 +70,8 @@ fn rms_norm() {
 #[test]
 fn rms_norm_quantizes_a_single_row() {
     let Some(device) = Device::open() else { return };
-    for width in [32, 64, 800, 2048, 2880, 5120] {
+    // The last one is too large for the kernel of one row.
+    for width in [32, 64, 800, 2048, 2880, 5120, 8192, 8224] {
         let (x, weight) = (noise(width, 1), noise(width, 2));
         let (dx, dw, out) = (
             device.upload(&x),
@@ -108,6 +113,43 @@ fn rms_norm_quantizes_a_single_row() {
             }
         }
         assert!(groups[width / 32 * 8..].iter().all(|byte| *byte == 0xa5));
+    }
+}
+
+/// A graph computes a sum and its norm with one kernel. The results are those of two kernels.
+#[test]
+fn sum_and_norm_are_the_same_in_a_graph() {
+    let Some(device) = Device::open() else { return };
+    let context = device.stream.context();
+    let kernels = Kernels::load(context).unwrap();
+    let (stream, launches) = (context.new_stream().unwrap(), kernels.launches());
+    for width in [32, 800, 2048, 2880, 5120, 8192] {
+        let [a, b, weight] = [1, 2, 3].map(|seed| device.upload(&noise(width, seed)));
+        let [sum, out] = [(); 2].map(|()| device.nan_output(width));
+        let quantized = device.upload(&vec![0xa5u8; Kernels::scratch_size(1, width)]);
+        let [a, b, weight] = [&a, &b, &weight].map(|it| device.at(it));
+        let (to, at, codes) = (device.at(&sum), device.at(&out), device.at(&quantized));
+        device.stream.synchronize().unwrap();
+        let run = |repeats| {
+            launches.begin_pass(&stream, 1, repeats);
+            // More launches than the smallest graph has.
+            for _ in 0..8 {
+                kernels.add(&stream, a, b, width, to).unwrap();
+                kernels
+                    .rms_norm(&stream, to, weight, EPS, width, 1, at, codes)
+                    .unwrap();
+            }
+            launches.flush();
+            launches.check().unwrap();
+            stream.synchronize().unwrap();
+            let [sum, out] = [&sum, &out].map(|it| device.read(it).unwrap());
+            let bits = |x: Vec<f32>| x.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            (bits(sum), bits(out), device.download(&quantized).unwrap())
+        };
+        let (single, before) = (run(false), launches.n_graphs());
+        run(true);
+        assert!(run(true) == single, "{width}");
+        assert!(launches.n_graphs() > before, "{width}");
     }
 }
 

@@ -12,7 +12,14 @@ use moe_testkit::Report;
 /// Shapes `(n_in, n_out)` for a type: single blocks, sizes that are not a multiple of a warp, sizes of real layers.
 fn shapes(ty: GgmlType) -> Vec<(usize, usize)> {
     match ty.block_size() {
-        1 => vec![(1, 1), (33, 7), (64, 64), (1003, 66), (2048, 130)],
+        1 => vec![
+            (1, 1),
+            (33, 7),
+            (64, 64),
+            (1003, 66),
+            (2048, 130),
+            (5000, 3),
+        ],
         32 => vec![(32, 1), (96, 7), (800, 66), (2880, 130), (4096, 256)],
         _ => vec![(256, 1), (768, 7), (2304, 66), (2048, 130), (4096, 256)],
     }
