@@ -1,12 +1,13 @@
 //! Models of the architectures in `fixtures/architectures` on a GPU, compared with the CPU.
 
 use moe_executor::cuda::Policy;
-use moe_executor::{Architecture, Model};
-use moe_gguf::Gguf;
+use moe_executor::{Architecture, DeviceId, Model};
+use moe_gguf::{GgmlType, Gguf};
+use moe_placement::cache::{OnlinePolicy, PolicyName};
 use moe_synth::model::{Description, Key};
 use moe_testkit::Report;
 
-use super::{Case, case, has_gpu};
+use super::{Case, Dynamic, RandomLanes, case, has_gpu};
 use crate::records::described;
 use crate::reference::{ModelRun, Open, Prepare, Reference, as_is, host, run};
 
@@ -122,7 +123,49 @@ fn described_models_agree_with_the_cpu() {
             }
         }
     }
-    assert!(n_models >= 7, "{n_models}");
+    assert!(n_models >= 27, "{n_models}");
     println!("{n_models} models");
+    report.finish();
+}
+
+/// Factors, limits and activations of experts, weights on their inputs, and `ffn_gate_up_exps`, in a hot or dynamic cache on a GPU.
+#[test]
+fn caches_of_described_models_agree_with_the_cpu() {
+    if !has_gpu() {
+        return;
+    }
+    let mut report = Report::default();
+    let hot = |percent| Case {
+        hot: Some(RandomLanes {
+            devices: &[DeviceId::Gpu(0)],
+            percent,
+        }),
+        ..case(Policy::Cpu)
+    };
+    let dynamic = Case {
+        dynamic: Some(Dynamic {
+            percent: 60,
+            policy: PolicyName::Shared(OnlinePolicy::Lru),
+            predictor: None,
+        }),
+        ..case(Policy::Cpu)
+    };
+    for arch in ["cohere2moe", "gemma4", "llama4", "smallthinker", "step35"] {
+        let gguf = described::model(&described::description(arch), GgmlType::F16);
+        let model = Model::load(&gguf).unwrap();
+        let reference = reference(model.hparams().n_vocab);
+        let on_cpu: (Open, Prepare) = (&host, &as_is);
+        let expected = run(&model, &reference, 64, on_cpu, &|_| None);
+        for case in [hot(40), hot(100), dynamic] {
+            for batch in [1, 7, 64] {
+                let open: Open = &|gguf, model| case.open(gguf, model);
+                let prepare: Prepare = &|session| case.prepare(session);
+                let actual = run(&model, &reference, batch, (open, prepare), &|_| None);
+                if let Some(wrong) = outside(&expected, &actual) {
+                    report.fail(format!("{arch}, batches of {batch}: {wrong}; {case:?}"));
+                }
+            }
+        }
+    }
     report.finish();
 }
