@@ -54,6 +54,7 @@ pub struct Architecture {
 /// All operations have a GPU kernel.
 const GPU: bool = true;
 /// An operation has no GPU kernel.
+#[expect(dead_code)]
 const CPU: bool = false;
 
 /// All architectures: the value of `general.architecture`, where it runs, and how it is loaded.

@@ -295,25 +295,6 @@ impl Ops<'_> {
         x.name = name;
         self.record(&mut scope, op, name, &[before]);
     }
-
-    /// `x = function(x)` for each element, on the CPU.
-    pub(super) fn elementwise(
-        &mut self,
-        op: u8,
-        name: NodeName,
-        x: &mut Activation,
-        function: impl Fn(f32) -> f32 + Sync,
-    ) {
-        let mut scope = self.start();
-        self.fetch(&mut x.values);
-        let before = Source::from(&*x);
-        let width = x.width.max(1);
-        self.threads.rows(x.data_mut(), width, |_, row| {
-            row.iter_mut().for_each(|x| *x = function(*x));
-        });
-        x.name = name;
-        self.record(&mut scope, op, name, &[before]);
-    }
 }
 
 /// Multiplies each group of `factors.len()` elements by the factors.
