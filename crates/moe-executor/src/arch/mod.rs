@@ -18,6 +18,7 @@ mod granitehybrid;
 mod granitemoe;
 mod grok;
 mod hunyuan_moe;
+mod kimi_linear;
 mod lfm2moe;
 mod llama;
 mod llama4;
@@ -76,6 +77,7 @@ const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("granitemoe", CPU, granitemoe::load),
     ("grok", CPU, grok::load),
     ("hunyuan-moe", GPU, hunyuan_moe::load),
+    ("kimi-linear", CPU, kimi_linear::load),
     ("lfm2moe", CPU, lfm2moe::load),
     ("llama", GPU, llama::load),
     ("llama4", CPU, llama4::load),

@@ -59,7 +59,7 @@ impl<'g> Decoder<'g> {
         layers.map(|(_, heads)| heads)
     }
 
-    /// Whether a delta net has all its inputs in one matrix.
+    /// Whether a delta net or a delta attention has all its inputs in one matrix.
     pub(crate) fn has_joint_inputs(&self) -> bool {
         self.layers
             .iter()
