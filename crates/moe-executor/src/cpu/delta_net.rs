@@ -7,6 +7,8 @@
 //!
 //! In Kimi Delta Attention (Kimi Team, "Kimi Linear", 2025), `g` has one value for each element of a key: `S ← S diag(exp(g))`.
 
+use std::cell::RefCell;
+
 use crate::cpu::disjoint::Disjoint;
 use crate::cpu::threads::Threads;
 
@@ -83,6 +85,11 @@ pub fn normalize(threads: &Threads, heads: Heads, eps: f32, qkv: &mut [f32]) {
     });
 }
 
+thread_local! {
+    /// Decays of the elements of a key; empty if all elements of a head have the same.
+    static DECAYS: RefCell<Vec<f32>> = RefCell::default();
+}
+
 /// Computes the tokens of a sequence in order. Updates `state (n_v, value, key)`; `out (token, n_v · width)`.
 pub fn delta_net(
     threads: &Threads,
@@ -98,7 +105,8 @@ pub fn delta_net(
     let scale = 1.0 / (d as f32).sqrt();
     let n_decay = tokens.decay.len() / tokens.beta.len().max(1);
     threads.split(n_v, bytes, |range| {
-        let mut decays = vec![0.0; d];
+        let mut decays = DECAYS.take();
+        decays.clear();
         for head in range {
             // SAFETY: `split` passes disjoint ranges of heads, and each head has a state of its own.
             let state = unsafe { state.slice(head * d * d..(head + 1) * d * d) };
@@ -110,35 +118,42 @@ pub fn delta_net(
                 let v = &qkv[2 * heads.n_k * d + head * d..][..d];
                 let at = token * n_v + head;
                 let beta = tokens.beta[at];
-                match &tokens.decay[at * n_decay..][..n_decay] {
-                    [g] => decays.fill(g.exp()),
-                    g => decays.iter_mut().zip(g).for_each(|(x, g)| *x = g.exp()),
-                }
+                let decay = match &tokens.decay[at * n_decay..][..n_decay] {
+                    [g] => g.exp(),
+                    g => {
+                        decays.clear();
+                        decays.extend(g.iter().map(|g| g.exp()));
+                        1.0
+                    }
+                };
                 // SAFETY: each head writes elements of its own of each token.
                 let out = unsafe { out.slice(at * d..(at + 1) * d) };
                 let rows = state.chunks_exact_mut(d).zip(v);
                 for (out, (row, v)) in out.iter_mut().zip(rows) {
-                    let known = decayed_product(row, &decays, k);
+                    row.iter_mut()
+                        .zip(&decays)
+                        .for_each(|(x, decay)| *x *= decay);
+                    let known = decayed_product(row, decay, k);
                     *out = updated_product(row, (v - known) * beta, k, q) * scale;
                 }
             }
         }
+        DECAYS.set(decays);
     });
 }
 
-/// Multiplies the elements of `row` by `decays`, and returns its product with `k`.
-fn decayed_product(row: &mut [f32], decays: &[f32], k: &[f32]) -> f32 {
-    let (row, row_end) = row.as_chunks_mut::<16>();
-    let ((decays, decays_end), (k, k_end)) = (decays.as_chunks::<16>(), k.as_chunks::<16>());
+/// Multiplies `row` by `decay`, and returns its product with `k`.
+fn decayed_product(row: &mut [f32], decay: f32, k: &[f32]) -> f32 {
+    let ((row, row_end), (k, k_end)) = (row.as_chunks_mut::<16>(), k.as_chunks::<16>());
     let mut lanes = [0.0f32; 16];
-    for ((row, decays), k) in row.iter_mut().zip(decays).zip(k) {
-        for (((lane, x), decay), k) in lanes.iter_mut().zip(row).zip(decays).zip(k) {
+    for (row, k) in row.iter_mut().zip(k) {
+        for ((lane, x), k) in lanes.iter_mut().zip(row).zip(k) {
             *x *= decay;
             *lane += *x * k;
         }
     }
     let mut sum = lanes.iter().sum::<f32>();
-    for ((x, decay), k) in row_end.iter_mut().zip(decays_end).zip(k_end) {
+    for (x, k) in row_end.iter_mut().zip(k_end) {
         *x *= decay;
         sum += *x * k;
     }
