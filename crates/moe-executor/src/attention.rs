@@ -104,7 +104,8 @@ impl<'g> Projections<'g> {
         spec: &AttentionSpec,
     ) -> Result<Projections<'g>> {
         if let Some(latent) = &spec.latent {
-            let latent = Latent::load(loader, hp, il, latent)?;
+            let rotates = spec.rope_layers.contain(il, false);
+            let latent = Latent::load(loader, hp, il, latent, rotates)?;
             return Ok(Projections::Latent(Box::new(latent)));
         }
         let heads = &hp.heads[il.index()];

@@ -431,9 +431,8 @@ impl Rows {
             | "attn_q_a" | "attn_q_b" | "attn_kv_a_mqa" | "attn_kv_b" => Some(self.tokens),
             "attn_k_b" | "attn_v_b" => Some(self.tokens.saturating_mul(self.n_head)),
             // Of recurrent layers.
-            "in_proj" | "out_proj" | "ssm_in" | "ssm_ba" | "ssm_alpha" | "ssm_beta" | "ssm_out" => {
-                Some(self.tokens)
-            }
+            "in_proj" | "out_proj" | "ssm_in" | "ssm_ba" | "ssm_alpha" | "ssm_beta" | "ssm_out"
+            | "ssm_f_a" | "ssm_f_b" | "ssm_g_a" | "ssm_g_b" => Some(self.tokens),
             "ffn_gate" | "ffn_up" | "ffn_down" | "ffn_gate_inp" | "ffn_gate_inp_shexp"
             | "ffn_gate_shexp" | "ffn_up_shexp" | "ffn_down_shexp" | "ffn_latent_down"
             | "ffn_latent_up" => of_block(),

@@ -1,13 +1,14 @@
 //! Layers of llama.cpp's nodes and tensors, from their names.
 
 use moe_trace::LayerId;
+use moe_trace::names::base_name;
 
 /// The layer of a weight (`blk.3.attn_q.weight`), a result (`Qcur-3`, `Qcur-3 (reshaped)`) or a cache (`cache_k_l3`).
 pub fn layer_of(name: &str) -> Option<LayerId> {
     if let Some(rest) = name.strip_prefix("blk.") {
         return rest.split('.').next()?.parse().ok();
     }
-    let name = name.split(' ').next()?;
+    let name = base_name(name);
     if name.starts_with("cache_") {
         return name.rsplit_once("_l")?.1.parse().ok();
     }
@@ -36,6 +37,7 @@ mod tests {
             ("blk.0.attn_sinks.weight", Some(0)),
             ("ffn_moe_topk-7", Some(7)),
             ("Qcur-3 (view) (permuted)", Some(3)),
+            ("g1 f_b(f_a(cur))-3", Some(3)),
             ("cache_k_l11", Some(11)),
             ("cache_v_l0 (view)", Some(0)),
             ("token_embd.weight", None),

@@ -148,7 +148,7 @@ fn check_pair(model: &Gguf, arch: &str, name: &str, pair: &Pair) -> Result<(), A
     let tensor = tensor.ok_or_else(|| AdapterFault::UnknownTensor {
         tensor: name.to_owned(),
     })?;
-    if let Some(reason) = not_applied(arch, name) {
+    if let Some(reason) = not_applied(model, arch, name) {
         return Err(AdapterFault::NotApplied {
             tensor: name.to_owned(),
             reason,
@@ -170,12 +170,16 @@ fn check_pair(model: &Gguf, arch: &str, name: &str, pair: &Pair) -> Result<(), A
 }
 
 /// Why adapters of a tensor are not supported; `None` if they are.
-fn not_applied(arch: &str, name: &str) -> Option<&'static str> {
+fn not_applied(model: &Gguf, arch: &str, name: &str) -> Option<&'static str> {
     if name == "token_embd.weight" {
         return Some("adapters of token embeddings are not supported");
     }
     // Products of llama.cpp's graphs without adapters: `ggml_mul_mat` instead of `build_lora_mm` in models/*.cpp.
-    let part = split_layer(name).1;
+    let (layer, part) = split_layer(name);
+    let has = |part: &str| {
+        let name = layer.map(|il| format!("blk.{il}.{part}"));
+        name.is_some_and(|name| model.tensor(&name).is_some())
+    };
     let plain: &[&str] = match arch {
         "deepseek2" | "mistral4" => &[
             "output.weight",
@@ -188,6 +192,26 @@ fn not_applied(arch: &str, name: &str) -> Option<&'static str> {
             "attn_kv_b.weight",
         ],
         "deepseek2-ocr" => &["output.weight"],
+        // A layer with Kimi Delta Attention.
+        "kimi-linear" if has("ssm_f_a.weight") => &[
+            "attn_q.weight",
+            "attn_k.weight",
+            "attn_v.weight",
+            "attn_qkv.weight",
+            "attn_output.weight",
+            "ssm_f_a.weight",
+            "ssm_f_b.weight",
+            "ssm_beta.weight",
+            "ssm_g_a.weight",
+            "ssm_g_b.weight",
+        ],
+        "kimi-linear" => &[
+            "output.weight",
+            "attn_q.weight",
+            "attn_kv_a_mqa.weight",
+            "attn_k_b.weight",
+            "attn_v_b.weight",
+        ],
         "nemotron_h_moe" => &["ffn_latent_down.weight", "ffn_latent_up.weight"],
         _ => &[],
     };

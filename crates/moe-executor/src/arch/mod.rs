@@ -18,6 +18,7 @@ mod granitehybrid;
 mod granitemoe;
 mod grok;
 mod hunyuan_moe;
+mod kimi_linear;
 mod lfm2moe;
 mod llama;
 mod llama4;
@@ -54,7 +55,6 @@ pub struct Architecture {
 /// All operations have a GPU kernel.
 const GPU: bool = true;
 /// An operation has no GPU kernel.
-#[expect(dead_code)]
 const CPU: bool = false;
 
 /// All architectures: the value of `general.architecture`, where it runs, and how it is loaded.
@@ -76,6 +76,7 @@ const ARCHITECTURES: &[(&str, bool, Load)] = &[
     ("granitemoe", GPU, granitemoe::load),
     ("grok", GPU, grok::load),
     ("hunyuan-moe", GPU, hunyuan_moe::load),
+    ("kimi-linear", CPU, kimi_linear::load),
     ("lfm2moe", GPU, lfm2moe::load),
     ("llama", GPU, llama::load),
     ("llama4", GPU, llama4::load),

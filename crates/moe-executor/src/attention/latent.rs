@@ -7,6 +7,8 @@
 //! - Newer files contain its parts for each head (`attn_k_b`, `attn_v_b`). The matrix of the keys is applied to the queries instead, and
 //!   the matrix of the values to the results of the heads. All heads then attend to the compressed rows, which the cache stores once:
 //!   a compressed row with the rotated elements is the key, and the compressed row alone is the value.
+//!
+//! Without RoPE (Kimi Linear), the elements that others rotate are used as they are. Its files have the newer format.
 
 use std::ops::Range;
 
@@ -35,7 +37,7 @@ pub struct LatentSpec {
     pub key_dim: usize,
     /// Width of a head of decompressed values.
     pub value_dim: usize,
-    /// Whether all heads attend to the compressed rows.
+    /// Whether all heads attend to the compressed rows. It must be set for layers without RoPE.
     pub absorbed: bool,
     /// Factors on the queries.
     pub temperature: Option<Temperature>,
@@ -101,6 +103,8 @@ pub(super) struct Latent<'g> {
     il: LayerId,
     spec: LatentSpec,
     rope: Rope,
+    /// Whether RoPE rotates the elements with a position.
+    rotates: bool,
     /// Compression of the queries `(n_embd, q_rank)`, and their norm `(q_rank)`.
     compress_q: Option<(Matrix<'g>, Norm)>,
     /// Queries `(q_rank or n_embd, n_head * key_dim)`.
@@ -127,6 +131,7 @@ impl<'g> Latent<'g> {
         hp: &HParams,
         il: LayerId,
         spec: &LatentSpec,
+        rotates: bool,
     ) -> Result<Latent<'g>> {
         let name = |part: &str| format!("blk.{il}.{part}");
         let stack = |part: &str, n_in, n_out, n_head| {
@@ -156,6 +161,7 @@ impl<'g> Latent<'g> {
             il,
             spec: *spec,
             rope: hp.rope,
+            rotates,
             compress_q: compress_q.transpose()?,
             queries: stack(queries, n_in, n_head * spec.key_dim, 1)?,
             compress: stack("attn_kv_a_mqa", n_embd, rank + n_rot, 1)?,
@@ -252,6 +258,11 @@ impl<'g> Latent<'g> {
 
     /// The queries of compressed rows in `s.q`: `keys` times the elements without a position, then the rotated elements.
     fn absorbed_queries(&self, ops: &mut Ops, keys: &Matrix, s: &mut AttentionState) {
+        if !self.rotates {
+            let names = ["q_nope_absorbed", "Qcur"].map(|stem| self.name(stem));
+            let (n_end, from, to) = (self.rope.n_dims, &mut s.latent.q, &mut s.q);
+            return ops.absorbed_plain_queries(names, keys, n_end, from, to);
+        }
         let names = ["q_nope_absorbed", "q_pe", "Qcur"].map(|stem| self.name(stem));
         let src = (&mut s.latent.q, self.spec.key_dim);
         ops.absorbed_queries(names, keys, &self.rope, src, &mut s.q);
@@ -271,13 +282,19 @@ impl<'g> Latent<'g> {
         let name = self.name("kv_cmpr_pe");
         ops.mul_mat(name, &self.compress, &mut s.normed, &mut latent.rows);
         let (rows, compressed) = (&mut latent.rows, &mut latent.compressed);
-        ops.columns(name, 0..self.spec.kv_rank, rows, compressed);
+        // llama.cpp names the view of the compressed elements only with RoPE.
+        let view = if self.rotates { name } else { name.view() };
+        ops.columns(view, 0..self.spec.kv_rank, rows, compressed);
         let names = ["norm", "kv_cmpr"].map(|stem| self.name(stem));
         ops.norm(at.device, names, compressed, &self.norm, &mut latent.normed);
     }
 
     /// The keys of compressed rows in `s.k`.
     fn compressed_keys(&self, ops: &mut Ops, s: &mut AttentionState) {
+        if !self.rotates {
+            let from = [&mut s.latent.normed, &mut s.latent.rows];
+            return ops.plain_keys(self.name("Kcur"), self.rope.n_dims, from, &mut s.k);
+        }
         let (latent, rank) = (&mut s.latent, self.spec.kv_rank);
         let join = Join {
             starts: (&mut latent.normed, part(0..rank, rank)),

@@ -1,5 +1,7 @@
 //! Causal convolution of the tokens of a sequence, with a kernel for each channel.
 
+use std::ops::Range;
+
 use crate::cpu::threads::Threads;
 
 /// `out[t] = Σ kernel[i] · input[t + i]` for each channel, where the input consists of `past` and `x`. Afterwards `past` contains the
@@ -15,13 +17,28 @@ pub fn convolve(
     x: &[f32],
     out: &mut [f32],
 ) {
+    convolve_to_columns(threads, 0..channels, kernel, past, x, (out, channels));
+}
+
+/// Like [`convolve`], with as many channels as `columns`: the result is these columns of `out (token, width)`, whose other columns do not
+/// change.
+pub fn convolve_to_columns(
+    threads: &Threads,
+    columns: Range<usize>,
+    kernel: &[f32],
+    past: &mut [f32],
+    x: &[f32],
+    (out, width): (&mut [f32], usize),
+) {
+    let channels = columns.len();
     let n_past = past.len() / channels.max(1);
     let before = &*past;
     let row = |i: usize| match i.checked_sub(n_past) {
         None => &before[i * channels..][..channels],
         Some(token) => &x[token * channels..][..channels],
     };
-    threads.rows(out, channels.max(1), |token, out| {
+    threads.rows(out, width.max(1), |token, out| {
+        let out = &mut out[columns.clone()];
         out.fill(0.0);
         for (i, weights) in kernel.chunks_exact(channels.max(1)).enumerate() {
             let products = row(token + i).iter().zip(weights);
@@ -83,6 +100,30 @@ mod tests {
                 }
                 assert_eq!(past, x[(17 - n) * CHANNELS..], "{n}");
             }
+        }
+    }
+
+    #[test]
+    fn parts_of_channels_agree_with_all_channels() {
+        let threads = Threads::new(2).unwrap();
+        let (n, tokens) = (4, 9);
+        let (kernel, x) = (values(n * CHANNELS, 11), values(tokens * CHANNELS, 17));
+        let expected = reference(&kernel, &x);
+        let mut out = vec![f32::NAN; x.len()];
+        for columns in [0..2, 2..CHANNELS] {
+            let of_part = |all: &[f32]| {
+                let rows = all.chunks_exact(CHANNELS);
+                rows.flat_map(|row| row[columns.clone()].to_vec())
+                    .collect::<Vec<f32>>()
+            };
+            let (kernel, x) = (of_part(&kernel), of_part(&x));
+            let mut past = vec![0.0; (n - 1) * columns.len()];
+            let out = (out.as_mut_slice(), CHANNELS);
+            convolve_to_columns(&threads, columns.clone(), &kernel, &mut past, &x, out);
+            assert_eq!(past, x[x.len() - past.len()..]);
+        }
+        for (got, expected) in out.iter().zip(&expected) {
+            assert!((f64::from(*got) - expected).abs() < 1e-4);
         }
     }
 }

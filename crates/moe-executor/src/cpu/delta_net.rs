@@ -4,6 +4,10 @@
 //! value of its query:
 //!
 //! `S ← exp(g) S`, `S ← S + β (v - S k) kᵀ`, `o = S q / √d`
+//!
+//! In Kimi Delta Attention (Kimi Team, "Kimi Linear", 2025), `g` has one value for each element of a key: `S ← S diag(exp(g))`.
+
+use std::cell::RefCell;
 
 use crate::cpu::disjoint::Disjoint;
 use crate::cpu::threads::Threads;
@@ -59,7 +63,7 @@ impl Heads {
 pub struct Tokens<'a> {
     /// Queries, keys and values `(token, (2 n_k + n_v) · width)`, after [`normalize`].
     pub qkv: &'a [f32],
-    /// Logarithms `g` of the decay `(token, n_v)`.
+    /// Logarithms `g` of the decay, for each head `(token, n_v)`, or for each element of its key `(token, n_v, width)`.
     pub decay: &'a [f32],
     /// Learning rates `β (token, n_v)`.
     pub beta: &'a [f32],
@@ -81,6 +85,11 @@ pub fn normalize(threads: &Threads, heads: Heads, eps: f32, qkv: &mut [f32]) {
     });
 }
 
+thread_local! {
+    /// Decays of the elements of a key; empty if all elements of a head have the same.
+    static DECAYS: RefCell<Vec<f32>> = RefCell::default();
+}
+
 /// Computes the tokens of a sequence in order. Updates `state (n_v, value, key)`; `out (token, n_v · width)`.
 pub fn delta_net(
     threads: &Threads,
@@ -94,7 +103,10 @@ pub fn delta_net(
     let bytes = size_of_val(state).saturating_mul(n_tokens);
     let (state, out) = (Disjoint::new(state), Disjoint::new(out));
     let scale = 1.0 / (d as f32).sqrt();
+    let n_decay = tokens.decay.len() / tokens.beta.len().max(1);
     threads.split(n_v, bytes, |range| {
+        let mut decays = DECAYS.take();
+        decays.clear();
         for head in range {
             // SAFETY: `split` passes disjoint ranges of heads, and each head has a state of its own.
             let state = unsafe { state.slice(head * d * d..(head + 1) * d * d) };
@@ -105,16 +117,28 @@ pub fn delta_net(
                 let k = &qkv[heads.n_k * d + of_keys..][..d];
                 let v = &qkv[2 * heads.n_k * d + head * d..][..d];
                 let at = token * n_v + head;
-                let (decay, beta) = (tokens.decay[at].exp(), tokens.beta[at]);
+                let beta = tokens.beta[at];
+                let decay = match &tokens.decay[at * n_decay..][..n_decay] {
+                    [g] => g.exp(),
+                    g => {
+                        decays.clear();
+                        decays.extend(g.iter().map(|g| g.exp()));
+                        1.0
+                    }
+                };
                 // SAFETY: each head writes elements of its own of each token.
                 let out = unsafe { out.slice(at * d..(at + 1) * d) };
                 let rows = state.chunks_exact_mut(d).zip(v);
                 for (out, (row, v)) in out.iter_mut().zip(rows) {
+                    row.iter_mut()
+                        .zip(&decays)
+                        .for_each(|(x, decay)| *x *= decay);
                     let known = decayed_product(row, decay, k);
                     *out = updated_product(row, (v - known) * beta, k, q) * scale;
                 }
             }
         }
+        DECAYS.set(decays);
     });
 }
 
@@ -182,11 +206,14 @@ mod tests {
                     part.iter().map(|x| x / length).collect::<Vec<f64>>()
                 };
                 let (q, k) = (unit(0), unit(heads.n_k * d));
-                let decay = f64::from(tokens.decay[t * heads.n_v + head]).exp();
+                let n_decay = tokens.decay.len() / tokens.beta.len();
+                let decays = &tokens.decay[(t * heads.n_v + head) * n_decay..][..n_decay];
                 let beta = f64::from(tokens.beta[t * heads.n_v + head]);
                 for j in 0..d {
                     let row = &mut state[(head * d + j) * d..][..d];
-                    row.iter_mut().for_each(|x| *x *= decay);
+                    for (i, x) in row.iter_mut().enumerate() {
+                        *x *= f64::from(decays[i % n_decay]).exp();
+                    }
                     let dot = |row: &[f64], x: &[f64]| -> f64 {
                         row.iter().zip(x).map(|(a, b)| a * b).sum()
                     };
@@ -204,7 +231,13 @@ mod tests {
     fn parts_of_a_sequence_agree_with_the_formulas() {
         const N: usize = 23;
         let threads = Threads::new(2).unwrap();
-        for (width, keys) in [(20, KeyHeads::Grouped), (32, KeyHeads::InTurn)] {
+        // The last two have a decay for each element of a key.
+        for (width, keys, n_decay) in [
+            (20, KeyHeads::Grouped, 1),
+            (32, KeyHeads::InTurn, 1),
+            (20, KeyHeads::Grouped, 20),
+            (32, KeyHeads::InTurn, 32),
+        ] {
             let heads = Heads {
                 n_k: 2,
                 n_v: 4,
@@ -212,7 +245,8 @@ mod tests {
                 keys,
             };
             let mut qkv = values(N * heads.qkv_width(), 3);
-            let decay: Vec<f32> = values(N * 4, 5).iter().map(|x| x - 1.0).collect();
+            let decay = values(N * 4 * n_decay, 5);
+            let decay: Vec<f32> = decay.iter().map(|x| x - 1.0).collect();
             let beta: Vec<f32> = values(N * 4, 7).iter().map(|x| x.abs()).collect();
             let tokens = Tokens {
                 qkv: &qkv.clone(),
@@ -228,7 +262,7 @@ mod tests {
                 for size in sizes {
                     let tokens = Tokens {
                         qkv: &qkv[first * heads.qkv_width()..],
-                        decay: &decay[first * 4..],
+                        decay: &decay[first * 4 * n_decay..],
                         beta: &beta[first * 4..],
                     };
                     let mut out = vec![f32::NAN; size * heads.v_width()];
@@ -238,7 +272,10 @@ mod tests {
                 }
                 let pairs = got.iter().zip(&expected);
                 for (got, expected) in pairs.chain(state.iter().zip(&expected_state)) {
-                    assert!((f64::from(*got) - expected).abs() < 1e-4, "{keys:?}");
+                    assert!(
+                        (f64::from(*got) - expected).abs() < 1e-4,
+                        "{keys:?}, {n_decay}"
+                    );
                 }
             }
         }

@@ -70,6 +70,7 @@ const PROFILES: &[(&str, Profile)] = &[
     ("granitemoe", Profile::SINGLE_TOKEN),
     ("grok", Profile::SINGLE_TOKEN),
     ("hunyuan-moe", Profile::SINGLE_TOKEN),
+    ("kimi-linear", Profile::SINGLE_TOKEN),
     ("lfm2moe", Profile::SINGLE_TOKEN),
     ("llama", Profile::SINGLE_TOKEN),
     ("llama4", Profile::SINGLE_TOKEN),

@@ -37,6 +37,7 @@ const DENSE_FIRST: Use = ReadFor(&[
     "ernie4_5-moe",
     "exaone-moe",
     "glm4moe",
+    "kimi-linear",
     "lfm2moe",
     "mistral4",
 ]);
@@ -50,11 +51,27 @@ const SHARED: Use = ReadFor(&[
     "dots1",
     "exaone-moe",
     "glm4moe",
+    "kimi-linear",
     "mistral4",
     "nemotron_h_moe",
 ]);
-/// Architectures whose header has whether the expert weights are normalized and scaled.
-const WEIGHTS: Use = ReadFor(&[
+/// Architectures whose header has a factor on the expert weights.
+const WEIGHTS_SCALE: Use = ReadFor(&[
+    "afmoe",
+    "bailingmoe2",
+    "cohere2moe",
+    "deepseek2",
+    "deepseek2-ocr",
+    "dots1",
+    "exaone-moe",
+    "glm4moe",
+    "kimi-linear",
+    "mistral4",
+    "nemotron_h_moe",
+    "step35",
+]);
+/// Architectures whose header has whether the expert weights are normalized.
+const WEIGHTS_NORM: Use = ReadFor(&[
     "afmoe",
     "bailingmoe2",
     "cohere2moe",
@@ -68,7 +85,9 @@ const WEIGHTS: Use = ReadFor(&[
     "step35",
 ]);
 /// Architectures with latent attention.
-const LATENT: Use = ReadFor(&["deepseek2", "mistral4"]);
+const LATENT: Use = ReadFor(&["deepseek2", "kimi-linear", "mistral4"]);
+/// Architectures with latent attention, YaRN and compressed queries.
+const DEEPSEEK: Use = ReadFor(&["deepseek2", "mistral4"]);
 const GEMMA: Use = ReadFor(&["gemma4"]);
 const GRANITE: Use = ReadFor(&["granitehybrid", "granitemoe"]);
 const GROK: Use = ReadFor(&["grok"]);
@@ -77,6 +96,7 @@ const STEP: Use = ReadFor(&["step35"]);
 const DELTA_NET: Use = ReadFor(&["qwen35moe", "qwen3next"]);
 /// Architectures with gated delta nets or Mamba-2 layers.
 const RECURRENT: Use = ReadFor(&["granitehybrid", "nemotron_h_moe", "qwen35moe", "qwen3next"]);
+const KIMI: Use = ReadFor(&["kimi-linear"]);
 const SCALED: Use = ReadFor(&["granitehybrid", "granitemoe", "grok"]);
 /// Architectures with a sliding window.
 const WINDOW: Use = ReadFor(&[
@@ -122,6 +142,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
             "gpt-oss",
             "grok",
             "hunyuan-moe",
+            "kimi-linear",
             "lfm2moe",
             "llama4",
             "mellum",
@@ -164,8 +185,8 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("expert_shared_count", SHARED),
     ("expert_group_count", Read),
     ("expert_group_used_count", Read),
-    ("expert_weights_scale", WEIGHTS),
-    ("expert_weights_norm", WEIGHTS),
+    ("expert_weights_scale", WEIGHTS_SCALE),
+    ("expert_weights_norm", WEIGHTS_NORM),
     ("expert_latent_length", Ignored),
     (
         "expert_gating_func",
@@ -178,6 +199,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
             "dots1",
             "exaone-moe",
             "glm4moe",
+            "kimi-linear",
             "lfm2moe",
             "minimax-m2",
             "mistral4",
@@ -240,7 +262,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("attention.group_norm_epsilon", Ignored),
     ("attention.group_norm_groups", Ignored),
     ("attention.causal", Must(true)),
-    ("attention.q_lora_rank", LATENT),
+    ("attention.q_lora_rank", DEEPSEEK),
     ("attention.kv_lora_rank", LATENT),
     ("attention.decay_lora_rank", Ignored),
     ("attention.iclr_lora_rank", Ignored),
@@ -257,7 +279,7 @@ pub(super) const KEYS: &[(&str, Use)] = &[
         "attention.temperature_length",
         ReadFor(&["deepseek2", "grok", "mistral4"]),
     ),
-    ("attention.temperature_scale", LATENT),
+    ("attention.temperature_scale", DEEPSEEK),
     ("attention.key_length_mla", LATENT),
     ("attention.value_length_mla", LATENT),
     ("attention.key_length_swa", WINDOW),
@@ -309,18 +331,27 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("rope.scaling.attn_factor", Read),
     ("rope.scaling.original_context_length", Read),
     ("rope.scaling.finetuned", Read),
-    ("rope.scaling.yarn_log_multiplier", LATENT),
+    ("rope.scaling.yarn_log_multiplier", DEEPSEEK),
     ("rope.scaling.yarn_ext_factor", GROK),
     ("rope.scaling.yarn_attn_factor", GROK),
     ("rope.scaling.yarn_beta_fast", GROK),
     ("rope.scaling.yarn_beta_slow", GROK),
-    ("ssm.conv_kernel", RECURRENT),
+    (
+        "ssm.conv_kernel",
+        ReadFor(&[
+            "granitehybrid",
+            "kimi-linear",
+            "nemotron_h_moe",
+            "qwen35moe",
+            "qwen3next",
+        ]),
+    ),
     ("ssm.inner_size", RECURRENT),
     ("ssm.state_size", RECURRENT),
     ("ssm.time_step_rank", RECURRENT),
     ("ssm.group_count", RECURRENT),
     ("ssm.dt_b_c_rms", Ignored),
-    ("kda.head_dim", Ignored),
+    ("kda.head_dim", KIMI),
     ("kda.safe_gate", Ignored),
     ("kda.gate_lower_bound", Ignored),
     ("wkv.head_size", Ignored),

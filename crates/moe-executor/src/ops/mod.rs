@@ -17,6 +17,7 @@
 //! | `ffn_shexp_gate_silu-N` | first operation of a sigmoid, which llama.cpp's graph computes as `silu(x) / x` |
 //! | `conv_input-N`, `conv_gated-N` | products of the input and the output of a short convolution with its gates |
 //! | `ssm_…-N` | operations of a Mamba-2 layer |
+//! | `kda_…-N`, `f_a-N`, `g_a-N` | operations of Kimi Delta Attention; `kda_g1-N`, `kda_normed-N` and `kda_out-N` are names of llama.cpp |
 //! | `ffn_moe_relu-N` | first operation of a squared ReLU |
 //! | `ffn_latent_down-N`, `ffn_latent_up-N` | products before and after experts of another width |
 //! | `attn_out_rows-N`, `l_out_rows-N`, `ffn_moe_logits_rows-N` | selection of the rows whose logits are wanted |
@@ -41,6 +42,7 @@ mod elementwise;
 mod expert_scales;
 mod experts;
 mod hot_cache;
+mod kimi;
 mod latent;
 mod limits;
 mod low_rank;

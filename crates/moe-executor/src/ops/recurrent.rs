@@ -104,7 +104,8 @@ impl Ops<'_> {
     }
 
     /// The gated delta rule for the tokens of each sequence: normalizes queries and keys of `qkv`, updates the states of the layer, and
-    /// stores the values that the queries read in `dst (token, n_v · width)`. `decay` and `beta` are `(token, n_v)`.
+    /// stores the values that the queries read in `dst (token, n_v · width)`. `decay` is `(token, n_v)`, or `(token, n_v · width)` with a
+    /// decay for each element of a key; `beta` is `(token, n_v)`.
     pub fn delta_net(
         &mut self,
         il: LayerId,
@@ -132,7 +133,7 @@ impl Ops<'_> {
                 let of = |width: usize| run.tokens.start * width..run.tokens.end * width;
                 let tokens = Tokens {
                     qkv: &qkv.data()[of(heads.qkv_width())],
-                    decay: &decay.data()[of(heads.n_v)],
+                    decay: &decay.data()[of(decay.width)],
                     beta: &beta.data()[of(heads.n_v)],
                 };
                 let out = &mut dst.data_mut()[of(heads.v_width())];

@@ -1,13 +1,16 @@
 //! Layers with recurrent states instead of attention. [`RecurrentSpec`] contains those of an architecture.
 
 mod delta_net;
+mod kda;
 mod mamba2;
 mod short_conv;
 
 pub use delta_net::{DeltaNet, DeltaNetSpec, DeltaNetState};
+pub use kda::{Kda, KdaState};
 pub use mamba2::{Mamba2, Mamba2Spec, Mamba2State};
 pub use short_conv::{ShortConv, ShortConvState};
 
+use crate::cpu::delta_net::Heads;
 use crate::hparams::HParams;
 
 /// The recurrent layers of an architecture.
@@ -17,13 +20,15 @@ pub enum RecurrentSpec {
     ShortConv,
     /// Gated delta nets (Qwen3-Next, Qwen3.5).
     DeltaNet(DeltaNetSpec),
+    /// Kimi Delta Attention, with as many heads of keys as of values.
+    Kda(Heads),
     /// Mamba-2.
     Mamba2(Mamba2Spec),
 }
 
 impl RecurrentSpec {
     /// Names of the buffers of a pass over `tokens` tokens, and their number of 4-byte values. `has_joint_inputs`: whether a delta net
-    /// has all its inputs in one matrix.
+    /// or a delta attention has all its inputs in one matrix.
     pub(crate) fn buffers(
         self,
         hp: &HParams,
@@ -38,6 +43,7 @@ impl RecurrentSpec {
             RecurrentSpec::DeltaNet(spec) => {
                 delta_net::buffers(spec, hp.n_embd, tokens, has_joint_inputs)
             }
+            RecurrentSpec::Kda(heads) => kda::buffers(heads, hp.n_embd, tokens, has_joint_inputs),
             RecurrentSpec::Mamba2(spec) => spec.buffers(hp.n_embd, tokens),
         }
     }

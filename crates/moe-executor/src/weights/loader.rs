@@ -239,7 +239,16 @@ impl<'g> Loader<'g> {
 
     /// The kernels of a convolution, `ne = [n, channels]`, converted to f32 and transposed: `(n, channels)`.
     pub(crate) fn kernels(&self, name: &str, n: usize, channels: usize) -> Result<Vector> {
-        let kernels = self.vectors(name, n, channels)?;
+        self.kernels_of(name, &[n, channels], [n, channels])
+    }
+
+    /// Like [`Loader::kernels`], of `ne = [n, 1, channels]`.
+    pub(crate) fn kernel_planes(&self, name: &str, n: usize, channels: usize) -> Result<Vector> {
+        self.kernels_of(name, &[n, 1, channels], [n, channels])
+    }
+
+    fn kernels_of(&self, name: &str, shape: &[usize], [n, channels]: [usize; 2]) -> Result<Vector> {
+        let kernels = self.converted(self.tensor(name, shape)?, n, channels)?;
         let element = |at: usize| kernels.data[at % channels * n + at / channels];
         let data = (0..n * channels).map(element).collect();
         Ok(Vector {
@@ -251,14 +260,19 @@ impl<'g> Loader<'g> {
 
     /// One vector per expert, `ne = [n, n_expert]`, converted to f32.
     pub(crate) fn vectors(&self, name: &str, n: usize, n_expert: usize) -> Result<Vector> {
-        let tensor = self.tensor(name, &[n, n_expert])?;
+        self.converted(self.tensor(name, &[n, n_expert])?, n, n_expert)
+    }
+
+    /// The `n_rows` vectors of a tensor, `n` elements each, converted to f32.
+    fn converted(&self, tensor: &Tensor, n: usize, n_rows: usize) -> Result<Vector> {
         let bytes = self.gguf.data(tensor)?;
-        let mut data = vec![0.0; n * n_expert];
+        let mut data = vec![0.0; n * n_rows];
         let converted = self.converted_bytes.get() + size_of_val(data.as_slice()) as u64;
         self.converted_bytes.set(converted);
-        let row_size = bytes.len() / n_expert;
+        let row_size = bytes.len() / n_rows;
         for (row, out) in bytes.chunks_exact(row_size).zip(data.chunks_exact_mut(n)) {
-            dequantize_row(tensor.ty, row, out).map_err(|e| self.kernel_error(name, e))?;
+            let result = dequantize_row(tensor.ty, row, out);
+            result.map_err(|e| self.kernel_error(&tensor.name, e))?;
         }
         Ok(Vector {
             place: Place::of(tensor),

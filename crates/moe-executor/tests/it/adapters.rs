@@ -10,6 +10,8 @@ use moe_synth::write;
 use moe_testkit::fixture;
 use moe_trace::Phase;
 
+use crate::records::described;
+
 /// A tensor of an adapter: name, and `ne`.
 type Entry<'a> = (&'a str, &'a [u64]);
 
@@ -138,6 +140,26 @@ fn rejects_tensors_that_do_not_fit() {
         fault(&keys(), &[("blk.0.attn_q.weight", &[n_embd])]),
         AdapterFault::Suffix { .. }
     ));
+}
+
+/// llama.cpp applies adapters to the output of latent attention, but not to that of Kimi Delta Attention.
+#[test]
+fn rejects_adapters_of_delta_attention() {
+    let gguf = described::model(&described::description("kimi-linear"), GgmlType::F32);
+    let mut keys = keys();
+    keys[1].1 = Value::String("kimi-linear".into());
+    for (layer, is_applied) in [(0, false), (3, true)] {
+        let name = |part: &str| format!("blk.{layer}.attn_output.weight.{part}");
+        let (name_a, name_b) = (name("lora_a"), name("lora_b"));
+        let tensors: [Entry; 2] = [(name_a.as_str(), &[64, 4]), (name_b.as_str(), &[4, 64])];
+        let adapter = adapter(&keys, &tensors);
+        let adapters = [Adapter {
+            gguf: &adapter,
+            scale: 1.0,
+        }];
+        let loaded = Model::load_with_adapters(&gguf, &adapters);
+        assert_eq!(loaded.is_ok(), is_applied, "layer {layer}");
+    }
 }
 
 #[test]

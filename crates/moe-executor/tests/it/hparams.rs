@@ -380,6 +380,20 @@ fn rejects_invalid_keys_of_recurrent_layers() {
             json!([0, 0, 2, 0, 4, 0]),
             "the same number of heads",
         ),
+        (
+            "kimi-linear",
+            "attention.head_count_kv",
+            json!([0, 0, 0, 2, 0]),
+            "it must be 1",
+        ),
+        ("kimi-linear", "kda.head_dim", json!(0), "out of range"),
+        (
+            "kimi-linear",
+            "rope.dimension_count",
+            json!(24),
+            "less than",
+        ),
+        ("kimi-linear", "attention.kv_lora_rank", json!(16), "sum of"),
         ("qwen3next", "ssm.inner_size", json!(32), "the product of"),
         (
             "qwen3next",

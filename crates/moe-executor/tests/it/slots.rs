@@ -133,8 +133,9 @@ fn batches_of_several_sequences_have_the_tokens_of_each_alone() {
 }
 
 /// Architectures with recurrent states.
-pub const RECURRENT: [&str; 5] = [
+pub const RECURRENT: [&str; 6] = [
     "granitehybrid",
+    "kimi-linear",
     "lfm2moe",
     "nemotron_h_moe",
     "qwen35moe",

@@ -452,6 +452,21 @@ impl State {
                 state: 0,
             });
         }
+        let width = number("kda.head_dim")?;
+        if width > 0 {
+            let heads = header.values("attention.head_count")?;
+            let n_head = heads.and_then(|heads| heads.get(0)).unwrap_or(0);
+            let n_inner = n_head.saturating_mul(width);
+            let n_past = match number("ssm.conv_kernel")? {
+                0 => 3,
+                n => n - 1,
+            };
+            // Queries, keys and values are convolved.
+            return Ok(State {
+                convolution: n_past.saturating_mul(n_inner).saturating_mul(3),
+                state: n_inner.saturating_mul(width),
+            });
+        }
         let (n_conv, n_inner) = (number("ssm.conv_kernel")?, number("ssm.inner_size")?);
         let (n_group, n_state) = (number("ssm.group_count")?, number("ssm.state_size")?);
         let channels = n_group

@@ -17,7 +17,6 @@ pub(super) const UNKNOWN: &[&str] = &[
     "glm5-next",
     "graniteswitch",
     "kimi-k3",
-    "kimi-linear",
     "llada-moe",
     "mamba",
     "mamba2",
@@ -143,7 +142,7 @@ impl Recurrence {
         };
         Ok(match header.arch {
             "falcon-h1" => Recurrence::Both,
-            "granitehybrid" | "jamba" | "lfm2" | "lfm2moe" => {
+            "granitehybrid" | "jamba" | "kimi-linear" | "lfm2" | "lfm2moe" => {
                 let heads = header.values("attention.head_count_kv")?;
                 Recurrence::Layers(layers.map(|layer| zero(&heads, layer)).collect())
             }

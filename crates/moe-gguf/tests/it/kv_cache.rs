@@ -296,6 +296,24 @@ fn hybrid_models_have_recurrent_layers() {
         bytes(&header("lfm2moe", &short), KvTypes::default(), 1),
         [(0, 0, 4 * 2 * 64), attention]
     );
+    // Queries, keys and values of 2 heads are convolved. The cache of the attention has one row for keys and values.
+    let delta = [
+        ("block_count", One(2)),
+        ("embedding_length", One(64)),
+        ("attention.head_count", One(2)),
+        ("attention.head_count_kv", List(&[0, 1])),
+        ("attention.key_length", One(40)),
+        ("attention.value_length", One(32)),
+        ("attention.key_length_mla", One(24)),
+        ("attention.value_length_mla", One(16)),
+        ("ssm.conv_kernel", One(4)),
+        ("kda.head_dim", One(16)),
+    ];
+    let state_of_heads = 4 * (3 * 3 * 2 * 16 + 16 * 16 * 2);
+    assert_eq!(
+        bytes(&header("kimi-linear", &delta), KvTypes::default(), 1),
+        [(0, 0, state_of_heads), (2 * 40, 0, 0)]
+    );
     // Each sequence has its own state.
     let shape = KvShape::of(&header("qwen3next", &ssm())).unwrap();
     let layers = shape
@@ -330,7 +348,7 @@ fn positions_are_padded_and_divided_by_sequences() {
 fn reports_unknown_and_incomplete_headers() {
     let error = |arch, keys: &[(&str, V)]| KvShape::of(&header(arch, keys)).unwrap_err();
     assert!(
-        matches!(error("kimi-linear", &TWO_LAYERS), KvError::Architecture { arch } if arch == "kimi-linear")
+        matches!(error("kimi-k3", &TWO_LAYERS), KvError::Architecture { arch } if arch == "kimi-k3")
     );
     let mut keys = Vec::from(TWO_LAYERS);
     keys.push(("attention.indexer.key_length", One(128)));

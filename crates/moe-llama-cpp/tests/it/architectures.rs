@@ -37,7 +37,7 @@ fn agree_on_headers_of_published_models() {
 }
 
 /// Architectures with a description in `fixtures/architectures`.
-pub const DESCRIBED: [&str; 27] = [
+pub const DESCRIBED: [&str; 28] = [
     "afmoe",
     "arctic",
     "bailingmoe2",
@@ -53,6 +53,7 @@ pub const DESCRIBED: [&str; 27] = [
     "granitemoe",
     "grok",
     "hunyuan-moe",
+    "kimi-linear",
     "lfm2moe",
     "llama4",
     "mellum",

@@ -1,4 +1,4 @@
-//! Latent attention: both formats of files, and header keys that the descriptions lack.
+//! Latent attention: both formats of files, and header keys that the descriptions lack; inputs of delta attention in one matrix.
 
 use moe_engine::Mode;
 use moe_gguf::GgmlType;
@@ -13,7 +13,7 @@ type Change = fn(&mut Description);
 /// A variant of a described model: architecture, what is different, changes.
 type Variant = (&'static str, &'static str, &'static [Change]);
 
-const VARIANTS: [Variant; 8] = [
+const VARIANTS: [Variant; 10] = [
     ("deepseek2", "queries without compression", &[plain_queries]),
     ("deepseek2", "one matrix for keys and values", &[one_matrix]),
     ("deepseek2", "both", &[plain_queries, one_matrix]),
@@ -21,6 +21,8 @@ const VARIANTS: [Variant; 8] = [
     ("deepseek2", "linear scaling", &[linear_scaling]),
     ("deepseek2", "groups", &[groups]),
     ("deepseek2", "groups with softmax", &[groups, softmax]),
+    ("kimi-linear", "joint inputs", &[joint_inputs]),
+    ("kimi-linear", "no number of shared experts", &[unnumbered]),
     ("mistral4", "one matrix for keys and values", &[one_matrix]),
 ];
 
@@ -40,6 +42,22 @@ fn one_matrix(description: &mut Description) {
     description.set("attention.head_count_kv", Key::Number(4));
     let of_heads = ["attn_k_b.weight", "attn_v_b.weight"];
     description.replace_tensors(&of_heads, &[("attn_kv_b.weight", &[32, 128])]);
+}
+
+/// Queries, keys and values of the recurrent layers in one matrix.
+fn joint_inputs(description: &mut Description) {
+    for range in &mut description.layers {
+        if range.tensors.remove("attn_k.weight").is_some() {
+            range.tensors.remove("attn_q.weight");
+            range.tensors.remove("attn_v.weight");
+            let joint = "attn_qkv.weight".to_owned();
+            range.tensors.insert(joint, vec![64, 192]);
+        }
+    }
+}
+
+fn unnumbered(description: &mut Description) {
+    description.set("expert_shared_count", Key::Number(0));
 }
 
 fn softmax(description: &mut Description) {

@@ -121,12 +121,20 @@ fn both_of(dir: &Path, path: &Path, adapters: &[&Gguf], mode: Mode, cache: Cache
 type Weight = (String, u16, u64, u64, u32);
 
 /// Starts and ends of the names of the weights that the first product of a recurrent layer reads, and those of the last.
-const FIRST_PRODUCTS: [&str; 3] = [
+const FIRST_PRODUCTS: [&str; 4] = [
+    ".attn_q.weight",
     ".attn_qkv.weight",
     ".shortconv.in_proj.weight",
     ".ssm_in.weight",
 ];
-const LAST_PRODUCTS: [&str; 2] = [".shortconv.out_proj.weight", ".ssm_out.weight"];
+const LAST_PRODUCTS: [&str; 3] = [
+    ".attn_output.weight",
+    ".shortconv.out_proj.weight",
+    ".ssm_out.weight",
+];
+
+/// Starts of the names of recurrent states. llama.cpp renames some of them.
+const STATES: [&str; 3] = ["cache_r_", "cache_s_", "conv_states_all-"];
 
 /// An operation of a run: its name, and the names of its sources.
 struct Named {
@@ -152,7 +160,7 @@ fn common(operations: &[Named]) -> Vec<(usize, bool)> {
         let is_recurrent = named.layer.is_some_and(|layer| recurrent.contains(&layer));
         is_inside |= is_recurrent && reads(&FIRST_PRODUCTS);
         let mut names = named.reads.iter().chain([&named.name]);
-        let has_state = names.any(|n| n.starts_with("cache_r_") || n.starts_with("cache_s_"));
+        let has_state = names.any(|name| STATES.iter().any(|state| name.starts_with(state)));
         let is_product = named.op == "MUL_MAT" && reads(&[".weight"]);
         if is_product || reads(&["out_ids"]) || !(is_inside || has_state) {
             common.push((i, is_inside));

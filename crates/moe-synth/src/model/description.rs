@@ -150,14 +150,9 @@ impl LayerTensors {
 
 /// Whether llama.cpp requires F32 for a tensor that may be a matrix, given its name without the layer.
 fn is_f32(part: &str) -> bool {
-    const SMALL: [&str; 5] = [
-        "shortconv.conv.weight",
-        "ssm_a",
-        "ssm_conv1d.weight",
-        "ssm_d",
-        "ssm_norm.weight",
-    ];
-    part.starts_with("ffn_gate_inp") || SMALL.contains(&part)
+    const SMALL: [&str; 4] = ["shortconv.conv.weight", "ssm_a", "ssm_d", "ssm_norm.weight"];
+    let starts = ["ffn_gate_inp", "ssm_conv1d"];
+    starts.iter().any(|start| part.starts_with(start)) || SMALL.contains(&part)
 }
 
 impl Description {

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::hparams::{HParams, LayerCache};
 use crate::kv_cache::KvCache;
 use crate::ops::{At, Ops};
-use crate::recurrent::{DeltaNet, Mamba2, RecurrentSpec, ShortConv};
+use crate::recurrent::{DeltaNet, Kda, Mamba2, RecurrentSpec, ShortConv};
 use crate::weights::Loader;
 
 /// The weights of attention or of a recurrent layer, with the norm of its input.
@@ -17,6 +17,7 @@ pub(super) enum Mixer<'g> {
     Attention(Box<AttentionLayer<'g>>),
     ShortConv(Box<ShortConv<'g>>),
     DeltaNet(Box<DeltaNet<'g>>),
+    Kda(Box<Kda<'g>>),
     Mamba2(Box<Mamba2<'g>>),
     /// The layer has a block only.
     None,
@@ -35,6 +36,9 @@ impl<'g> Mixer<'g> {
             }
             (LayerCache::State(shape), Some(RecurrentSpec::DeltaNet(spec))) => {
                 Mixer::DeltaNet(Box::new(DeltaNet::load(loader, hp, il, shape, spec)?))
+            }
+            (LayerCache::State(shape), Some(RecurrentSpec::Kda(heads))) => {
+                Mixer::Kda(Box::new(Kda::load(loader, hp, il, shape, heads)?))
             }
             (LayerCache::State(_), Some(RecurrentSpec::Mamba2(mamba2))) => {
                 Mixer::Mamba2(Box::new(Mamba2::load(loader, hp, il, &mamba2)?))
@@ -56,14 +60,19 @@ impl<'g> Mixer<'g> {
     pub(super) fn is_fused(&self) -> bool {
         match self {
             Mixer::Attention(attention) => attention.is_fused(),
-            Mixer::ShortConv(_) | Mixer::DeltaNet(_) | Mixer::Mamba2(_) | Mixer::None => false,
+            Mixer::ShortConv(_)
+            | Mixer::DeltaNet(_)
+            | Mixer::Kda(_)
+            | Mixer::Mamba2(_)
+            | Mixer::None => false,
         }
     }
 
-    /// Whether all inputs of a delta net are in one matrix.
+    /// Whether all inputs of a delta net or a delta attention are in one matrix.
     pub(super) fn has_joint_inputs(&self) -> bool {
         match self {
             Mixer::DeltaNet(layer) => layer.has_joint_inputs(),
+            Mixer::Kda(layer) => layer.has_joint_inputs(),
             Mixer::Attention(_) | Mixer::ShortConv(_) | Mixer::Mamba2(_) | Mixer::None => false,
         }
     }
@@ -74,6 +83,7 @@ impl<'g> Mixer<'g> {
             Mixer::Attention(attention) => attention.ops(),
             Mixer::ShortConv(layer) => layer.ops(),
             Mixer::DeltaNet(layer) => layer.ops(),
+            Mixer::Kda(layer) => layer.ops(),
             Mixer::Mamba2(layer) => layer.ops(),
             Mixer::None => 0,
         }
@@ -89,6 +99,7 @@ impl<'g> Mixer<'g> {
                 layer.convolve(ops, at, &mut s.short_conv, &mut s.x, cache);
             }
             Mixer::DeltaNet(layer) => layer.read(ops, at, &mut s.delta_net, &mut s.x, cache),
+            Mixer::Kda(layer) => layer.read(ops, at, &mut s.kda, &mut s.x, cache),
             Mixer::Mamba2(layer) => layer.scan(ops, at, &mut s.mamba2, &mut s.x, cache),
             Mixer::None => {}
         }
@@ -100,6 +111,7 @@ impl<'g> Mixer<'g> {
             Mixer::Attention(attention) => attention.output(ops, &mut s.attention, &mut s.block),
             Mixer::ShortConv(layer) => layer.output(ops, &mut s.short_conv, &mut s.block),
             Mixer::DeltaNet(layer) => layer.output(ops, &mut s.delta_net, &mut s.block),
+            Mixer::Kda(layer) => layer.output(ops, &mut s.kda, &mut s.block),
             Mixer::Mamba2(layer) => layer.output(ops, &mut s.mamba2, &mut s.block),
             Mixer::None => {}
         }

@@ -15,6 +15,7 @@ use crate::hparams::{HParams, Heads};
 use crate::kv_cache::KvCache;
 use crate::moe::MoeLayer;
 use crate::ops::Ops;
+use crate::recurrent::RecurrentSpec;
 use crate::weights::{Bias, Loader, Matrix};
 
 use layer::DecoderLayer;
@@ -59,7 +60,7 @@ impl<'g> Decoder<'g> {
         layers.map(|(_, heads)| heads)
     }
 
-    /// Whether a delta net has all its inputs in one matrix.
+    /// Whether a delta net or a delta attention has all its inputs in one matrix.
     pub(crate) fn has_joint_inputs(&self) -> bool {
         self.layers
             .iter()
@@ -68,7 +69,8 @@ impl<'g> Decoder<'g> {
 
     /// A part of the model that has no GPU kernel.
     pub(crate) fn without_kernel(&self) -> Option<&'static str> {
-        None
+        let is_kda = matches!(self.spec.recurrent, Some(RecurrentSpec::Kda(_)));
+        is_kda.then_some("Kimi Delta Attention")
     }
 
     /// Looks up the embeddings of `s.tokens` and stores them in the residual stream `s.x`.

@@ -9,7 +9,7 @@ use crate::device_id::DeviceId;
 use crate::ffn::FfnState;
 use crate::moe::MoeState;
 use crate::ops::Ops;
-use crate::recurrent::{DeltaNetState, Mamba2State, ShortConvState};
+use crate::recurrent::{DeltaNetState, KdaState, Mamba2State, ShortConvState};
 
 /// Buffers of a pass, shared by all layers.
 pub struct State {
@@ -33,6 +33,8 @@ pub struct State {
     pub short_conv: ShortConvState,
     /// Buffers of gated delta nets.
     pub delta_net: DeltaNetState,
+    /// Buffers of Kimi Delta Attention.
+    pub kda: KdaState,
     /// Buffers of Mamba-2 layers.
     pub mamba2: Mamba2State,
     /// Buffers of the dense blocks.
@@ -62,6 +64,7 @@ impl Default for State {
             moe: MoeState::new(64),
             short_conv: ShortConvState::new(96),
             delta_net: DeltaNetState::new(112),
+            kda: KdaState::new(144),
             mamba2: Mamba2State::new(128),
             tokens: Vec::new(),
             wanted: Vec::new(),
@@ -85,6 +88,7 @@ impl State {
         self.attention.buffers(inventory);
         self.short_conv.buffers(inventory);
         self.delta_net.buffers(inventory);
+        self.kda.buffers(inventory);
         self.mamba2.buffers(inventory);
         self.dense.buffers(inventory);
         self.moe.buffers(inventory);
