@@ -11,8 +11,11 @@ round. `table` prints the medians and the median of the paired ratios as a Markd
   prompt    prompts of 128, 512, 2,048 and 8,192 tokens
   float     prompts of 512 and 2,048 tokens with dense weights in F16
   host      experts in CPU memory: a prompt of 512 tokens, and 32 tokens
+  architectures      a prompt of 512 tokens and 32 tokens, with models of a few layers (0.9 to 4.5 GB)
+  architectures-cpu  the same on the CPU, with prompts of 128 tokens
 
-The models are synthetic: `moe-analyze synth` writes them to the directory --work (32 GB).
+The models are synthetic: `moe-analyze synth` writes them to the directory --work (32 GB; the short ones are removed afterwards). A null stands for a model that the program
+cannot load.
 """
 
 import argparse
@@ -30,12 +33,21 @@ MODELS = {
     "gpt-oss-20b MXFP4, dense weights in F16": ["--like", "gpt-oss-20b"],
 }
 BOTH = list(MODELS)[:2]
-# Models; tests as prompt, generated and depth in tokens; whether the experts are in CPU memory; repetitions in a round.
+# Numbers of layers.
+SHORT = {
+    "afmoe": 8, "deepseek-v2-lite": 8, "gemma4-26b-a4b": 4, "glm-4.5-air": 2, "granite-4-h-tiny": 10, "lfm2-8b-a1b": 10,
+    "nemotron-3-nano-30b-a3b": 8, "qwen35moe-35b-a3b": 4, "qwen3-next-80b-a3b": 4, "qwen3-30b-a3b": 6,
+}
+MODELS |= {f"{name}, {layers} layers": ["--like", name, "--quant", "Q4_K_M", "--layers", str(layers)] for name, layers in SHORT.items()}
+# Models; tests as prompt, generated and depth in tokens; where the model is: on the GPU, on the GPU with experts in CPU memory ("host"), or
+# on the CPU; repetitions in a round.
 PARTS = {
-    "decode": (BOTH, [(0, 128, 0), (0, 128, 8192)], False, 2),
-    "prompt": (BOTH, [(128, 0, 0), (512, 0, 0), (2048, 0, 0), (8192, 0, 0)], False, 2),
-    "float": (list(MODELS)[2:], [(512, 0, 0), (2048, 0, 0)], False, 2),
-    "host": (BOTH, [(512, 0, 0), (0, 32, 0)], True, 1),
+    "decode": (BOTH, [(0, 128, 0), (0, 128, 8192)], "gpu", 2),
+    "prompt": (BOTH, [(128, 0, 0), (512, 0, 0), (2048, 0, 0), (8192, 0, 0)], "gpu", 2),
+    "float": (list(MODELS)[2:], [(512, 0, 0), (2048, 0, 0)], "gpu", 2),
+    "host": (BOTH, [(512, 0, 0), (0, 32, 0)], "host", 1),
+    "architectures": (list(MODELS)[3:], [(512, 0, 0), (0, 32, 0)], "gpu", 2),
+    "architectures-cpu": (list(MODELS)[3:], [(128, 0, 0), (0, 32, 0)], "cpu", 1),
 }
 
 
@@ -57,7 +69,7 @@ def parse_args():
 def output_of(command, **environment):
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, env=os.environ | environment)
     if done.returncode != 0:
-        sys.exit(f"{command[0]} failed with exit code {done.returncode}: {done.stderr[-800:]}")
+        raise RuntimeError(f"{command[0]} failed with exit code {done.returncode}: {done.stderr[-800:]}")
     return done.stdout
 
 
@@ -69,25 +81,28 @@ def model(args, name):
     return path
 
 
-def of_llama_cpp(args, path, test, on_host, repetitions):
+def of_llama_cpp(args, path, test, place, repetitions):
     prompt, generated, depth = test
-    command = [args.llama_bench, "-m", path, "-ngl", 99, "-fa", 1, "-p", prompt, "-n", generated, "-d", depth, "-r", repetitions, "-t", args.threads, "-o", "json"]
-    if on_host:
+    command = [args.llama_bench, "-m", path, "-ngl", 0 if place == "cpu" else 99, "-fa", 1, "-p", prompt, "-n", generated, "-d", depth, "-r", repetitions, "-t", args.threads, "-o", "json"]
+    if place == "host":
         command += ["-ncmoe", 99]
-    return json.loads(output_of(command, LD_LIBRARY_PATH=str(args.llama_bench.parent)))[0]["avg_ts"]
+    environment = {"LD_LIBRARY_PATH": str(args.llama_bench.parent)}
+    if place == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    return json.loads(output_of(command, **environment))[0]["avg_ts"]
 
 
-def of_moe_analyze(args, path, test, on_host, repetitions):
+def of_moe_analyze(args, path, test, place, repetitions):
     prompt, generated, depth = test
-    command = [args.moe_analyze, "--quiet", "bench", "-m", path, "--device", "cuda", "-p", prompt, "-n", generated, "-d", depth, "-r", repetitions]
+    command = [args.moe_analyze, "--quiet", "bench", "-m", path, "--device", "cpu" if place == "cpu" else "cuda", "-p", prompt, "-n", generated, "-d", depth, "-r", repetitions]
     command += ["-t", args.threads, "-o", "json"]
-    if on_host:
+    if place == "host":
         command += ["--cpu-moe", "--policy", "cpu"]
     return json.loads(output_of(command))[0]["avg_ts"]
 
 
 def run(args):
-    models, tests, on_host, repetitions = PARTS[args.part]
+    models, tests, place, repetitions = PARTS[args.part]
     gpu = output_of(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]).splitlines()[0]
     version = output_of([args.moe_analyze, "--version"]).strip()
     print(json.dumps({"machine": platform.processor() or platform.machine(), "cpus": os.cpu_count(), "gpu": gpu, "program": version}), flush=True)
@@ -99,16 +114,23 @@ def run(args):
                 speeds = {}
                 # Alternately first, so that a change of the clock affects both.
                 for program in programs if number % 2 == 0 else programs[::-1]:
-                    speeds[program.__name__[3:]] = round(program(args, path, test, on_host, repetitions), 2)
-                row = {"part": args.part, "model": name, "n_prompt": test[0], "n_gen": test[1], "n_depth": test[2], "on_host": on_host, "round": number}
+                    try:
+                        speed = round(program(args, path, test, place, repetitions), 2)
+                    except RuntimeError as error:
+                        speed = None
+                        print(error, file=sys.stderr)
+                    speeds[program.__name__[3:]] = speed
+                row = {"part": args.part, "model": name, "n_prompt": test[0], "n_gen": test[1], "n_depth": test[2], "place": place, "round": number}
                 print(json.dumps(row | speeds), flush=True)
+        if "layers" in name:
+            path.unlink()
 
 
 def name_of(row):
     what = f"prompt of {row['n_prompt']:,} tokens" if row["n_prompt"] else f"{row['n_gen']} tokens"
     if row["n_depth"]:
         what += f" at depth {row['n_depth']:,}"
-    return what + (", experts in CPU memory" if row["on_host"] else "")
+    return what + {"gpu": "", "host": ", experts in CPU memory", "cpu": ", on the CPU"}[row["place"]]
 
 
 def table(args):
@@ -116,7 +138,7 @@ def table(args):
     for file in args.files:
         for line in file.read_text("utf-8").splitlines():
             row = json.loads(line)
-            if "model" in row:
+            if "model" in row and row["moe_analyze"] and row["llama_cpp"]:
                 rows.setdefault((row["model"], name_of(row)), []).append((row["moe_analyze"], row["llama_cpp"]))
     print("| model | test | tokens/s | llama.cpp (tokens/s) | ratio | rounds |")
     print("|---|---|---|---|---|---|")
