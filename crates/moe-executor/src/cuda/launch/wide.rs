@@ -84,9 +84,10 @@ impl Kernels {
             _ => false,
         };
         let fits = shared + FIXED <= self.shared;
+        let is_plain = shape.softcap.is_none();
         let is_aligned = dims.iter().all(|d| d.is_multiple_of(tiles::ELEMENTS));
         let has_tensor_cores = self.attention.capability() >= tiles::CAPABILITY;
-        if !(is_suited && fits && is_aligned && has_tensor_cores) {
+        if !(is_suited && is_plain && fits && is_aligned && has_tensor_cores) {
             return None;
         }
         let module = of_type(&self.attention_of, Some(CacheType::F16))?;
