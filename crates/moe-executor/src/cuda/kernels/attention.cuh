@@ -25,9 +25,9 @@ struct Shape {
 #define INPUTS \
     const float *q, const void *k, const void *v, const unsigned *positions, const unsigned *sequences, \
     const float* __restrict__ sinks, unsigned n_tokens, unsigned n_head, unsigned n_head_kv, unsigned head_dim, unsigned value_dim, \
-    unsigned window, unsigned heads, unsigned splits, unsigned k_stride, unsigned v_stride, unsigned types, float scale, float *out, float *parts, Start start
+    unsigned window, unsigned heads, unsigned splits, unsigned k_stride, unsigned v_stride, unsigned types, float scale, float softcap, float *out, float *parts, Start start
 #define ARGUMENTS \
-    q, k, v, positions, sequences, sinks, n_tokens, n_head, n_head_kv, head_dim, value_dim, window, heads, splits, k_stride, v_stride, types, scale, out, \
+    q, k, v, positions, sequences, sinks, n_tokens, n_head, n_head_kv, head_dim, value_dim, window, heads, splits, k_stride, v_stride, types, scale, softcap, out, \
         parts, start
 #define SHAPE Shape{n_head, n_head_kv, head_dim, value_dim, window, heads, splits}
 

@@ -19,7 +19,7 @@ kernels! {
     TOKEN_1_256 = "attention_token_1_256",
     TOKEN_4_256 = "attention_token_4_256" => (
         q: Ptr, k: Ptr, v: Ptr, positions: Ptr, sequences: Ptr, sinks: Ptr, n_tokens: U32, n_head: U32, n_head_kv: U32, head_dim: U32,
-        value_dim: U32, window: U32, heads: U32, splits: U32, k_stride: U32, v_stride: U32, types: U32, scale: F32, out: Ptr, parts: Ptr,
+        value_dim: U32, window: U32, heads: U32, splits: U32, k_stride: U32, v_stride: U32, types: U32, scale: F32, softcap: F32, out: Ptr, parts: Ptr,
     );
 }
 
@@ -170,6 +170,7 @@ impl Kernels {
             strides[1],
             numbers(types),
             shape.scale,
+            shape.softcap.unwrap_or(0.0),
             it.out,
             parts,
         ];

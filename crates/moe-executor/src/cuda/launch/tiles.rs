@@ -17,7 +17,7 @@ kernels! {
     ONE_256 = "attention_one_256",
     SHARED_512 = "attention_shared_512" => (
         q: Ptr, k: Ptr, v: Ptr, positions: Ptr, sequences: Ptr, sinks: Ptr, n_tokens: U32, n_head: U32, n_head_kv: U32, head_dim: U32,
-        value_dim: U32, window: U32, heads: U32, splits: U32, k_stride: U32, v_stride: U32, types: U32, scale: F32, out: Ptr, parts: Ptr,
+        value_dim: U32, window: U32, heads: U32, splits: U32, k_stride: U32, v_stride: U32, types: U32, scale: F32, softcap: F32, out: Ptr, parts: Ptr,
     );
 }
 
