@@ -64,16 +64,9 @@ __device__ inline void split_range(unsigned& first, unsigned& end, unsigned spli
     end = min(end, first + each);
 }
 
-// First elements of the keys and values of a KV head of a sequence. If `v` is `k`, there is one KV head, and its values are the first elements
-// of its keys.
-struct Places {
-    size_t key, value;
-};
-
-__device__ inline Places places_of(const void* k, const void* v, unsigned sequence, unsigned kv_head, const Shape& shape) {
-    const size_t rows = size_t(sequence) * shape.n_head_kv;
-    return {(rows + kv_head) * shape.head_dim, v == k ? rows * shape.head_dim : (rows + kv_head) * shape.value_dim};
-}
+// Elements between the values of two KV heads or, with one KV head, of two sequences. If `v` is `k`, there is one KV head, and its values are
+// the first elements of its keys.
+__device__ inline unsigned value_row(const void* k, const void* v, const Shape& shape) { return v == k ? shape.head_dim : shape.value_dim; }
 
 // The factor that normalizes the weighted sum of the values. A sink is a score in the softmax without a value.
 __device__ inline float closing_factor(float top, float total, const float* sinks, unsigned head) {
@@ -116,7 +109,7 @@ __device__ void attend_token(INPUTS) {
     const unsigned piece = blockIdx.x % pieces, kv_head = blockIdx.x / pieces % n_head_kv, token = blockIdx.x / pieces / n_head_kv;
     const unsigned first_head = kv_head * per_kv + piece * heads, n_heads = min(heads, per_kv - piece * heads);
     const unsigned fours = head_dim / 4, value_fours = value_dim / 4;
-    const Places places = places_of(k, v, sequences ? sequences[token] : 0, kv_head, shape);
+    const size_t row_head = (sequences ? sequences[token] * n_head_kv : 0) + kv_head;
 
     // Heads and elements that do not exist are zero.
     for (unsigned i = threadIdx.x; i < H * (D / 4); i += THREADS) {
@@ -144,7 +137,7 @@ __device__ void attend_token(INPUTS) {
 #pragma unroll UNROLLED
         for (unsigned step = 0; step < CHUNK; step += THREADS / LANES) {
             const unsigned at = step + threadIdx.x / LANES, part = threadIdx.x % LANES;
-            const Row key(k, places.key + size_t(start + min(at, n - 1)) * k_stride, types & 0xffff);
+            const Row key(k, row_head * head_dim + size_t(start + min(at, n - 1)) * k_stride, types & 0xffff);
             float score[H];
 #pragma unroll
             for (unsigned h = 0; h < H; ++h) score[h] = 0.0f;
@@ -197,7 +190,7 @@ __device__ void attend_token(INPUTS) {
         }
 #pragma unroll 4
         for (unsigned at = warp; at < n; at += WARPS) {
-            const Row value(v, places.value + size_t(start + at) * v_stride, types >> 16);
+            const Row value(v, row_head * value_row(k, v, shape) + size_t(start + at) * v_stride, types >> 16);
 #pragma unroll
             for (unsigned i = 0; i < V / 128; ++i) {
                 if (lane + i * WARP >= value_fours) continue;
@@ -245,7 +238,6 @@ __device__ void attend_tokens(INPUTS) {
     const unsigned first_head = kv_head * per_kv + piece * heads, n_heads = min(heads, per_kv - piece * heads);
     const unsigned tokens = ROWS / heads, first_token = block / pieces / n_head_kv * tokens;
     const unsigned fours = head_dim / 4, value_fours = value_dim / 4, row = max(fours, value_fours) + 1;
-    const Places places = places_of(k, v, 0, kv_head, shape);
     float4* queries = shared;
     float4* tile = queries + ROWS * row;
     float4* weights = tile + TILE * row;
@@ -287,15 +279,16 @@ __device__ void attend_tokens(INPUTS) {
 
     for (unsigned start = first; start < end; start += TILE) {
         // Positions after the end are zero and masked.
-        const auto fill = [&](const void* cache, size_t place, unsigned stride, unsigned fours, unsigned type) {
+        const auto fill = [&](const void* cache, unsigned dim, unsigned stride, unsigned type) {
+            const unsigned fours = dim / 4;
             for (unsigned i = threadIdx.x; i < TILE * fours; i += THREADS) {
                 const unsigned at = i / fours, four = i % fours;
                 float4 value = {0.0f, 0.0f, 0.0f, 0.0f};
-                if (start + at < end) value = Row(cache, place + size_t(start + at) * stride, type)[four];
+                if (start + at < end) value = Row(cache, size_t(kv_head) * dim + size_t(start + at) * stride, type)[four];
                 tile[at * row + four] = value;
             }
         };
-        fill(k, places.key, k_stride, fours, types & 0xffff);
+        fill(k, head_dim, k_stride, types & 0xffff);
         __syncthreads();
 
         float score[R][C];
@@ -318,7 +311,7 @@ __device__ void attend_tokens(INPUTS) {
             }
         }
         __syncthreads();
-        fill(v, places.value, v_stride, value_fours, types >> 16);
+        fill(v, value_dim, v_stride, types >> 16);
 
 #pragma unroll
         for (unsigned i = 0; i < R; ++i) {

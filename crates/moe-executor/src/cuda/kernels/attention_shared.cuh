@@ -29,7 +29,7 @@ __device__ void attend_shared(INPUTS) {
     const unsigned piece = block % pieces, kv_head = block / pieces % n_head_kv;
     const unsigned first_head = kv_head * per_kv + piece * heads, n_heads = min(heads, per_kv - piece * heads);
     const unsigned tokens = sequences ? 1 : ROWS / heads, first_token = block / pieces / n_head_kv * tokens;
-    const Places places = places_of(k, v, sequences ? sequences[first_token] : 0, kv_head, shape);
+    const size_t row_head = (sequences ? sequences[first_token] * n_head_kv : 0) + kv_head;
     const unsigned steps = (head_dim + 15) / 16, row_size = 16 * steps + 8;
     half_t* const queries = reinterpret_cast<half_t*>(shared);
     const unsigned tiles = shared_address(queries + ROWS * row_size), tile_size = TILE * row_size * 2;
@@ -59,7 +59,7 @@ __device__ void attend_shared(INPUTS) {
 
     // A warp copies every eighth row. Elements after those of a head and positions after the end are zero.
     const auto copy = [&](unsigned to, unsigned at) {
-        const half_t* from = static_cast<const half_t*>(k) + places.key;
+        const half_t* from = static_cast<const half_t*>(k) + row_head * head_dim;
 #pragma unroll
         for (unsigned row = warp; row < TILE; row += W) {
             const half_t* const source = from + size_t(min(at + row, end - 1)) * k_stride;

@@ -99,19 +99,17 @@ __device__ void attend_tiles(INPUTS) {
     split_range(first, end, blockIdx.y, splits, TILE);
 
     // Elements after those of a head and positions after the end are zero.
-    const Places places = places_of(k, v, 0, kv_head, shape);
     const unsigned chunk = threadIdx.x % CHUNKS, chunk_row = threadIdx.x / CHUNKS;
-    const auto copy = [&](unsigned to, const void* cache, size_t place, unsigned dim, unsigned stride, unsigned at) {
+    const auto copy = [&](unsigned to, const void* cache, unsigned dim, unsigned stride, unsigned at) {
         const bool inside = chunk * 8 < dim;
-        const half_t* from = static_cast<const half_t*>(cache) + place + (inside ? chunk * 8 : 0);
+        const half_t* from = static_cast<const half_t*>(cache) + size_t(kv_head) * dim + (inside ? chunk * 8 : 0);
 #pragma unroll
         for (unsigned row = chunk_row; row < TILE; row += THREADS / CHUNKS) {
             const bool copied = inside && at + row < end;
             copy_or_zero(to + (row * ROW + chunk * 8) * 2, from + size_t(copied ? at + row : first) * stride, copied ? 16 : 0);
         }
     };
-    const auto copy_keys = [&](unsigned at) { copy(keys, k, places.key, head_dim, k_stride, at); };
-    if (first < end) copy_keys(first);
+    if (first < end) copy(keys, k, head_dim, k_stride, first);
     end_batch();
 
 #pragma unroll 8
@@ -139,7 +137,7 @@ __device__ void attend_tiles(INPUTS) {
         // The keys are there, and no warp reads the previous values any more.
         wait_for_batches<0>();
         __syncthreads();
-        copy(values, v, places.value, value_dim, v_stride, at);
+        copy(values, v, value_dim, v_stride, at);
         end_batch();
 
         float scores[M][N][4];
@@ -163,7 +161,7 @@ __device__ void attend_tiles(INPUTS) {
         // The values are there, and no warp reads the keys any more.
         wait_for_batches<0>();
         __syncthreads();
-        if (at + TILE < end) copy_keys(at + TILE);
+        if (at + TILE < end) copy(keys, k, head_dim, k_stride, at + TILE);
         end_batch();
 
         if (softcap > 0.0f) {
@@ -256,15 +254,15 @@ __device__ void attend_one(INPUTS) {
     const unsigned per_kv = n_head / n_head_kv, pieces = (per_kv + heads - 1) / heads;
     const unsigned piece = blockIdx.x % pieces, kv_head = blockIdx.x / pieces % n_head_kv, token = blockIdx.x / pieces / n_head_kv;
     const unsigned first_head = kv_head * per_kv + piece * heads, n_heads = min(heads, per_kv - piece * heads);
-    const Places places = places_of(k, v, sequences ? sequences[token] : 0, kv_head, shape);
+    const size_t row_head = (sequences ? sequences[token] * n_head_kv : 0) + kv_head;
     const unsigned position = positions[token];
     unsigned first = first_seen(position, shape), end = position + 1;
     split_range(first, end, blockIdx.y, splits, STEP);
     follow_previous(start);
 
     // After the end, the last position is read again and masked. Elements that do not exist are zero.
-    const auto load = [&](const void* cache, size_t place, unsigned dim, unsigned stride, unsigned at, unsigned element) {
-        const half_t* from = static_cast<const half_t*>(cache) + place + size_t(min(at, end - 1)) * stride + element;
+    const auto load = [&](const void* cache, unsigned row, unsigned dim, unsigned stride, unsigned at, unsigned element) {
+        const half_t* from = static_cast<const half_t*>(cache) + row_head * row + size_t(min(at, end - 1)) * stride + element;
         const uint4 zero = {0, 0, 0, 0};
         return element < dim ? *reinterpret_cast<const uint4*>(from) : zero;
     };
@@ -296,12 +294,12 @@ __device__ void attend_one(INPUTS) {
 #pragma unroll
         for (unsigned t = 0; t < 2; ++t) {
 #pragma unroll
-            for (unsigned i = 0; i < D / 32; ++i) key[t][i] = load(k, places.key, head_dim, k_stride, at + 8 * t + group, 8 * (in_group + 4 * i));
+            for (unsigned i = 0; i < D / 32; ++i) key[t][i] = load(k, head_dim, head_dim, k_stride, at + 8 * t + group, 8 * (in_group + 4 * i));
         }
 #pragma unroll
         for (unsigned p = 0; p < 4; ++p) {
 #pragma unroll
-            for (unsigned i = 0; i < D / 64; ++i) value[i][p] = load(v, places.value, value_dim, v_stride, at + p / 2 * 8 + 2 * in_group + p % 2, 8 * (group + 8 * i));
+            for (unsigned i = 0; i < D / 64; ++i) value[i][p] = load(v, value_row(k, v, shape), value_dim, v_stride, at + p / 2 * 8 + 2 * in_group + p % 2, 8 * (group + 8 * i));
         }
         float scores[2][4] = {{0.0f, 0.0f, 0.0f, 0.0f}, {0.0f, 0.0f, 0.0f, 0.0f}};
 #pragma unroll

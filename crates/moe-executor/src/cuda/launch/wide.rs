@@ -10,7 +10,7 @@ use crate::kv_cache::CacheType;
 kernels! {
     TOKEN_4_576 = "attention_token_4_576" => (
         q: Ptr, k: Ptr, v: Ptr, positions: Ptr, sequences: Ptr, sinks: Ptr, n_tokens: U32, n_head: U32, n_head_kv: U32, head_dim: U32,
-        value_dim: U32, window: U32, heads: U32, splits: U32, k_stride: U32, v_stride: U32, types: U32, scale: F32, out: Ptr, parts: Ptr,
+        value_dim: U32, window: U32, heads: U32, splits: U32, k_stride: U32, v_stride: U32, types: U32, scale: F32, softcap: F32, out: Ptr, parts: Ptr,
     );
 }
 
@@ -84,9 +84,10 @@ impl Kernels {
             _ => false,
         };
         let fits = shared + FIXED <= self.shared;
+        let is_plain = shape.softcap.is_none();
         let is_aligned = dims.iter().all(|d| d.is_multiple_of(tiles::ELEMENTS));
         let has_tensor_cores = self.attention.capability() >= tiles::CAPABILITY;
-        if !(is_suited && fits && is_aligned && has_tensor_cores) {
+        if !(is_suited && is_plain && fits && is_aligned && has_tensor_cores) {
             return None;
         }
         let module = of_type(&self.attention_of, Some(CacheType::F16))?;
