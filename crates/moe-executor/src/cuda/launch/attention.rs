@@ -240,7 +240,9 @@ impl Kernels {
         let seen = seen.min(last_position + 1);
         let tiled = !of_several && n_tokens >= TILE_TOKENS && n_tokens * per_kv >= TILE_ROWS;
         let has_tensor_cores = self.attention.capability() >= tiles::CAPABILITY;
-        if has_tensor_cores && dims.iter().all(|d| d.is_multiple_of(tiles::ELEMENTS)) {
+        let is_aligned = dims.iter().all(|d| d.is_multiple_of(tiles::ELEMENTS));
+        // The kernels on tensor cores do not bound scores.
+        if has_tensor_cores && is_aligned && shape.softcap.is_none() {
             let module = module(Some(CacheType::F16))?;
             if types == [CacheType::F16; 2] {
                 return Ok(if tiled {
