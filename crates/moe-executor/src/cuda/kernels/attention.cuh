@@ -21,7 +21,8 @@ struct Shape {
 
 // `sequences`: sequence of each token, whose rows follow each other in `k` and `v`; or null, for the first one. Only the kernels for
 // single tokens and `attend_shared` read it. `k_stride`, `v_stride`: elements between two positions in `k` and `v`. `types`: type of the keys (low
-// 16 bits) and of the values; only the kernels for any type read it.
+// 16 bits) and of the values; only the kernels for any type read it. `softcap`: bound of the absolute values of the scores, or 0; the kernels on
+// tensor cores do not read it.
 #define INPUTS \
     const float *q, const void *k, const void *v, const unsigned *positions, const unsigned *sequences, \
     const float* __restrict__ sinks, unsigned n_tokens, unsigned n_head, unsigned n_head_kv, unsigned head_dim, unsigned value_dim, \
@@ -52,9 +53,12 @@ __device__ inline unsigned first_seen(unsigned position, const Shape& shape) {
     return shape.window && position + 1 > shape.window ? position + 1 - shape.window : 0;
 }
 
-// softcap · tanh(score / softcap), or the score if `softcap` is 0.
-__device__ inline float bounded(float score, float softcap) {
-    return softcap > 0.0f ? softcap - __fdividef(2.0f * softcap, 1.0f + expf(__fdividef(2.0f * score, softcap))) : score;
+// softcap · tanh(score / softcap). `rate` is 2 log2(e) / softcap.
+__device__ inline float bounded(float score, float softcap, float rate) {
+    float power, inverse;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(score * rate));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + power));
+    return fmaf(-2.0f * softcap, inverse, softcap);
 }
 
 // Reduces `first..end` to split `split`, whose size is a multiple of `step` except at the end.
@@ -104,6 +108,7 @@ __device__ void attend_token(INPUTS) {
     __shared__ float shrinks[H], tops[H], totals[H];
     __shared__ float4 sums[WARPS][H][V / 4];
     const Shape shape = SHAPE;
+    const float rate = 2.8853901f / softcap;
     const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const unsigned per_kv = n_head / n_head_kv, pieces = (per_kv + heads - 1) / heads;
     const unsigned piece = blockIdx.x % pieces, kv_head = blockIdx.x / pieces % n_head_kv, token = blockIdx.x / pieces / n_head_kv;
@@ -152,7 +157,7 @@ __device__ void attend_token(INPUTS) {
             for (unsigned h = 0; h < H; ++h) {
 #pragma unroll
                 for (unsigned distance = LANES / 2; distance > 0; distance /= 2) score[h] += __shfl_xor_sync(ALL_LANES, score[h], distance);
-                if (part == h % LANES) scores[h][at] = at < n ? bounded(score[h], softcap) : -INFINITE;
+                if (part == h % LANES) scores[h][at] = at < n ? score[h] : -INFINITE;
             }
         }
         __syncthreads();
@@ -163,6 +168,7 @@ __device__ void attend_token(INPUTS) {
 #pragma unroll
             for (unsigned i = 0; i < CHUNK / WARP; ++i) {
                 x[i] = scores[h][lane + i * WARP];
+                if (softcap > 0.0f && x[i] != -INFINITE) x[i] = bounded(x[i], softcap, rate);
                 top = fmaxf(top, x[i]);
             }
             top = warp_max(top);
@@ -230,6 +236,7 @@ __device__ void attend_tokens(INPUTS) {
     extern __shared__ float4 shared[];
     __shared__ unsigned seen[2];
     const Shape shape = SHAPE;
+    const float rate = 2.8853901f / softcap;
     const unsigned x = threadIdx.x % X, y = threadIdx.x / X;
     const unsigned per_kv = n_head / n_head_kv, pieces = (per_kv + heads - 1) / heads;
     // The last tokens attend to most positions, so their blocks start first.
@@ -313,13 +320,21 @@ __device__ void attend_tokens(INPUTS) {
         __syncthreads();
         fill(v, value_dim, v_stride, types >> 16);
 
+        if (softcap > 0.0f) {
+#pragma unroll
+            for (unsigned i = 0; i < R; ++i) {
+#pragma unroll
+                for (unsigned j = 0; j < C; ++j) score[i][j] = bounded(score[i][j], softcap, rate);
+            }
+        }
+
 #pragma unroll
         for (unsigned i = 0; i < R; ++i) {
             float best = top[i], added = 0.0f;
 #pragma unroll
             for (unsigned j = 0; j < C; ++j) {
                 const unsigned at = start + x + X * j;
-                score[i][j] = at < from[i] || at >= to[i] ? -INFINITE : bounded(score[i][j], softcap);
+                if (at < from[i] || at >= to[i]) score[i][j] = -INFINITE;
                 best = fmaxf(best, score[i][j]);
             }
 #pragma unroll

@@ -164,16 +164,6 @@ __device__ void attend_tiles(INPUTS) {
         if (at + TILE < end) copy(keys, k, head_dim, k_stride, at + TILE);
         end_batch();
 
-        if (softcap > 0.0f) {
-#pragma unroll
-            for (unsigned m = 0; m < M; ++m) {
-#pragma unroll
-                for (unsigned n = 0; n < N; ++n) {
-#pragma unroll
-                    for (unsigned e = 0; e < 4; ++e) scores[m][n][e] = bounded(scores[m][n][e], softcap);
-                }
-            }
-        }
         // Some position of the tile is not visible to some row.
         if (at < bound.z || at + TILE > bound.w) {
 #pragma unroll
@@ -314,7 +304,7 @@ __device__ void attend_one(INPUTS) {
         for (unsigned t = 0; t < 2; ++t) {
 #pragma unroll
             for (unsigned e = 0; e < 4; ++e) {
-                scores[t][e] = at + 8 * t + 2 * in_group + e % 2 >= end ? -INFINITE : bounded(scores[t][e], softcap);
+                if (at + 8 * t + 2 * in_group + e % 2 >= end) scores[t][e] = -INFINITE;
             }
         }
         const float shrink[2] = {soften<0>(scores, softmax[0]), soften<2>(scores, softmax[1])};

@@ -38,7 +38,8 @@ pub(super) const HALVES_SIZE: usize = 128 << 20;
 
 /// Operands of attention. The addresses `q`, `out` and `scratch` are multiples of 16 bytes, those of keys and values multiples of
 /// four elements in F32 and F16 (of 16 bytes if heads have a multiple of eight elements), and of a block in Q8_0. If `v` is at the address of
-/// `k`, there is one KV head, and its values are the first elements of its keys. In heads of more than 256 elements, they always are.
+/// `k`, there is one KV head, and its values are the first elements of its keys. In heads of more than 256 elements, this is the case if
+/// values are narrower than keys and there is one KV head.
 pub struct Attention<'a> {
     /// Head counts, head sizes, window and scale.
     pub shape: &'a Shape,
@@ -127,9 +128,9 @@ impl Kernels {
         let of_several = it.sequences != Ptr::NULL;
         let plan = self.plan(shape, types, it.n_tokens, it.last_position, of_several)?;
         let in_keys = it.k.at == it.v.at;
-        if is_wide(shape) && !in_keys {
+        if plan.kernel.name == tiles::SHARED_512.name && !in_keys {
             return Err(unsupported(
-                "wide heads whose values are not in the keys".into(),
+                "shared heads whose values are not in the keys".into(),
             ));
         }
         let (mut k, mut v, mut strides) = (it.k.at, it.v.at, it.strides);
@@ -239,7 +240,9 @@ impl Kernels {
         let seen = seen.min(last_position + 1);
         let tiled = !of_several && n_tokens >= TILE_TOKENS && n_tokens * per_kv >= TILE_ROWS;
         let has_tensor_cores = self.attention.capability() >= tiles::CAPABILITY;
-        if has_tensor_cores && dims.iter().all(|d| d.is_multiple_of(tiles::ELEMENTS)) {
+        let is_aligned = dims.iter().all(|d| d.is_multiple_of(tiles::ELEMENTS));
+        // The kernels on tensor cores do not bound scores.
+        if has_tensor_cores && is_aligned && shape.softcap.is_none() {
             let module = module(Some(CacheType::F16))?;
             if types == [CacheType::F16; 2] {
                 return Ok(if tiled {

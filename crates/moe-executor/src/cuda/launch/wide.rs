@@ -1,4 +1,4 @@
-//! Attention of wide heads whose values are the first elements of their keys, as in latent attention.
+//! Attention of wide heads. On tensor cores, their values are the first elements of their keys, as in latent attention.
 
 use super::attention::{HALVES_SIZE, Plan, share};
 use super::tiles::{self, SHARED_512};
@@ -74,6 +74,9 @@ impl Kernels {
         of_several: bool,
     ) -> Option<Plan<'_>> {
         let dims = [shape.head_dim, shape.value_dim];
+        if shape.n_head_kv > 1 || dims[0] == dims[1] {
+            return None;
+        }
         let row = shape.head_dim.next_multiple_of(16) + 8;
         let rows = (ROWS + 2 * TILE) * row * size_of::<u16>();
         let shared = rows + WARPS * 16 * TILE * size_of::<f32>();

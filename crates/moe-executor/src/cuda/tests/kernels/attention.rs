@@ -628,3 +628,25 @@ fn bounded_scores() {
     }
     report.finish();
 }
+
+#[test]
+fn wide_heads_with_values_of_their_own() {
+    let Some(device) = Device::open() else { return };
+    let threads = Threads::new(8).unwrap();
+    let mut report = Report::default();
+    for (n_head, n_head_kv, d) in [(16, 2, 512), (4, 4, 320), (6, 1, 512)] {
+        for (n, past) in [(1, 0), (1, 700), (5, 60), (40, 100)] {
+            let positions: Vec<u32> = (past..past + n).collect();
+            let shape = shape(n_head, n_head_kv, d, None);
+            for ty in CacheType::ALL {
+                let cache = Cache {
+                    types: [ty; 2],
+                    ..F32
+                };
+                let devices = (device, &threads);
+                check(devices, &shape, n == 5, &positions, cache, &mut report);
+            }
+        }
+    }
+    report.finish();
+}
