@@ -47,7 +47,7 @@ pub mod tokenizer;
 mod weights;
 
 pub use adapter::{Adapter, AdapterFault};
-pub use arch::{Architecture, supported as architectures};
+pub use arch::names as architectures;
 pub use device_id::{DeviceId, NotADevice};
 pub use devices::Devices;
 pub use error::{Error, Result, Warning};

@@ -13,7 +13,7 @@ use crate::arch::decoder::{OutputRows, State};
 use crate::buffers::{Inventory, Ledger};
 use crate::cpu::threads::Threads;
 use crate::devices::Devices;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::hot_cache::{DynamicSlots, ExpertCache, HotCache, Profile};
 use crate::kv_cache::{CacheParams, KvCache, Run};
 use crate::model::Model;
@@ -54,7 +54,7 @@ impl<'a, 'g> Session<'a, 'g> {
     /// Starts a session on `devices` with an empty cache of `cache`. `recorder` records its operations. The CPU uses `threads`.
     ///
     /// # Errors
-    /// The model does not support the types of the cache, or there is a GPU, and a part of the model or its adapters has no kernel.
+    /// The model does not support the types of the cache, or it has adapters, and there is a GPU.
     pub fn with_devices(
         model: &'a Model<'g>,
         threads: &'a Threads,
@@ -63,15 +63,6 @@ impl<'a, 'g> Session<'a, 'g> {
         cache: CacheParams,
     ) -> Result<Session<'a, 'g>> {
         let hp = model.hparams();
-        if !devices.gpus().is_empty()
-            && let Some(part) = model.decoder.without_kernel()
-        {
-            return Err(Error::CpuOnly {
-                file: model.gguf().files()[0].path.clone(),
-                arch: hp.arch.clone(),
-                part,
-            });
-        }
         model.check_adapters(&devices)?;
         cache.check(model.gguf(), hp)?;
         let cache = KvCache::new(hp, cache);
@@ -111,7 +102,7 @@ impl<'a, 'g> Session<'a, 'g> {
     /// Selects the slot whose sequence the following calls of [`Decode`] continue.
     ///
     /// # Errors
-    /// [`Error::SlotOutOfRange`].
+    /// [`Error::SlotOutOfRange`](crate::Error::SlotOutOfRange).
     pub fn select_slot(&mut self, slot: usize) -> Result<()> {
         self.slot = self.existing(slot)?;
         Ok(())

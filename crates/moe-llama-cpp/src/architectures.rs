@@ -78,8 +78,7 @@ mod tests {
 
     #[test]
     fn contains_the_architectures_of_the_executor() {
-        for architecture in moe_executor::architectures() {
-            let name = architecture.name;
+        for name in moe_executor::architectures() {
             assert!(MOE_ARCHITECTURES.contains(&name), "{name}");
         }
     }

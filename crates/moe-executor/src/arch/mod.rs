@@ -43,75 +43,53 @@ use decoder::Decoder;
 
 type Load = for<'g> fn(&Loader<'g>, &Keys) -> Result<Decoder<'g>>;
 
-/// An architecture that the executor runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Architecture {
-    /// Value of `general.architecture`.
-    pub name: &'static str,
-    /// Whether all operations have a GPU kernel.
-    pub runs_on_gpu: bool,
-}
-
-/// All operations have a GPU kernel.
-const GPU: bool = true;
-/// An operation has no GPU kernel.
-const CPU: bool = false;
-
-/// All architectures: the value of `general.architecture`, where it runs, and how it is loaded.
-const ARCHITECTURES: &[(&str, bool, Load)] = &[
-    ("afmoe", GPU, afmoe::load),
-    ("arctic", GPU, arctic::load),
-    ("bailingmoe2", GPU, bailingmoe2::load),
-    ("cohere2moe", GPU, cohere2moe::load),
-    ("dbrx", GPU, dbrx::load),
-    ("deepseek2", GPU, deepseek2::load),
-    ("deepseek2-ocr", GPU, deepseek2_ocr::load),
-    ("dots1", GPU, dots1::load),
-    ("ernie4_5-moe", GPU, ernie4_5_moe::load),
-    ("exaone-moe", GPU, exaone_moe::load),
-    ("gemma4", GPU, gemma4::load),
-    ("glm4moe", GPU, glm4moe::load),
-    ("gpt-oss", GPU, gpt_oss::load),
-    ("granitehybrid", GPU, granitehybrid::load),
-    ("granitemoe", GPU, granitemoe::load),
-    ("grok", GPU, grok::load),
-    ("hunyuan-moe", GPU, hunyuan_moe::load),
-    ("kimi-linear", CPU, kimi_linear::load),
-    ("lfm2moe", GPU, lfm2moe::load),
-    ("llama", GPU, llama::load),
-    ("llama4", GPU, llama4::load),
-    ("mellum", GPU, mellum::load),
-    ("mimo2", GPU, mimo2::load),
-    ("minimax-m2", GPU, minimax_m2::load),
-    ("mistral4", GPU, deepseek2::load),
-    ("nemotron_h_moe", GPU, nemotron_h_moe::load),
-    ("olmoe", GPU, olmoe::load),
-    ("phimoe", GPU, phimoe::load),
-    ("qwen2moe", GPU, qwen2moe::load),
-    ("qwen35moe", GPU, qwen35moe::load),
-    ("qwen3moe", GPU, qwen3moe::load),
-    ("qwen3next", GPU, qwen3next::load),
-    ("smallthinker", GPU, smallthinker::load),
-    ("step35", GPU, step35::load),
+/// All architectures: the value of `general.architecture`, and how it is loaded.
+const ARCHITECTURES: &[(&str, Load)] = &[
+    ("afmoe", afmoe::load),
+    ("arctic", arctic::load),
+    ("bailingmoe2", bailingmoe2::load),
+    ("cohere2moe", cohere2moe::load),
+    ("dbrx", dbrx::load),
+    ("deepseek2", deepseek2::load),
+    ("deepseek2-ocr", deepseek2_ocr::load),
+    ("dots1", dots1::load),
+    ("ernie4_5-moe", ernie4_5_moe::load),
+    ("exaone-moe", exaone_moe::load),
+    ("gemma4", gemma4::load),
+    ("glm4moe", glm4moe::load),
+    ("gpt-oss", gpt_oss::load),
+    ("granitehybrid", granitehybrid::load),
+    ("granitemoe", granitemoe::load),
+    ("grok", grok::load),
+    ("hunyuan-moe", hunyuan_moe::load),
+    ("kimi-linear", kimi_linear::load),
+    ("lfm2moe", lfm2moe::load),
+    ("llama", llama::load),
+    ("llama4", llama4::load),
+    ("mellum", mellum::load),
+    ("mimo2", mimo2::load),
+    ("minimax-m2", minimax_m2::load),
+    ("mistral4", deepseek2::load),
+    ("nemotron_h_moe", nemotron_h_moe::load),
+    ("olmoe", olmoe::load),
+    ("phimoe", phimoe::load),
+    ("qwen2moe", qwen2moe::load),
+    ("qwen35moe", qwen35moe::load),
+    ("qwen3moe", qwen3moe::load),
+    ("qwen3next", qwen3next::load),
+    ("smallthinker", smallthinker::load),
+    ("step35", step35::load),
 ];
 
-/// The supported architectures, sorted by name.
-pub fn supported() -> impl Iterator<Item = Architecture> {
-    let architectures = ARCHITECTURES.iter();
-    architectures.map(|&(name, runs_on_gpu, _)| Architecture { name, runs_on_gpu })
-}
-
-/// Names of the supported architectures.
-pub(crate) fn names() -> impl Iterator<Item = &'static str> {
-    supported().map(|architecture| architecture.name)
+/// Names of the supported architectures, sorted: the values of `general.architecture`.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    ARCHITECTURES.iter().map(|(name, _)| *name)
 }
 
 pub(crate) fn find(loader: &Loader) -> Result<Load> {
-    let found = ARCHITECTURES
-        .iter()
-        .find(|(name, _, _)| *name == loader.arch);
+    let found = ARCHITECTURES.iter().find(|(name, _)| *name == loader.arch);
     found
-        .map(|(_, _, load)| *load)
+        .map(|(_, load)| *load)
         .ok_or_else(|| Error::Architecture {
             file: loader.file(),
             arch: loader.arch.clone(),
@@ -121,41 +99,11 @@ pub(crate) fn find(loader: &Loader) -> Result<Load> {
 
 #[cfg(test)]
 mod tests {
-    use moe_gguf::{GgmlType, Gguf};
-    use moe_synth::model::{Description, Synth};
-
     use super::*;
-    use crate::model::Model;
-
-    /// A model of an architecture: generated from its description, or a fixture.
-    fn small_model(arch: &str) -> Gguf {
-        let description = moe_testkit::fixture(format!("architectures/{arch}.json"));
-        if !description.exists() {
-            return Gguf::open(moe_testkit::fixture(format!("random-{arch}-F16.gguf"))).unwrap();
-        }
-        let json = std::fs::read(description).unwrap();
-        let description: Description = serde_json::from_slice(&json).unwrap();
-        let synth = Synth::described(&description, GgmlType::F16, 5).unwrap();
-        Gguf::from_bytes(arch, synth.write(Vec::new()).unwrap()).unwrap()
-    }
 
     #[test]
     fn names_are_sorted() {
         assert!(names().is_sorted());
-    }
-
-    #[test]
-    fn architectures_on_gpus_have_all_kernels() {
-        for architecture in supported() {
-            let gguf = small_model(architecture.name);
-            let model = Model::load(&gguf).unwrap();
-            let missing = model.decoder.without_kernel();
-            assert_eq!(
-                missing.is_none(),
-                architecture.runs_on_gpu,
-                "{architecture:?}"
-            );
-        }
     }
 
     /// The table of the documentation contains the same architectures, in this order.
@@ -164,21 +112,8 @@ mod tests {
         let path = moe_testkit::repository("docs/model-architectures.md");
         let page = std::fs::read_to_string(path).unwrap();
         let first = page.lines().take_while(|line| !line.starts_with("## "));
-        let rows = first.filter(|line| line.starts_with("| `"));
-        let rows: Vec<(String, &str)> = rows
-            .map(|line| {
-                let cells: Vec<&str> = line.split('|').map(str::trim).collect();
-                (cells[1].replace('`', ""), cells[3])
-            })
-            .collect();
-        let expected = supported().map(|architecture| {
-            let gpu = if architecture.runs_on_gpu {
-                "yes"
-            } else {
-                "no"
-            };
-            (architecture.name.to_owned(), gpu)
-        });
-        assert_eq!(rows, expected.collect::<Vec<_>>());
+        let rows = first.filter_map(|line| line.strip_prefix("| `"));
+        let rows = rows.map(|row| row.split('`').next().unwrap_or(row));
+        assert_eq!(rows.collect::<Vec<_>>(), names().collect::<Vec<_>>());
     }
 }

@@ -87,7 +87,7 @@ impl Ops<'_> {
         let mut angles = std::mem::take(&mut self.angles);
         let values = angles.of(self.threads, rope, None, &self.positions);
         let done = self.on(&mut scope, device, |gpu| {
-            gpu.absorbed_queries(weights, (rope, values), (&mut *src, ends), dst)
+            gpu.absorbed_queries(weights, Some((rope, values)), (&mut *src, ends), dst)
         });
         self.angles = angles;
         if !done {

@@ -234,9 +234,8 @@ impl<'g> Kda<'g> {
             }
         }
         let (kernels, qkv) = (&self.kernels, s.qkv.each_mut());
-        let convolved = (il, name("kda_conv"));
+        let convolved = (il, ["kda_conv", "kda_conv_silu"].map(name));
         ops.convolve_qkv(convolved, kernels, qkv, cache, &mut s.convolved);
-        ops.silu(name("kda_conv_silu"), &mut s.convolved);
         let [first, second] = &self.decay;
         ops.mul_mat(name("f_a"), first, &mut s.normed, &mut s.compressed);
         let (compressed, decay) = (&mut s.compressed, &mut s.decay);

@@ -7,24 +7,20 @@ use moe_llama_cpp::MOE_ARCHITECTURES;
 use crate::context::Context;
 use crate::output::{self, Format, Table};
 
-/// Where the models of an architecture run.
+/// The engines that run an architecture.
 #[derive(Debug, Clone, Copy, Default)]
 struct Engines {
-    /// On the CPU, in the executor.
-    cpu: bool,
-    /// On GPUs, in the executor.
-    gpu: bool,
-    /// In llama.cpp.
+    /// The executor, on the CPU and on GPUs.
+    executor: bool,
+    /// llama.cpp.
     llama_cpp: bool,
 }
 
 /// Prints the architectures, sorted by name.
 pub fn list(format: Format, ctx: &Context) -> anyhow::Result<()> {
     let mut engines: BTreeMap<&str, Engines> = BTreeMap::new();
-    for architecture in moe_executor::architectures() {
-        let row = engines.entry(architecture.name).or_default();
-        row.cpu = true;
-        row.gpu = architecture.runs_on_gpu;
+    for name in moe_executor::architectures() {
+        engines.entry(name).or_default().executor = true;
     }
     for &name in MOE_ARCHITECTURES {
         engines.entry(name).or_default().llama_cpp = true;
@@ -33,8 +29,8 @@ pub fn list(format: Format, ctx: &Context) -> anyhow::Result<()> {
     output::to_stdout(format, |stdout| {
         Table::of(&rows)
             .column("architecture", "architecture", |row| row.0)
-            .column("cpu", "CPU", |row| yes_or_no(row.1.cpu))
-            .column("gpu", "GPU", |row| yes_or_no(row.1.gpu))
+            .column("cpu", "CPU", |row| yes_or_no(row.1.executor))
+            .column("gpu", "GPU", |row| yes_or_no(row.1.executor))
             .column("llama_cpp", "llama.cpp", |row| yes_or_no(row.1.llama_cpp))
             .write(stdout, format)
     })?;

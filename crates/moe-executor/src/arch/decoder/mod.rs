@@ -15,7 +15,6 @@ use crate::hparams::{HParams, Heads};
 use crate::kv_cache::KvCache;
 use crate::moe::MoeLayer;
 use crate::ops::Ops;
-use crate::recurrent::RecurrentSpec;
 use crate::weights::{Bias, Loader, Matrix};
 
 use layer::DecoderLayer;
@@ -65,12 +64,6 @@ impl<'g> Decoder<'g> {
         self.layers
             .iter()
             .any(|layer| layer.mixer.has_joint_inputs())
-    }
-
-    /// A part of the model that has no GPU kernel.
-    pub(crate) fn without_kernel(&self) -> Option<&'static str> {
-        let is_kda = matches!(self.spec.recurrent, Some(RecurrentSpec::Kda(_)));
-        is_kda.then_some("Kimi Delta Attention")
     }
 
     /// Looks up the embeddings of `s.tokens` and stores them in the residual stream `s.x`.

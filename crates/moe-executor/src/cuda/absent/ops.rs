@@ -188,7 +188,7 @@ impl Device {
     pub(crate) fn absorbed_queries(
         &mut self,
         _: &Matrix,
-        _: (&Rope, &mut Mirrored<f32>),
+        _: Option<(&Rope, &mut Mirrored<f32>)>,
         _: (&mut Activation, Part),
         _: &mut Activation,
     ) -> Result<()> {

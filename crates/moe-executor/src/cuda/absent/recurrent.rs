@@ -21,6 +21,16 @@ impl Device {
         match self.never {}
     }
 
+    pub(crate) fn convolve_qkv(
+        &mut self,
+        _: &[Vector; 3],
+        _: [&mut Activation; 3],
+        _: (&[Run], &mut LayerState),
+        _: &mut Activation,
+    ) -> Result<()> {
+        match self.never {}
+    }
+
     pub(crate) fn delta_net(
         &mut self,
         _: (Heads, f32),

@@ -15,25 +15,25 @@ __device__ inline size_t element() { return size_t(blockIdx.x) * blockDim.x + th
 enum : unsigned { TOKENS = 16, WINDOW = 4 };
 
 // out[t] = Σ kernel[i] · input[t + i] + bias for each channel, where the input consists of the state and x; with `silu`, then multiplied by
-// its sigmoid. Block: (run and part of its tokens, channels). kernel: (n, channels), states: (sequence, n - 1, channels), x and out:
-// (token, channels); `bias` may be null.
+// its sigmoid. Block: (run and part of its tokens, channels). kernel: (n, channels), x: (token, channels); `bias` may be null. The states
+// (n - 1, channels) of two sequences are `state_stride` elements apart, the rows of `out` `row` elements.
 KERNEL convolution(
     const float* x, const float* __restrict__ kernel, const float* __restrict__ bias, unsigned channels, unsigned n, bool silu, const Run* runs,
-    unsigned parts, float* states, float* __restrict__ out, Start start
+    unsigned parts, float* states, unsigned state_stride, float* __restrict__ out, unsigned row, Start start
 ) {
     follow_previous(start);
     const unsigned channel = column(), part = blockIdx.x % parts, n_past = n - 1;
     if (channel >= channels) return;
     const Run run = runs[blockIdx.x / parts];
-    float* state = states + size_t(run.sequence) * n_past * channels + channel;
+    float* state = states + size_t(run.sequence) * state_stride + channel;
     x += size_t(run.first) * channels + channel;
-    out += size_t(run.first) * channels + channel;
+    out += size_t(run.first) * row + channel;
     kernel += channel;
     const auto input = [&](unsigned i) { return i < n_past ? state[size_t(i) * channels] : x[size_t(i - n_past) * channels]; };
     const float added = bias ? bias[channel] : 0.0f;
     const auto store = [&](unsigned t, float sum) {
         sum += added;
-        out[size_t(t) * channels] = silu ? sum / (1.0f + expf(-sum)) : sum;
+        out[size_t(t) * row] = silu ? sum / (1.0f + expf(-sum)) : sum;
     };
     // The first block of a run has all tokens that read the state, and updates it.
     const unsigned from = part ? max(part * TOKENS, n_past) : 0;
@@ -140,16 +140,51 @@ struct State {
     __device__ bool is_first() const { return width > 0 && threadIdx.x % LANES == 0; }
 };
 
-// What `delta_net` reads of a token.
+// Logarithm of the decay of a head.
+struct HeadDecay {
+    float g;
+
+    // Values of a head of `width` elements.
+    __device__ static unsigned size(unsigned) { return 1; }
+    __device__ void load(const float* from, unsigned) { g = *from; }
+    // Returns a factor on the rows, which the caller applies.
+    __device__ float apply(Part (&)[ROWS]) const { return expf(g); }
+};
+
+// Logarithms of the decays of the elements of a key.
+struct KeyDecay {
+    Part g;
+
+    __device__ static unsigned size(unsigned width) { return width; }
+    __device__ void load(const float* from, unsigned width) { g.load(from, width); }
+    // Decays the rows. No factor remains.
+    __device__ float apply(Part (&rows)[ROWS]) const {
+#pragma unroll
+        for (unsigned i = 0; i < FOURS; i++) {
+            const float4 x = g.fours[i], kept = {expf(x.x), expf(x.y), expf(x.z), expf(x.w)};
+#pragma unroll
+            for (unsigned row = 0; row < ROWS; row++) {
+                float4& s = rows[row].fours[i];
+                s = {s.x * kept.x, s.y * kept.y, s.z * kept.z, s.w * kept.w};
+            }
+        }
+        return 1.0f;
+    }
+};
+
+// What `delta_rule` reads of a token.
+template <class Decay>
 struct DeltaToken {
     Part q, k;
-    float v[ROWS], decay, beta;
+    Decay decay;
+    float v[ROWS], beta;
 };
 
 // The gated delta rule of cpu/delta_net.rs, with the norms of queries and keys. Block: (head and some of its values, run).
 //
 // With the decayed state S, the result (S + δ kᵀ) q is S q + δ (k · q), so all products of a token are of the state before it.
-KERNEL delta_net(
+template <class Decay>
+__device__ inline void delta_rule(
     const float* qkv, const float* decay, const float* beta, unsigned n_k, unsigned n_v, unsigned width, bool in_turn, float eps, const Run* runs,
     float* states, float* out, Start start
 ) {
@@ -160,26 +195,28 @@ KERNEL delta_net(
     const size_t first = run.first;
     const float* k = qkv + first * stride + (n_k + key) * width;
     const float* v = qkv + first * stride + 2 * n_k * width + state.index;
-    decay += first * n_v + state.head;
+    const unsigned n_decay = Decay::size(width);
+    decay += (first * n_v + state.head) * n_decay;
     beta += first * n_v + state.head;
     out += first * n_v * width + state.index;
     const auto read = [&] {
-        DeltaToken it;
+        DeltaToken<Decay> it;
         it.q.load(k - n_k * width, width);
         it.k.load(k, width);
 #pragma unroll
         for (unsigned i = 0; i < ROWS; i++) it.v[i] = v[i];
-        it.decay = *decay, it.beta = *beta;
-        k += stride, v += stride, decay += n_v, beta += n_v;
+        it.decay.load(decay, width);
+        it.beta = *beta;
+        k += stride, v += stride, decay += n_v * n_decay, beta += n_v;
         return it;
     };
-    DeltaToken next = read();
+    DeltaToken<Decay> next = read();
     const float scale = rsqrtf(float(width));
     for (unsigned t = 0; t < run.n; t++, out += n_v * width) {
-        const DeltaToken it = next;
+        const DeltaToken<Decay> it = next;
         if (t + 1 < run.n) next = read();
         const float of_k = rsqrtf(it.k.dot(it.k) + eps), of_q = scale * rsqrtf(it.q.dot(it.q) + eps), overlap = it.k.dot(it.q);
-        const float kept = expf(it.decay);
+        const float kept = it.decay.apply(state.rows);
         float results[ROWS];
 #pragma unroll
         for (unsigned i = 0; i < ROWS; i++) {
@@ -193,6 +230,22 @@ KERNEL delta_net(
         for (unsigned i = 0; i < ROWS; i++) out[i] = results[i];
     }
     state.store();
+}
+
+// decay: (token, n_v)
+KERNEL delta_net(
+    const float* qkv, const float* decay, const float* beta, unsigned n_k, unsigned n_v, unsigned width, bool in_turn, float eps, const Run* runs,
+    float* states, float* out, Start start
+) {
+    delta_rule<HeadDecay>(qkv, decay, beta, n_k, n_v, width, in_turn, eps, runs, states, out, start);
+}
+
+// decay: (token, n_v, width)
+KERNEL delta_net_by_element(
+    const float* qkv, const float* decay, const float* beta, unsigned n_k, unsigned n_v, unsigned width, bool in_turn, float eps, const Run* runs,
+    float* states, float* out, Start start
+) {
+    delta_rule<KeyDecay>(qkv, decay, beta, n_k, n_v, width, in_turn, eps, runs, states, out, start);
 }
 
 // ln(1 + exp(x)), as in ggml.

@@ -13,9 +13,10 @@ use crate::cuda::{Error, Ptr, Result};
 
 kernels! {
     CONVOLUTION = "convolution" => (
-        x: Ptr, kernel: Ptr, bias: Ptr, channels: U32, n: U32, silu: Bool, runs: Ptr, parts: U32, states: Ptr, out: Ptr,
+        x: Ptr, kernel: Ptr, bias: Ptr, channels: U32, n: U32, silu: Bool, runs: Ptr, parts: U32, states: Ptr, state_stride: U32,
+        out: Ptr, row: U32,
     );
-    DELTA_NET = "delta_net" => (
+    DELTA_NET = "delta_net", DELTA_NET_BY_ELEMENT = "delta_net_by_element" => (
         qkv: Ptr, decay: Ptr, beta: Ptr, n_k: U32, n_v: U32, width: U32, in_turn: Bool, eps: F32, runs: Ptr, states: Ptr, out: Ptr,
     );
     SSM_SCAN = "ssm_scan" => (
@@ -72,18 +73,22 @@ pub struct Convolution {
     pub silu: bool,
     /// The tokens.
     pub runs: Runs,
-    /// Last inputs f32 `(sequence, n - 1, channels)`.
+    /// Last inputs f32 `(n - 1, channels)` of the first sequence.
     pub states: Ptr,
+    /// Elements between the states of two sequences.
+    pub state_stride: usize,
     /// Result f32 `(token, channels)`.
-    pub out: Ptr,
+    pub out: Columns,
 }
 
 /// Operands of the gated delta rule.
 pub struct DeltaNet {
     /// Queries, keys and values f32 `(token, qkv_width)`.
     pub qkv: Ptr,
-    /// Logarithms of the decay f32 `(token, n_v)`.
+    /// Logarithms of the decay f32 `(token, n_v)`, or `(token, n_v, key)`.
     pub decay: Ptr,
+    /// Whether each element of a key has a decay of its own.
+    pub by_element: bool,
     /// Learning rates f32 `(token, n_v)`.
     pub beta: Ptr,
     /// The heads.
@@ -151,7 +156,9 @@ impl Kernels {
             it.runs.at,
             parts,
             it.states,
-            it.out,
+            it.state_stride,
+            it.out.at,
+            it.out.row,
         ];
         let grid = columns(it.runs.n * parts, it.channels);
         self.recurrent.launch(stream, CONVOLUTION, grid, &args)
@@ -168,7 +175,12 @@ impl Kernels {
             width,
             keys,
         } = it.heads;
-        check_state(DELTA_NET.name, width, width)?;
+        let kernel = if it.by_element {
+            DELTA_NET_BY_ELEMENT
+        } else {
+            DELTA_NET
+        };
+        check_state(kernel.name, width, width)?;
         let args = args![
             it.qkv,
             it.decay,
@@ -182,7 +194,7 @@ impl Kernels {
             it.states,
             it.out,
         ];
-        self.update_states(stream, DELTA_NET, [n_v, width], it.runs, &args)
+        self.update_states(stream, kernel, [n_v, width], it.runs, &args)
     }
 
     /// Computes the scan of Mamba-2 for the tokens of each sequence in order, and updates the states.

@@ -25,18 +25,18 @@ impl Device {
         self.multiply_heads(weights, x, src.rows, out)
     }
 
-    /// Heads of `dst` that consist of the product of the start of a head of `src` with its matrix, and of the part `ends` of that head after
-    /// RoPE.
+    /// Heads of `dst` that consist of the product of the start of a head of `src` with its matrix, and of the part `ends` of that head, which
+    /// it rotates.
     pub(crate) fn absorbed_queries(
         &mut self,
         weights: &Matrix,
-        (rope, angles): Angles,
+        rope: Option<Angles>,
         (src, ends): (&mut Activation, Part),
         dst: &mut Activation,
     ) -> Result<()> {
         let (n_head, n_in, n_out, rows) = (weights.n_expert, weights.n_in, weights.n_out, src.rows);
         let bytes = |width: usize| rows * n_head * width * size_of::<f32>();
-        let angles = angles.device(self.gpu())?;
+        let (angles, layout) = self.angles(rope)?;
         let x = src.values.device(self.gpu())?;
         let inputs = self.scratch(Scratch::HeadInputs, bytes(n_in))?;
         let products = self.scratch(Scratch::HeadProducts, bytes(n_out))?;
@@ -50,7 +50,7 @@ impl Device {
             starts: part(x, src.width, starts),
             ends: HeadPart::EMPTY,
             angles: Ptr::NULL,
-            layout: rope.layout,
+            layout,
             rows,
             n_head,
             out: inputs,

@@ -6,7 +6,7 @@ use crate::activation::Activation;
 use crate::cpu::delta_net::Heads;
 use crate::cpu::state_space::SsmHeads;
 use crate::cuda::launch::{self, Columns, check_state};
-use crate::cuda::{Device, Result};
+use crate::cuda::{Device, Ptr, Result};
 use crate::kv_cache::{LayerState, Run};
 use crate::ops::Convolution;
 use crate::weights::Vector;
@@ -37,9 +37,56 @@ impl Device {
                 silu: it.silu.is_some(),
                 runs,
                 states,
-                out,
+                state_stride: state.shape().convolution(),
+                out: Columns {
+                    at: out,
+                    row: x.width,
+                },
             };
             self.kernels().convolution(self.stream(), &call)?;
+        }
+        Ok(())
+    }
+
+    /// Convolves queries, keys and values `(token, width)` over the tokens of each sequence with kernels and states of their own, and
+    /// multiplies the results `(token, 3 width)` by their sigmoids. Updates the states of the layer.
+    pub(crate) fn convolve_qkv(
+        &mut self,
+        kernels: &[Vector; 3],
+        qkv: [&mut Activation; 3],
+        (runs, state): (&[Run], &mut LayerState),
+        dst: &mut Activation,
+    ) -> Result<()> {
+        let channels = qkv[0].width;
+        let mut parts = [(Ptr::NULL, Ptr::NULL); 3];
+        for (part, (kernel, x)) in parts.iter_mut().zip(kernels.iter().zip(qkv)) {
+            *part = (self.vector(kernel)?, x.values.device(self.gpu())?);
+        }
+        let runs = self.runs(runs)?;
+        let shape = state.shape();
+        state.convolution.reserve_exact(self.gpu())?;
+        let states = state.convolution.update_device(self.gpu())?;
+        let out = dst.values.fill_device(self.gpu())?;
+        for runs in runs {
+            for (i, (kernel, x)) in parts.into_iter().enumerate() {
+                let first = i * channels * size_of::<f32>();
+                let call = launch::Convolution {
+                    x,
+                    kernel,
+                    bias: Ptr::NULL,
+                    channels,
+                    n: shape.n_past + 1,
+                    silu: true,
+                    runs,
+                    states: states.offset(first * shape.n_past),
+                    state_stride: shape.convolution(),
+                    out: Columns {
+                        at: out.offset(first),
+                        row: dst.width,
+                    },
+                };
+                self.kernels().convolution(self.stream(), &call)?;
+            }
         }
         Ok(())
     }
@@ -54,6 +101,7 @@ impl Device {
         dst: &mut Activation,
     ) -> Result<()> {
         check_state("delta_net", heads.width, heads.width)?;
+        let by_element = decay.width != heads.n_v;
         let gpu = self.gpu();
         let (decay, beta) = (decay.values.device(gpu)?, beta.values.device(gpu)?);
         let qkv = qkv.values.device(gpu)?;
@@ -65,6 +113,7 @@ impl Device {
             let call = launch::DeltaNet {
                 qkv,
                 decay,
+                by_element,
                 beta,
                 heads,
                 eps,

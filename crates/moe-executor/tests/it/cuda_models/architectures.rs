@@ -1,7 +1,7 @@
 //! Models of the architectures in `fixtures/architectures` on a GPU, compared with the CPU.
 
 use moe_executor::cuda::Policy;
-use moe_executor::{Architecture, DeviceId, Model};
+use moe_executor::{DeviceId, Model};
 use moe_gguf::{GgmlType, Gguf};
 use moe_placement::cache::{OnlinePolicy, PolicyName};
 use moe_synth::model::{Description, Key};
@@ -82,19 +82,13 @@ fn described_models_agree_with_the_cpu() {
     }
     let dir = tempfile::tempdir().unwrap();
     let mut report = Report::default();
-    let mut n_models = 0;
     let mut paths = described::models(dir.path());
     paths.extend(described::write(dir.path(), [with_expert_groups()]));
+    assert!(paths.len() >= 30, "{} models", paths.len());
     for path in paths {
         let gguf = Gguf::open(&path).unwrap();
         let model = Model::load(&gguf).unwrap();
         let name = path.file_stem().unwrap().to_str().unwrap();
-        let arch = &model.hparams().arch;
-        let runs_on_gpu = |known: &Architecture| known.name == arch && known.runs_on_gpu;
-        if !moe_executor::architectures().any(|known| runs_on_gpu(&known)) {
-            continue;
-        }
-        n_models += 1;
         let reference = reference(model.hparams().n_vocab);
         let on_cpu: (Open, Prepare) = (&host, &as_is);
         let expected = run(&model, &reference, 64, on_cpu, &|_| None);
@@ -123,8 +117,6 @@ fn described_models_agree_with_the_cpu() {
             }
         }
     }
-    assert!(n_models >= 27, "{n_models}");
-    println!("{n_models} models");
     report.finish();
 }
 

@@ -4,7 +4,7 @@ use moe_engine::{BatchEntry, BatchSession};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::cuda::Policy;
 use moe_executor::recorder::Recorder;
-use moe_executor::{Architecture, CacheParams, CacheType, Devices, Model, Session};
+use moe_executor::{CacheParams, CacheType, Devices, Model, Session};
 use moe_gguf::GgmlType;
 use moe_testkit::Report;
 use moe_trace::Phase;
@@ -65,10 +65,6 @@ fn sequences_of_recurrent_models_agree_with_the_cpu() {
     }
     let mut report = Report::default();
     for arch in RECURRENT {
-        let runs_on_gpu = |known: &Architecture| known.name == arch && known.runs_on_gpu;
-        if !moe_executor::architectures().any(|known| runs_on_gpu(&known)) {
-            continue;
-        }
         let gguf = described::model(&described::description(arch), GgmlType::F32);
         let model = Model::load(&gguf).unwrap();
         let (expected, _) = batches(&model, Devices::cpu());

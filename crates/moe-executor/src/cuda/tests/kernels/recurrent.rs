@@ -72,18 +72,26 @@ fn causal_convolution() {
     let mut report = Report::default();
     for lengths in PASSES {
         let pass = Pass::new(device, lengths);
-        for (channels, n, has_bias, silu) in [
-            (64, 3, false, false),
-            (300, 4, true, true),
-            (1000, 4, false, true),
-            (33, 40, true, false),
+        // The convolution is the middle one of `n_parts`, whose states and results alternate.
+        for (channels, n, has_bias, silu, n_parts) in [
+            (64, 3, false, false, 1),
+            (300, 4, true, true, 1),
+            (1000, 4, false, true, 1),
+            (33, 40, true, false, 1),
+            (300, 4, false, true, 3),
+            (36, 9, true, true, 3),
         ] {
             let of_state = (n - 1) * channels;
+            let (before, stride) = (n_parts / 2, n_parts * of_state);
             let x = noise(pass.n_tokens() * channels, 1);
             let (kernel, bias) = (noise(n * channels, 2), noise(channels, 3));
-            let mut states = noise(N_SEQ * of_state, 4);
+            let mut states = noise(N_SEQ * stride, 4);
+            let mut want = vec![f32::NAN; pass.n_tokens() * n_parts * channels];
             let [dx, dkernel, dbias] = [&x, &kernel, &bias].map(|values| device.upload(values));
-            let (dstates, out) = (device.output(&states), device.nan_output(x.len()));
+            let (dstates, out) = (device.output(&states), device.output(&want));
+            let after = |memory: &Memory<f32>, n: usize| {
+                device.at(memory).offset(before * n * size_of::<f32>())
+            };
             let call = Convolution {
                 x: device.at(&dx),
                 kernel: device.at(&dkernel),
@@ -96,19 +104,26 @@ fn causal_convolution() {
                 n,
                 silu,
                 runs: pass.operand(device),
-                states: device.at(&dstates),
-                out: device.at(&out),
+                states: after(&dstates, of_state),
+                state_stride: stride,
+                out: Columns {
+                    at: after(&out, channels),
+                    row: n_parts * channels,
+                },
             };
             let done = device.kernels.convolution(&device.stream, &call);
             let got = device.after(done, &out);
 
-            let mut want = vec![0.0; x.len()];
             for (sequence, tokens) in &pass.runs {
-                let past = &mut states[sequence * of_state..][..of_state];
-                let (x, out) = (&x[part(tokens, channels)], part(tokens, channels));
-                convolution::convolve(&threads, channels, &kernel, past, x, &mut want[out]);
+                let first = sequence * stride + before * of_state;
+                let past = &mut states[first..][..of_state];
+                let width = n_parts * channels;
+                let columns = before * channels..(before + 1) * channels;
+                let (x, out) = (&x[part(tokens, channels)], part(tokens, width));
+                let out = (&mut want[out], width);
+                convolution::convolve_to_columns(&threads, columns, &kernel, past, x, out);
             }
-            let after = |(i, sum): (usize, &f32)| {
+            let finished = |(i, sum): (usize, &f32)| {
                 let bias = if has_bias { bias[i % channels] } else { 0.0 };
                 let sum = f64::from(*sum) + f64::from(bias);
                 if silu {
@@ -117,8 +132,8 @@ fn causal_convolution() {
                     sum
                 }
             };
-            let want: Vec<f64> = want.iter().enumerate().map(after).collect();
-            let case = format!("convolution {channels} × {n}, {lengths:?}");
+            let want: Vec<f64> = want.iter().enumerate().map(finished).collect();
+            let case = format!("convolution {channels} × {n} of {n_parts}, {lengths:?}");
             report.compare(&case, got, &want, 1e-5);
             let got = device.read(&dstates);
             report.compare(&format!("states of {case}"), got, &wide(&states), 0.0);
@@ -135,11 +150,14 @@ fn gated_delta_rule() {
     let mut report = Report::default();
     for lengths in PASSES {
         let pass = Pass::new(device, lengths);
-        for (n_k, n_v, width, keys) in [
-            (2, 4, 16, KeyHeads::Grouped),
-            (2, 4, 20, KeyHeads::InTurn),
-            (4, 8, 64, KeyHeads::Grouped),
-            (3, 6, 128, KeyHeads::InTurn),
+        for (n_k, n_v, width, keys, by_element) in [
+            (2, 4, 16, KeyHeads::Grouped, false),
+            (2, 4, 20, KeyHeads::InTurn, false),
+            (4, 8, 64, KeyHeads::Grouped, false),
+            (3, 6, 128, KeyHeads::InTurn, false),
+            (2, 4, 20, KeyHeads::Grouped, true),
+            (4, 4, 16, KeyHeads::InTurn, true),
+            (3, 3, 128, KeyHeads::InTurn, true),
         ] {
             let heads = Heads {
                 n_k,
@@ -149,7 +167,9 @@ fn gated_delta_rule() {
             };
             let n = pass.n_tokens();
             let mut qkv = noise(n * heads.qkv_width(), 1);
-            let decay: Vec<f32> = noise(n * n_v, 2).iter().map(|x| x - 1.0).collect();
+            let n_decay = if by_element { heads.v_width() } else { n_v };
+            let decay = noise(n * n_decay, 2);
+            let decay: Vec<f32> = decay.iter().map(|x| x - 1.0).collect();
             let beta: Vec<f32> = noise(n * n_v, 3).iter().map(|x| x.abs()).collect();
             let mut states = noise(N_SEQ * heads.state(), 4);
             let [dqkv, ddecay, dbeta] = [&qkv, &decay, &beta].map(|values| device.upload(values));
@@ -160,6 +180,7 @@ fn gated_delta_rule() {
             let call = DeltaNet {
                 qkv: device.at(&dqkv),
                 decay: device.at(&ddecay),
+                by_element,
                 beta: device.at(&dbeta),
                 heads,
                 eps: EPS,
@@ -175,14 +196,14 @@ fn gated_delta_rule() {
             for (sequence, tokens) in &pass.runs {
                 let inputs = Tokens {
                     qkv: &qkv[part(tokens, heads.qkv_width())],
-                    decay: &decay[part(tokens, n_v)],
+                    decay: &decay[part(tokens, n_decay)],
                     beta: &beta[part(tokens, n_v)],
                 };
                 let state = &mut states[sequence * heads.state()..][..heads.state()];
                 let out = &mut want[part(tokens, heads.v_width())];
                 delta_net::delta_net(&threads, heads, inputs, state, out);
             }
-            let case = format!("delta_net {heads:?}, {lengths:?}");
+            let case = format!("delta_net {heads:?}, by element {by_element}, {lengths:?}");
             report.compare(&case, got, &wide(&want), 1e-5);
             let got = device.read(&dstates);
             report.compare(&format!("states of {case}"), got, &wide(&states), 1e-5);

@@ -337,6 +337,7 @@ fn joins_starts_and_ends_of_heads() {
         (3, 16, [128, 64], false, true),
         (9, 5, [0, 10], true, true),
         (2, 1, [32, 8], true, true),
+        (7, 4, [32, 8], false, false),
         (5, 3, [7, 0], false, false),
     ] {
         for layout in [RopeLayout::Halves, RopeLayout::Neighbours] {

@@ -215,7 +215,7 @@ fn recurrent_layers() {
         };
         let width = delta_net.qkv_width().max(scan.channels());
         let x = device.upload(&noise(rows * width, 1));
-        let negative = device.upload(&vec![-0.5f32; rows * scan.n]);
+        let negative = device.upload(&vec![-0.5f32; rows * delta_net.v_width()]);
         let states = device.zeros(n_seq * n_state * size_of::<f32>());
         let out = device.nan_output(rows * delta_net.v_width());
         let states = device.at(&states);
@@ -223,12 +223,17 @@ fn recurrent_layers() {
         let delta_net = DeltaNet {
             qkv: x,
             decay: negative,
+            by_element: false,
             beta: negative,
             heads: delta_net,
             eps: 1e-6,
             runs,
             states,
             out,
+        };
+        let by_element = DeltaNet {
+            by_element: true,
+            ..delta_net
         };
         let scan = SsmScan {
             xbc: x,
@@ -243,6 +248,10 @@ fn recurrent_layers() {
             (
                 "delta_net",
                 time(device, || kernels.delta_net(stream, &delta_net)),
+            ),
+            (
+                "delta_net by element",
+                time(device, || kernels.delta_net(stream, &by_element)),
             ),
             ("ssm_scan", time(device, || kernels.ssm_scan(stream, &scan))),
         ];
