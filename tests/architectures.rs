@@ -228,6 +228,10 @@ fn check(case: &Case, quant: &str) {
         .unwrap();
     assert_eq!(cache.lanes.len(), 1, "{arch}");
     assert_eq!(cache.lanes[0].budget_bytes, budget, "{arch}");
+    let reason = cache.failures.unwrap().first_error;
+    let is_uncached = WITHOUT_GATE.contains(&arch.as_str());
+    let expected = is_uncached.then_some("experts without a gate projection cannot be cached");
+    assert_eq!(reason.as_deref(), expected, "{arch}");
 }
 
 #[test]

@@ -70,13 +70,21 @@ fn help_contains_ranges_and_defaults() {
         ("simulate", "Cache sizes in MiB: integers of 0 or more, A..B"),
         (
             "simulate",
-            "all (of the policies layerNAME only layer and layerlfu; staticlearn and hotcache only with --learn)",
+            "all selects every policy, but layerNAME only as layer and layerlfu, and staticlearn and hotcache only with --learn",
         ),
-        ("simulate", "layerNAME (not with belady or beladysize) for a separate cache per layer"),
+        ("simulate", "layerNAME for a separate cache per layer (NAME is one of lru to random;"),
         ("simulate", "the n-th generated token in that layer; needs --pcie-gb-s"),
         ("plan", "a value outside 0 to 1 is replaced by 0.5, as in the fork"),
         ("plan", "With -o json, prints one JSON object"),
         ("info", "With -o json, prints one JSON object"),
+        ("record", "including the output layer; -1 is all layers; short name: -ngl"),
+        ("record", "Keep the weights of all experts in CPU memory; short name: -cmoe"),
+        ("record", "in CPU memory, 0 or more; short name: -ncmoe"),
+        ("record", "REGEX must not contain a comma; short name: -ot"),
+        ("record", "each 0 or more; short name: -ts"),
+        ("record", "keys in the KV cache: f32, f16 or q8_0; short name: -ctk"),
+        ("record", "values in the KV cache: f32, f16 or q8_0; short name: -ctv"),
+        ("bench", "evaluated at the same time, 1 to 256; short name: -np"),
         ("bench", "Prompt lengths in tokens, 0 or more, at most the model's training context;"),
     ] {
         let help = run![subcommand, "--help"];

@@ -14,6 +14,11 @@ const LAYER: u64 = 8 * 3 * 8 * 8 * 4;
 
 /// Writes a model of `n_block` blocks. The first is dense, the last belongs to the MTP head if there is one.
 fn model(dir: &TempDir, n_block: u32, n_nextn: u32) -> PathBuf {
+    model_of(dir, n_block, n_nextn, &["gate", "up", "down"])
+}
+
+/// Writes a model like [`model`] whose experts have these projections.
+fn model_of(dir: &TempDir, n_block: u32, n_nextn: u32, projections: &[&str]) -> PathBuf {
     let path = dir.path().join("model.gguf");
     let number = |key: &str, value| (format!("glm4moe.{key}"), Key::U32(value));
     let keys = [
@@ -27,7 +32,7 @@ fn model(dir: &TempDir, n_block: u32, n_nextn: u32) -> PathBuf {
         .each_ref()
         .map(|(key, value)| (key.as_str(), value.clone()));
     let tensors = (1..n_block).flat_map(|block| {
-        ["gate", "up", "down"].map(|part| {
+        projections.iter().map(move |part| {
             let name = format!("blk.{block}.ffn_{part}_exps.weight");
             (name, vec![8, 8, 8])
         })
@@ -72,6 +77,24 @@ fn plans_omit_the_mtp_head() {
     let hidden = model(&dir, 5, 0);
     let layers = |plan: &Value| selected(plan).iter().map(|(layer, ..)| *layer).max();
     assert_eq!(layers(&planned(&learn, &hidden, args![])), Some(4));
+}
+
+/// The executor does not cache experts without a gate.
+#[test]
+fn warns_of_experts_without_a_gate() {
+    const WARNING: &str =
+        "warning: the plan contains 2 layers whose experts have no gate projection;";
+    let dir = TempDir::new().unwrap();
+    let learn = learn(&dir);
+    for (projections, expected) in [
+        (&["gate", "up", "down"][..], false),
+        (&["gate_up", "down"], false),
+        (&["up", "down"], true),
+    ] {
+        let model = model_of(&dir, 5, 0, projections);
+        let warned = stderr_of(plan_of(&learn, &model));
+        assert_eq!(warned.contains(WARNING), expected, "{projections:?}: {warned}");
+    }
 }
 
 #[test]

@@ -36,7 +36,7 @@ use crate::option_values;
     propagate_version = true,
     after_help = "Exit codes:\n  \
         0  success\n  \
-        1  success, and a check found a problem or a difference\n  \
+        1  a check found a problem or a difference\n  \
         2  error or interruption\n\n\
         Examples:\n  \
         moe-analyze record --out runs/first\n  \

@@ -1,13 +1,13 @@
 //! The experts of a model, and their sizes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use moe_gguf::Gguf;
 use moe_gguf::experts::{expert_bytes, expert_layer_bytes};
 use moe_gguf::map::OffsetMap;
-use moe_gguf::names::Role;
+use moe_gguf::names::{Category, Projection, Role};
 use moe_placement::plan::ExpertSizes;
 use moe_trace::{LayerId, ModelInfo, bounded};
 
@@ -31,12 +31,25 @@ pub fn sizes_of(map: &OffsetMap, n_layer: Option<u32>) -> ExpertSizes {
         .collect()
 }
 
+/// Returns the layers whose experts have a gate projection.
+fn layers_with_gate(map: &OffsetMap) -> BTreeSet<LayerId> {
+    let experts = map
+        .rows
+        .iter()
+        .filter(|row| row.category == Category::Expert);
+    let gates =
+        experts.filter(|row| matches!(row.projection, Some(Projection::Gate | Projection::GateUp)));
+    gates.filter_map(|row| row.layer_id).collect()
+}
+
 /// The experts of a model.
 pub struct Experts {
     /// Size of each expert in bytes, as the fork counts them.
     pub sizes: ExpertSizes,
     /// Size of all expert tensors of a layer in bytes.
     pub layer_bytes: BTreeMap<LayerId, u64>,
+    /// Layers whose experts have no gate projection. The executor does not cache them.
+    pub without_gate: BTreeSet<LayerId>,
     /// Path of the model, or the reason why llama.cpp cannot load it.
     pub model: Result<PathBuf, &'static str>,
     /// ModelInfo from the model's header.
@@ -61,7 +74,8 @@ impl Experts {
         let gguf = Gguf::open(path)?;
         let model_info = ModelInfo::from_gguf(&path.to_string_lossy(), &gguf)?;
         let n_layer = model_info.n_hidden_layer();
-        let sizes = sizes_of(&OffsetMap::new(&gguf), n_layer);
+        let map = OffsetMap::new(&gguf);
+        let sizes = sizes_of(&map, n_layer);
         if sizes.is_empty() {
             bail!(
                 "{} has no routed experts; pass a mixture-of-experts model",
@@ -85,9 +99,13 @@ impl Experts {
                 human_bytes(uncounted)
             ));
         }
+        let with_gate = layers_with_gate(&map);
+        let layers = layer_bytes.keys().copied();
+        let without_gate = layers.filter(|layer| !with_gate.contains(layer)).collect();
         Ok(Experts {
             sizes,
             layer_bytes,
+            without_gate,
             model: if has_separate {
                 Err(SEPARATE_EXPERTS)
             } else {
@@ -109,6 +127,7 @@ impl Experts {
         Ok(Experts {
             layer_bytes: sizes.layers(),
             sizes,
+            without_gate: BTreeSet::new(),
             model: Err(NO_MODEL),
             model_info: None,
         })

@@ -22,7 +22,7 @@ use crate::progress::Progress;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  moe-analyze buffers runs/first --plot memory.svg")]
 pub struct Args {
-    /// Run directory, or a buffers.jsonl or buffer_stats.jsonl file
+    /// Run directory, its buffers.jsonl, or a buffer_stats.jsonl of the TensorAccessLog tracer (github.com/ErsjanKeri/BSC)
     run: PathBuf,
     /// Print one row per buffer in this format, instead of the summary
     #[arg(short, long = "output", value_name = "FORMAT")]

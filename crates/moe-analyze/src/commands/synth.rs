@@ -68,8 +68,9 @@ pub struct Args {
     /// MXFP4 and other tensors in F16 [default: that of --like or --spec]
     #[arg(long, value_name = "TYPE")]
     quant: Option<String>,
-    /// Number of layers, 1 to 4096 [default: that of --like or --spec]. If the model is a list of tensors, at most its number of blocks,
-    /// and at least one layer with experts; MTP blocks are removed first
+    /// Number of layers, 1 to 4096 [default: that of --like or --spec]. Models of --spec with the key layers, and of --like except
+    /// gpt-oss-*, qwen3-*, mixtral-8x7b and olmoe-1b-7b, can only be shortened: to at most their number of blocks, and at least to the
+    /// first layer with experts. MTP blocks are removed first
     #[arg(long, value_name = "N", value_parser = integer_in(1..=4096u32))]
     layers: Option<u32>,
     /// Random seed for weights, vocabulary and expert order

@@ -70,8 +70,8 @@ pub struct DeviceArgs {
     /// are named CUDA0, CUDA1, ... in this order, and share the layers (--tensor-split). A GPU that is listed twice counts as two.
     #[arg(long, value_name = "LIST", default_value_t)]
     pub device: DeviceList,
-    /// Number of layers on the GPU, 0 or more, counted from the end of the model and including the output layer; -1 is all layers
-    /// [default: -1]
+    /// Number of layers on the GPU, 0 or more, counted from the end of the model and including the output layer; -1 is all layers;
+    /// short name: -ngl [default: -1]
     #[arg(long, visible_alias = "ngl", value_name = "N", value_parser = layers)]
     pub n_gpu_layers: Option<usize>,
     /// Device that computes selected experts whose weights are in CPU memory [default: cpu without a GPU, or with --cpu-moe, --n-cpu-moe
@@ -81,16 +81,17 @@ pub struct DeviceArgs {
     /// places some of them on a GPU. Without a GPU, the experts of a cache are copied within CPU memory.
     #[arg(long, value_enum)]
     pub policy: Option<PolicyArg>,
-    /// Keep the weights of all experts in CPU memory
+    /// Keep the weights of all experts in CPU memory; short name: -cmoe
     #[arg(long)]
     pub cpu_moe: bool,
-    /// Keep the weights of experts of the first N layers in CPU memory, 0 or more
+    /// Keep the weights of experts of the first N layers in CPU memory, 0 or more; short name: -ncmoe
     #[arg(long, value_name = "N", conflicts_with = "cpu_moe")]
     pub n_cpu_moe: Option<usize>,
-    /// Place tensors whose name matches REGEX on DEVICE: CPU, CUDA0, CUDA1, ...; the first match applies; REGEX must not contain a comma
+    /// Place tensors whose name matches REGEX on DEVICE: CPU, CUDA0, CUDA1, ...; the first match applies; REGEX must not contain a comma;
+    /// short name: -ot
     #[arg(long, value_name = "REGEX=DEVICE[,…]", value_delimiter = ',')]
     pub override_tensor: Vec<String>,
-    /// Proportion of the layers on each GPU, such as 3,1; each 0 or more [default: in proportion to free memory]
+    /// Proportion of the layers on each GPU, such as 3,1; each 0 or more; short name: -ts [default: in proportion to free memory]
     #[arg(long, visible_alias = "ts", value_name = "N[,…]", value_delimiter = ',', value_parser = proportion)]
     pub tensor_split: Vec<f32>,
     /// Limit the memory of each GPU to N MiB, 0 or more; a list contains one limit per GPU [default: no limit]

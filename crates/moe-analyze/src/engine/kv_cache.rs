@@ -11,7 +11,7 @@ use crate::output::human_bytes;
 /// Options of the KV cache.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct CacheArgs {
-    /// Type of the keys in the KV cache: f32, f16 or q8_0
+    /// Type of the keys in the KV cache: f32, f16 or q8_0; short name: -ctk
     #[arg(
         long,
         visible_alias = "ctk",
@@ -20,7 +20,7 @@ pub struct CacheArgs {
         help_heading = "KV cache"
     )]
     pub cache_type_k: CacheType,
-    /// Type of the values in the KV cache: f32, f16 or q8_0
+    /// Type of the values in the KV cache: f32, f16 or q8_0; short name: -ctv
     #[arg(
         long,
         visible_alias = "ctv",

@@ -1,6 +1,6 @@
 //! `gemma4` (Gemma 4 26B-A4B, Google).
 //!
-//! - The embeddings are multiplied by the root of their width. The logits are bounded.
+//! - The embeddings are multiplied by the root of their width. The logits have a softcap.
 //! - A sliding window in the layers that the header lists. The other layers have heads of another width and number, and divisors of
 //!   the RoPE frequencies.
 //! - RMS norm of queries and keys per head, and of values without weights. Layers without `attn_v` use the keys as values. The scores

@@ -1,7 +1,7 @@
 //! `grok` (Grok-1 and Grok-2, xAI).
 //!
-//! - Factors on the embeddings and the logits; a header may bound the logits.
-//! - The attention scores are bounded.
+//! - Factors on the embeddings and the logits; a header may contain a softcap of the logits, which is not supported.
+//! - The attention scores have a softcap.
 //! - Norms before and after attention and block.
 //! - Softmax router; the weights of the selected experts are normalized to a sum of 1. The activation is [`Glu::Geglu`].
 //! - Grok-2 also has a dense block in each layer.
@@ -18,7 +18,7 @@ pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> 
     const FINAL: &str = "final_logit_softcapping";
     let bound = keys.f32_or(FINAL, 0.0)?;
     if bound != 0.0 {
-        return Err(keys.bad(FINAL, bound, "bounded logits are not supported"));
+        return Err(keys.bad(FINAL, bound, "final logit softcapping is not supported"));
     }
     let has_dense = loader.has("blk.0.ffn_up.weight");
     let layout = Layout {

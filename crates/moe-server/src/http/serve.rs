@@ -1,4 +1,4 @@
-//! Connections: limits, and a shutdown that finishes running requests.
+//! Connections: limits, and a shutdown that finishes running and queued requests.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -48,8 +48,9 @@ pub enum ServeError {
 }
 
 /// Serves the endpoints until `shutdown` is complete. Then no connection is accepted, new requests on open connections are
-/// refused, and running requests are finished. Requests that run longer than [`Options::shutdown_timeout`] end with an error. The
-/// connections of clients that do not read it are closed. When the function returns, no request runs any more, or it is cancelled.
+/// refused, and running and queued requests are finished. Requests that have not ended after [`Options::shutdown_timeout`] end
+/// with an error. The connections of clients that do not read it are closed. When the function returns, no request runs any more,
+/// or it is cancelled.
 ///
 /// # Errors
 /// The listener is not on a loopback address and [`Options::api_key`] is not set.
@@ -132,7 +133,7 @@ impl Connections {
         });
     }
 
-    /// Waits for running requests, first to finish, then to send their error.
+    /// Waits for running and queued requests, first to finish, then to send their error.
     async fn finish(self, phase: &watch::Sender<Phase>) {
         let shutdown = self.graceful.shutdown();
         tokio::pin!(shutdown);

@@ -103,7 +103,7 @@ pub struct Args {
     /// Prompt tokens per forward pass (llama.cpp's ubatch), 1 to 1048576
     #[arg(short = 'b', long, value_name = "N", default_value_t = 512, value_parser = integer_in(1usize..=1 << 20))]
     batch_size: usize,
-    /// Numbers of sequences that are evaluated at the same time, 1 to 256
+    /// Numbers of sequences that are evaluated at the same time, 1 to 256; short name: -np
     #[arg(
         long,
         visible_alias = "np",

@@ -7,6 +7,7 @@ mod memory_report;
 mod report;
 mod update;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
@@ -260,6 +261,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     for warning in plan_warnings(&plan, args.sizes.as_deref()) {
         ctx.note(warning);
     }
+    warn_of_experts_without_gate(&plan, &experts, ctx);
     if let Some(out) = &args.out {
         write_cut(&plan, &learn, out, args.force, ctx)?;
     }
@@ -295,6 +297,20 @@ fn remove_mtp_head(ranking: &mut Vec<Entry>, model: Option<&ModelInfo>, ctx: &Co
     }
 }
 
+/// Warns if the plan contains experts that the executor does not cache.
+fn warn_of_experts_without_gate(plan: &Plan, experts: &Experts, ctx: &Context) {
+    let layers = plan.selected().map(|(_, selected)| selected.entry.layer);
+    let without_gate: BTreeSet<LayerId> = layers
+        .filter(|layer| experts.without_gate.contains(layer))
+        .collect();
+    if !without_gate.is_empty() {
+        ctx.note(format_args!(
+            "warning: the plan contains {} whose experts have no gate projection; `record --policy hot-cache` cannot cache them",
+            counted(without_gate.len() as u64, "layer")
+        ));
+    }
+}
+
 /// Writes a learn file with only the experts in the cache.
 fn write_cut(
     plan: &Plan,
@@ -305,7 +321,7 @@ fn write_cut(
 ) -> anyhow::Result<()> {
     use std::io::Write as _;
 
-    let cached: std::collections::BTreeSet<(LayerId, ExpertId)> = plan
+    let cached: BTreeSet<(LayerId, ExpertId)> = plan
         .selected()
         .map(|(_, selected)| (selected.entry.layer, selected.entry.expert))
         .collect();

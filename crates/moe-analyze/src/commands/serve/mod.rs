@@ -50,7 +50,8 @@ const INTERRUPT_INTERVAL: Duration = Duration::from_millis(50);
 /// Serve a model over HTTP: OpenAI's API, endpoints of llama-server, expert counters and cache updates
 ///
 /// Evaluates up to --parallel requests together. Listens on this machine only, unless --host and an API key are given. SIGTERM or Ctrl-C
-/// ends the server after the running requests; a second one ends it at once. docs/http-api.md describes the endpoints.
+/// ends the server after the running and queued requests, at most 60 seconds later; a second one ends it at once. docs/http-api.md
+/// describes the endpoints.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  moe-analyze serve -m model.gguf --parallel 4\n  \
@@ -104,7 +105,7 @@ pub struct Args {
     /// Name of the model in responses and in /v1/models/NAME [default: name of the model's file without its extension]
     #[arg(long, value_name = "NAME", help_heading = "Server")]
     alias: Option<String>,
-    /// Number of requests that are evaluated at the same time, 1 to 256
+    /// Number of requests that are evaluated at the same time, 1 to 256; short name: -np
     #[arg(short, long, visible_alias = "np", value_name = "N", default_value_t = 4, value_parser = integer_in(1..=256u16), help_heading = "Server")]
     parallel: u16,
     /// Number of requests that wait while --parallel requests are evaluated, 0 or more; further requests get status 429

@@ -47,9 +47,9 @@ pub struct Args {
     /// size of all experts, rounded up to MiB]
     #[arg(long, value_name = "MIB[,…]", value_delimiter = ',')]
     budget_mib: Vec<Budgets>,
-    /// Cache policies: all (of the policies layerNAME only layer and layerlfu; staticlearn and hotcache only with --learn), or a list
-    /// of belady, beladysize, lru, lfu, lfuda, lfru, slru, s3fifo, arc, clock, random; layerNAME (not with belady or beladysize) for a
-    /// separate cache per layer, such as layerlfu (layer is layerlru); static, staticoracle, staticlearn, hotcache
+    /// Cache policies: belady, beladysize, lru, lfu, lfuda, lfru, slru, s3fifo, arc, clock, random, static, staticoracle, staticlearn,
+    /// hotcache, or layerNAME for a separate cache per layer (NAME is one of lru to random; layer means layerlru). all selects every
+    /// policy, but layerNAME only as layer and layerlfu, and staticlearn and hotcache only with --learn
     #[arg(
         long,
         value_name = "NAME[,…]",

@@ -179,7 +179,7 @@ pub fn print_notes(inputs: &Inputs, budgets: &[u64], policies: &[PolicyName], ct
             .any(|&policy| super::evicts_by_recency(policy))
     {
         ctx.note(format_args!(
-            "warning: a token reads {} of experts, layer by layer; a smaller cache ({} MiB) with eviction by recency evicts most \
+            "warning: a token reads at most {} of experts, layer by layer; a smaller cache ({} MiB) with eviction by recency evicts most \
              experts before their layer runs again",
             in_mib(cycle),
             list(&short)

@@ -23,8 +23,8 @@ pub struct Args {
     /// Format of the rows on stdout; without --table, prints the rows of split instead of the summary
     #[arg(short, long = "output", value_name = "FORMAT")]
     pub output: Option<Format>,
-    /// Training split: a fraction of the tokens (the first ones; above 0, below 1), or hold out each sequence or each label in turn
-    /// [default: 0.5]
+    /// How to split the tokens: FRACTION (above 0, below 1) trains on the first FRACTION of the tokens; by-sequence or by-label holds
+    /// out each sequence or label in turn [default: 0.5]
     #[arg(long, value_name = "FRACTION|by-sequence|by-label", value_parser = parse_split)]
     split: Option<SplitChoice>,
     /// Number of bootstrap resamples for --table bootstrap, 1 to 100000

@@ -26,7 +26,7 @@ pub const HOT_CACHE_OPTIONS: [&str; 4] = [
 /// Options of `--policy dynamic`. The size of the cache is that of a hot cache.
 #[derive(Clone, Debug, clap::Args)]
 #[command(
-    next_help_heading = "Dynamic cache (with --policy dynamic; size, device and --perf as for a hot cache)"
+    next_help_heading = "Dynamic cache (with --policy dynamic; also --hot-cache-mib, required, and --hot-cache-reserve-mib, --hot-cache-device, --perf)"
 )]
 pub struct DynamicArgs {
     /// Which experts to evict: lru, lfu, lfuda, lfru, slru, s3fifo, arc, clock or random; layerNAME for a separate cache per layer,
