@@ -1,23 +1,10 @@
 // Matrix-matrix products in tiles of 64 rows of weights and 64 rows of activations. Block (x, y, z) computes rows 64 x ..+ 64 of
 // matrix y with every gridDim.z-th tile of its entries, starting with tile z.
 #pragma once
-#include "entries.cuh"
+#include "tile_entries.cuh"
 #include "weights.cuh"
 
 enum : unsigned { TILE = 64, MUL_THREADS = 256 };
-
-// The entries of a tile and the rows that they read. After the end, the last entry is repeated.
-struct TileEntries {
-    unsigned entry[TILE], row[TILE];
-
-    __device__ void fill(const Entries& entries, unsigned first, unsigned end) {
-        const unsigned i = threadIdx.x;
-        if (i < TILE) {
-            entry[i] = entries.at(min(first + i, end - 1));
-            row[i] = entries.row(entry[i]);
-        }
-    }
-};
 
 // A tile of quantized weights and activations: 128 elements of each row.
 template <class F>
@@ -158,7 +145,7 @@ struct Products {
 
     // `first_row`, `first`: first row of weights and first entry of the tile.
     __device__ void put(
-        const TileEntries& tile, unsigned first_row, unsigned n_out, unsigned first, unsigned end, const float* bias, unsigned glu,
+        const TileEntries<TILE>& tile, unsigned first_row, unsigned n_out, unsigned first, unsigned end, const float* bias, unsigned glu,
         float* out
     ) const {
 #pragma unroll
@@ -182,7 +169,7 @@ __device__ inline void mat_mul_quantized(
     using F = typename W::Format;
     using Tile = QuantizedTile<F>;
     __shared__ Tile tile;
-    __shared__ TileEntries chosen;
+    __shared__ TileEntries<TILE> chosen;
     const Activations activations(quantized, n_source, n_in);
     const unsigned expert = blockIdx.y, first_row = blockIdx.x * TILE;
     const unsigned begin = entries.begin(expert), end = entries.end(expert);
@@ -232,7 +219,7 @@ __device__ inline void mat_mul_floating(
     using E = typename W::Element;
     constexpr unsigned STEP = 16, STRIDE = TILE + 4;
     __shared__ float w[STEP][STRIDE], in[STEP][STRIDE];
-    __shared__ TileEntries chosen;
+    __shared__ TileEntries<TILE> chosen;
     const unsigned expert = blockIdx.y, first_row = blockIdx.x * TILE;
     const unsigned begin = entries.begin(expert), end = entries.end(expert);
     weights += expert * expert_size;

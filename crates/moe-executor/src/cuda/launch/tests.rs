@@ -2,7 +2,11 @@
 
 use std::collections::HashMap;
 
-use super::{attention, experts, products, router, rows, store, tiles, token};
+use moe_gguf::GgmlType;
+
+use super::{
+    attention, experts, mat_mul, product_tiles, products, router, rows, store, tiles, token,
+};
 use crate::cuda::kernel::{Kernel, Kind};
 use crate::cuda::module::{self, Embedded};
 
@@ -52,34 +56,52 @@ fn declarations_match_the_ptx() {
     fn of_types<K>(all: &'static [(K, Embedded)]) -> Vec<&'static Embedded> {
         all.iter().map(|(_, it)| it).collect()
     }
-    let files: [(Vec<&Embedded>, &[Kernel]); 7] = [
+    let is_16_bit = |(ty, _): &&(GgmlType, _)| matches!(ty, GgmlType::F16 | GgmlType::BF16);
+    let tiled = module::PRODUCTS.iter().filter(is_16_bit);
+    let files: [(Vec<&Embedded>, &[Kernel]); 8] = [
         (vec![&module::ATTENTION], store::KERNELS),
         (of_types(&module::ATTENTION_OF), attention::KERNELS),
         (vec![&module::ROUTER], router::KERNELS),
         (vec![&module::ROWS], rows::KERNELS),
         (vec![&module::EXPERTS], experts::KERNELS),
         (of_types(&module::PRODUCTS), products::KERNELS),
+        (of_types(&module::PRODUCTS), mat_mul::KERNELS),
         (of_types(&module::TOKEN), token::KERNELS),
     ];
     let mut n = 0;
     for (modules, kernels) in files {
         for (file, ptx) in modules.iter().flat_map(|module| module.sections()) {
-            let found = signatures(&ptx);
             // Other kernels on tensor cores replace those for F16.
-            let is_tiled = file.starts_with("attention_f16") && !file.ends_with("sm_75");
+            let is_tiled = file.starts_with("attention_f16") && has_tensor_cores(&file);
             let kernels = if is_tiled { tiles::KERNELS } else { kernels };
-            for kernel in kernels {
-                let params = kernel.params.iter();
-                let start = in_ptx(Kind::Ptr);
-                let declared = params.map(|param| in_ptx(param.kind)).chain([start]);
-                let declared: Vec<&str> = declared.collect();
-                let name = kernel.name;
-                let found = found.get(name);
-                let found = found.unwrap_or_else(|| panic!("{file} has no kernel {name}"));
-                assert_eq!(*found, declared, "{name} in {file}: PTX, declaration");
-                n += 1;
-            }
+            n += compare(&file, &ptx, kernels);
+        }
+    }
+    for (file, ptx) in tiled.flat_map(|(_, module)| module.sections()) {
+        if has_tensor_cores(&file) {
+            n += compare(&file, &ptx, product_tiles::KERNELS);
         }
     }
     assert!(n > 3 * 100, "{n} kernels");
+}
+
+/// Whether a section contains the kernels on tensor cores.
+fn has_tensor_cores(file: &str) -> bool {
+    !file.ends_with("sm_75")
+}
+
+/// Compares the declarations of `kernels` with the PTX, and returns their number.
+fn compare(file: &str, ptx: &str, kernels: &[Kernel]) -> usize {
+    let found = signatures(ptx);
+    for kernel in kernels {
+        let params = kernel.params.iter();
+        let start = in_ptx(Kind::Ptr);
+        let declared = params.map(|param| in_ptx(param.kind)).chain([start]);
+        let declared: Vec<&str> = declared.collect();
+        let name = kernel.name;
+        let found = found.get(name);
+        let found = found.unwrap_or_else(|| panic!("{file} has no kernel {name}"));
+        assert_eq!(*found, declared, "{name} in {file}: PTX, declaration");
+    }
+    kernels.len()
 }

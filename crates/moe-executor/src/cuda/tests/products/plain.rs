@@ -12,7 +12,16 @@ use moe_testkit::Report;
 /// Shapes `(n_in, n_out)` for a type: single blocks, sizes that are not a multiple of a warp, sizes of real layers.
 fn shapes(ty: GgmlType) -> Vec<(usize, usize)> {
     match ty.block_size() {
-        1 => vec![(1, 1), (33, 7), (64, 64), (1003, 66), (2048, 130)],
+        // On tensor cores, steps have 64 elements, and rows have a multiple of 8. The last matrix has enough tiles of 128 rows.
+        1 => vec![
+            (1, 1),
+            (8, 1),
+            (33, 7),
+            (64, 64),
+            (1000, 130),
+            (1003, 66),
+            (72, 10_000),
+        ],
         32 => vec![(32, 1), (96, 7), (800, 66), (2880, 130), (4096, 256)],
         _ => vec![(256, 1), (768, 7), (2304, 66), (2048, 130), (4096, 256)],
     }
@@ -28,7 +37,7 @@ fn product(
 ) -> Result<Vec<f32>, String> {
     let rows = x.len() / weights.n_in;
     let dx = device.upload(x);
-    let scratch = device.upload(&vec![0xa5u8; Kernels::scratch_size(rows, weights.n_in)]);
+    let scratch = device.upload(&vec![0xa5u8; Kernels::converted_size(rows, weights.n_in)]);
     let done = device.kernels.mul_mat(
         &device.stream,
         weights,
@@ -115,7 +124,7 @@ fn nan_propagates() {
         let (n_in, n_out) = (256, 2);
         let matrix = Matrices::random(ty, 1, n_in, n_out, 3);
         let (_memory, weights) = matrix.upload(device);
-        for rows in [1, 3, 20] {
+        for rows in [1, 3, 20, 40] {
             let mut x = noise(rows * n_in, 4);
             x.iter_mut().step_by(n_in).for_each(|x| *x = f32::NAN);
             let out = device.output(&vec![0.0; rows * n_out]);
