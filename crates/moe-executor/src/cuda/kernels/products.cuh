@@ -1,4 +1,4 @@
-// All products with one type of weights. Each type has its own file, so that the driver only compiles the types of a model.
+// Products with one type of weights. Each type has its own file, so that the driver only compiles the types of a model.
 #pragma once
 #include "mat_mul.cuh"
 #include "mat_vec.cuh"
@@ -43,16 +43,19 @@
         mat_vec_several<W, 4>(                                                                                        \
             weights, expert_size, row_size, bias, x, converted, n_source, MANY_ENTRIES, n_in, n_out, glu, out     \
         );                                                                                                        \
-    }                                                                                                             \
-    BOUNDED(MUL_THREADS) mat_mul(MANY_PARAMETERS) {                                                               \
-        wait_for_previous(start);                                                                                      \
-        if constexpr (W::QUANTIZED) {                                                                             \
-            mat_mul_quantized<W>(                                                                                 \
-                weights, expert_size, row_size, bias, converted, n_source, MANY_ENTRIES, n_in, n_out, glu, out    \
-            );                                                                                                    \
-        } else {                                                                                                  \
-            mat_mul_floating<W>(                                                                                  \
-                weights, expert_size, row_size, bias, x, MANY_ENTRIES, n_in, n_out, glu, out                      \
-            );                                                                                                    \
-        }                                                                                                         \
+    }
+
+// Products of many rows on any GPU.
+#define MAT_MUL                                                                                                  \
+    BOUNDED(MUL_THREADS) mat_mul(MANY_PARAMETERS) {                                                              \
+        wait_for_previous(start);                                                                                \
+        if constexpr (W::QUANTIZED) {                                                                            \
+            mat_mul_quantized<W>(                                                                                \
+                weights, expert_size, row_size, bias, converted, n_source, MANY_ENTRIES, n_in, n_out, glu, out   \
+            );                                                                                                   \
+        } else {                                                                                                 \
+            mat_mul_floating<W>(                                                                                 \
+                weights, expert_size, row_size, bias, x, MANY_ENTRIES, n_in, n_out, glu, out                     \
+            );                                                                                                   \
+        }                                                                                                        \
     }

@@ -14,7 +14,8 @@
     }
 #define PRODUCTS_16_BIT(...) \
     PRODUCTS(__VA_ARGS__)    \
+    MAT_MUL                  \
     MAT_MUL_TILES(64, 16, 4, 1, 6, 4) MAT_MUL_TILES(64, 64, 2, 2, 4, 3) MAT_MUL_TILES(128, 64, 2, 2, 3, 3)
 #else
-#define PRODUCTS_16_BIT(...) PRODUCTS(__VA_ARGS__)
+#define PRODUCTS_16_BIT(...) PRODUCTS(__VA_ARGS__) MAT_MUL
 #endif

@@ -5,7 +5,7 @@
 
 use cudarc::driver::{CudaStream, LaunchConfig};
 
-use super::product_tiles::Tile;
+use super::product_tiles::Choice;
 use super::products::{THREADS, WARPS, Weights, count};
 use super::{Kernels, grid};
 use crate::cuda::kernel::kernels;
@@ -50,7 +50,7 @@ pub(super) struct Grouped {
 
 impl Grouped {
     /// Mean number of entries of a matrix, rounded up.
-    fn per_expert(&self) -> usize {
+    pub fn per_expert(&self) -> usize {
         self.entries.div_ceil(self.n_expert.max(1))
     }
 
@@ -70,13 +70,19 @@ impl Kernels {
         let n_out = weights.n_out;
         let module = self.products(weights.ty)?;
         let per_expert = grouped.per_expert();
-        let tile = Tile::choose(weights, grouped, module.capability(), self.multiprocessors);
-        let (kernel, x, z, threads, shared) = if per_expert <= tile.few {
+        let choice = Choice::new(weights, grouped, module.capability(), self.multiprocessors);
+        let (kernel, x, z, threads, shared) = if per_expert <= choice.few {
             let x = n_out.div_ceil(2).div_ceil(WARPS);
             let z = per_expert.div_ceil(ROWS_AT_A_TIME);
             (MAT_VEC_FEW, x, z, THREADS, 0)
         } else {
-            self.convert(stream, many, &tile)?;
+            let tile = choice.tile;
+            if let Some(convert) = choice.convert {
+                let n = many.rows * weights.n_in;
+                let blocks = grid((n / 8).div_ceil(THREADS), THREADS);
+                let args = args![many.x, n, many.scratch];
+                self.experts.launch(stream, convert, blocks, &args)?;
+            }
             // Up to four times the average, because experts differ in their number of entries. Blocks without a tile end at once.
             let tiles = 4 * per_expert.div_ceil(tile.tokens);
             let most = grouped.entries.div_ceil(tile.tokens);
@@ -114,16 +120,5 @@ impl Kernels {
             many.out,
         ];
         module.launch_after(stream, kernel, blocks, &args)
-    }
-
-    /// Converts the activations to the type of the weights, if the kernel reads them in this type.
-    fn convert(&self, stream: &CudaStream, many: &Many, tile: &Tile) -> Result<()> {
-        let Some(kernel) = tile.convert else {
-            return Ok(());
-        };
-        let n = many.rows * many.weights.n_in;
-        let blocks = grid((n / 8).div_ceil(THREADS), THREADS);
-        self.experts
-            .launch(stream, kernel, blocks, &args![many.x, n, many.scratch])
     }
 }

@@ -14,77 +14,118 @@ kernels! {
     );
 }
 
-/// Ten times the compute capability from which on the modules for F16 and BF16 have kernels on tensor cores.
+/// Ten times the compute capability from which on modules have kernels on tensor cores.
 const CAPABILITY: u32 = 80;
-/// Rows of weights that these kernels read have a multiple of this many elements: 16 bytes.
+/// Rows of 16-bit weights that these kernels read have a multiple of this many elements: 16 bytes.
 const ELEMENTS: usize = 8;
 
 /// A kernel that computes a tile per block.
+#[derive(Clone, Copy)]
 pub(super) struct Tile {
     pub kernel: Kernel,
     /// Rows of weights per tile.
     pub rows: usize,
     /// Rows of activations per tile.
     pub tokens: usize,
+    /// Threads per block.
     pub threads: usize,
     /// Dynamic shared memory in bytes.
     pub shared: usize,
+}
+
+/// The kernel of every GPU. On tensor cores, only modules for floating-point weights have it.
+const ANY: Tile = Tile {
+    kernel: MAT_MUL,
+    rows: 64,
+    tokens: 64,
+    threads: THREADS,
+    shared: 0,
+};
+
+/// How a product is computed.
+pub(super) struct Choice {
+    pub tile: Tile,
     /// The kernel that converts the activations before. They are otherwise quantized already, or read in f32.
     pub convert: Option<Kernel>,
     /// Largest mean number of activation rows per matrix for which the matrix-vector kernel is faster.
     pub few: usize,
 }
 
-impl Tile {
-    /// The tile for a product.
-    pub fn choose(
+impl Choice {
+    /// The kernels for a product. All limits are measurements on an H200.
+    pub fn new(
         weights: &Weights,
         grouped: &Grouped,
         capability: u32,
         multiprocessors: usize,
-    ) -> Tile {
+    ) -> Choice {
+        let tiles = |tile: &Tile| grouped.tiles(weights.n_out, tile.rows, tile.tokens);
         let convert = match weights.ty {
-            GgmlType::F16 => CONVERT_F16,
-            GgmlType::BF16 => CONVERT_BF16,
-            _ => return Tile::on_any_gpu(weights, grouped, multiprocessors),
+            GgmlType::F16 => Some(CONVERT_F16),
+            GgmlType::BF16 => Some(CONVERT_BF16),
+            _ => None,
         };
-        if capability < CAPABILITY || !weights.n_in.is_multiple_of(ELEMENTS) {
-            return Tile::on_any_gpu(weights, grouped, multiprocessors);
+        let is_16_bit = convert.is_some() && weights.n_in.is_multiple_of(ELEMENTS);
+        if capability < CAPABILITY || !(weights.is_quantized() || is_16_bit) {
+            let leaves_idle = tiles(&ANY) < multiprocessors;
+            return Choice {
+                tile: ANY,
+                convert: None,
+                few: if leaves_idle { 32 } else { 8 },
+            };
         }
-        let tiles = |rows, tokens| grouped.tiles(weights.n_out, rows, tokens);
-        // Large tiles need fewer reads of shared memory, small ones occupy more multiprocessors. The limits are measurements on an
-        // H200.
-        let (kernel, rows, tokens, stages) = if tiles(64, 16) <= 2 * multiprocessors {
-            (MAT_MUL_64_16, 64, 16, 6)
-        } else if 2 * tiles(128, 64) < 3 * multiprocessors {
-            (MAT_MUL_64_64, 64, 64, 4)
+        // Large tiles need fewer reads of shared memory, small ones occupy more multiprocessors.
+        let [small, medium, large] = on_tensor_cores(weights.ty);
+        let tile = if grouped.per_expert() <= small.tokens || tiles(&small) <= 2 * multiprocessors {
+            small
+        } else if 2 * tiles(&large) < 3 * multiprocessors {
+            medium
         } else {
-            (MAT_MUL_128_64, 128, 64, 3)
+            large
         };
-        Tile {
-            kernel,
-            rows,
-            tokens,
-            threads: 128,
-            // 128 bytes of each row.
-            shared: stages * (rows + tokens) * 128,
-            convert: Some(convert),
-            few: 3,
-        }
+        // The matrix-vector kernel reads weights again for every four rows of activations, but has more blocks.
+        let blocks = weights.n_out.div_ceil(small.rows) * grouped.n_expert;
+        let few = if convert.is_some() {
+            3
+        } else if 4 * blocks <= multiprocessors {
+            32
+        } else if blocks < multiprocessors {
+            16
+        } else if grouped.n_expert == 1 {
+            8
+        } else {
+            1
+        };
+        Choice { tile, convert, few }
     }
+}
 
-    /// The tile of the kernel that every module has.
-    fn on_any_gpu(weights: &Weights, grouped: &Grouped, multiprocessors: usize) -> Tile {
-        let (rows, tokens) = (64, 64);
-        let leaves_idle = grouped.tiles(weights.n_out, rows, tokens) < multiprocessors;
-        Tile {
-            kernel: MAT_MUL,
-            rows,
-            tokens,
-            threads: THREADS,
-            shared: 0,
-            convert: None,
-            few: if leaves_idle { 32 } else { 8 },
-        }
+/// The tiles on tensor cores for a type of weights, in ascending order of their sizes.
+pub(super) fn on_tensor_cores(ty: GgmlType) -> [Tile; 3] {
+    // 128 bytes of each row in each stage.
+    let sixteen_bit = |rows: usize, tokens: usize, stages: usize| stages * (rows + tokens) * 128;
+    // Two steps. Q2_K has a scale and a minimum for every 16 weights: `mat_mul_quantized_tiles`.
+    let quantized = |rows: usize, tokens: usize| match ty {
+        GgmlType::Q2_K => 2 * (208 * rows + 192 * tokens),
+        _ => 2 * (180 * rows + 176 * tokens),
+    };
+    let tile = |kernel, rows, tokens, threads, shared| Tile {
+        kernel,
+        rows,
+        tokens,
+        threads,
+        shared,
+    };
+    match ty.block_size() {
+        1 => [
+            tile(MAT_MUL_64_16, 64, 16, 128, sixteen_bit(64, 16, 6)),
+            tile(MAT_MUL_64_64, 64, 64, 128, sixteen_bit(64, 64, 4)),
+            tile(MAT_MUL_128_64, 128, 64, 128, sixteen_bit(128, 64, 3)),
+        ],
+        _ => [
+            tile(MAT_MUL_64_16, 64, 16, 128, quantized(64, 16)),
+            tile(MAT_MUL_64_64, 64, 64, 128, quantized(64, 64)),
+            tile(MAT_MUL_128_64, 128, 64, 256, quantized(128, 64)),
+        ],
     }
 }

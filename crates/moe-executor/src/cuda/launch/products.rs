@@ -43,7 +43,7 @@ pub struct Weights {
     pub expert_size: usize,
 }
 
-/// Threads and warps per block of every kernel in this file.
+/// Threads and warps per block of the matrix-vector kernels, and of the tiled kernel for any GPU.
 pub(super) const THREADS: usize = 256;
 pub(super) const WARPS: usize = THREADS / 32;
 /// Resident blocks of a matrix-vector kernel per multiprocessor: VEC_BLOCKS in mat_vec.cuh.

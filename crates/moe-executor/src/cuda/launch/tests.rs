@@ -56,16 +56,13 @@ fn declarations_match_the_ptx() {
     fn of_types<K>(all: &'static [(K, Embedded)]) -> Vec<&'static Embedded> {
         all.iter().map(|(_, it)| it).collect()
     }
-    let is_16_bit = |(ty, _): &&(GgmlType, _)| matches!(ty, GgmlType::F16 | GgmlType::BF16);
-    let tiled = module::PRODUCTS.iter().filter(is_16_bit);
-    let files: [(Vec<&Embedded>, &[Kernel]); 8] = [
+    let files: [(Vec<&Embedded>, &[Kernel]); 7] = [
         (vec![&module::ATTENTION], store::KERNELS),
         (of_types(&module::ATTENTION_OF), attention::KERNELS),
         (vec![&module::ROUTER], router::KERNELS),
         (vec![&module::ROWS], rows::KERNELS),
         (vec![&module::EXPERTS], experts::KERNELS),
         (of_types(&module::PRODUCTS), products::KERNELS),
-        (of_types(&module::PRODUCTS), mat_mul::KERNELS),
         (of_types(&module::TOKEN), token::KERNELS),
     ];
     let mut n = 0;
@@ -77,9 +74,17 @@ fn declarations_match_the_ptx() {
             n += compare(&file, &ptx, kernels);
         }
     }
-    for (file, ptx) in tiled.flat_map(|(_, module)| module.sections()) {
-        if has_tensor_cores(&file) {
-            n += compare(&file, &ptx, product_tiles::KERNELS);
+    for (ty, module) in &module::PRODUCTS {
+        for (file, ptx) in module.sections() {
+            let is_tiled = *ty != GgmlType::F32 && has_tensor_cores(&file);
+            let is_in_module = |kernel: &&Kernel| match kernel.name {
+                "mat_vec_few" => true,
+                "mat_mul" => ty.block_size() == 1 || !is_tiled,
+                _ => is_tiled,
+            };
+            let kernels = mat_mul::KERNELS.iter().chain(product_tiles::KERNELS);
+            let kernels: Vec<Kernel> = kernels.filter(is_in_module).copied().collect();
+            n += compare(&file, &ptx, &kernels);
         }
     }
     assert!(n > 3 * 100, "{n} kernels");

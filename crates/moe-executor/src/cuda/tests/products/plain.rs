@@ -12,7 +12,7 @@ use moe_testkit::Report;
 /// Shapes `(n_in, n_out)` for a type: single blocks, sizes that are not a multiple of a warp, sizes of real layers.
 fn shapes(ty: GgmlType) -> Vec<(usize, usize)> {
     match ty.block_size() {
-        // On tensor cores, steps have 64 elements, and rows have a multiple of 8. The last matrix has enough tiles of 128 rows.
+        // On tensor cores, steps have 64 elements, and rows have a multiple of 8.
         1 => vec![
             (1, 1),
             (8, 1),
@@ -20,7 +20,7 @@ fn shapes(ty: GgmlType) -> Vec<(usize, usize)> {
             (64, 64),
             (1000, 130),
             (1003, 66),
-            (72, 10_000),
+            (2048, 130),
         ],
         32 => vec![(32, 1), (96, 7), (800, 66), (2880, 130), (4096, 256)],
         _ => vec![(256, 1), (768, 7), (2304, 66), (2048, 130), (4096, 256)],
@@ -74,6 +74,36 @@ fn products() {
                 let case = format!("mul_mat {ty} {n_out} × {n_in}, {rows} rows");
                 compare(&mut report, &case, got, &wanted, tolerance(n_in));
             }
+        }
+    }
+    report.finish();
+}
+
+/// A matrix with enough rows for the largest tiles. Every 13th result is compared.
+#[test]
+fn products_in_large_tiles() {
+    let Some(device) = Device::open() else { return };
+    let mut report = Report::default();
+    for ty in types() {
+        let n_in = if ty.block_size() == 256 { 512 } else { 416 };
+        let n_out = 10_000;
+        let matrix = Matrices::random(ty, 1, n_in, n_out, 1);
+        let (_memory, weights) = matrix.upload(device);
+        let bias = Bias::new(device, Some(n_out), 5);
+        for rows in [10, 40, 65, 150] {
+            let x = noise(rows * n_in, rows as u32);
+            let out = device.nan_output(rows * n_out);
+            let got = product(device, &weights, bias.at(device), &x, &out);
+            let got = got.map(|got| got.into_iter().step_by(13).collect());
+            let x: Vec<Vec<f32>> = x.chunks_exact(n_in).map(|x| rounded(ty, x)).collect();
+            let sampled = (0..rows * n_out).step_by(13);
+            let value = |i: usize| {
+                let (row, o) = (i / n_out, i % n_out);
+                Wanted::product(matrix.row(0, o), &x[row], bias.value(o))
+            };
+            let wanted: Vec<Wanted> = sampled.map(value).collect();
+            let case = format!("mul_mat {ty} {n_out} × {n_in}, {rows} rows");
+            compare(&mut report, &case, got, &wanted, tolerance(n_in));
         }
     }
     report.finish();
