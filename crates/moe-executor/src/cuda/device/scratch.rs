@@ -9,7 +9,7 @@ use crate::recorder::Routing;
 /// A scratch buffer, by its purpose.
 #[derive(Clone, Copy)]
 pub enum Scratch {
-    /// Quantized activations.
+    /// Quantized activations, or activations in 16 bits.
     Quantized,
     /// Routed tokens grouped by expert.
     Worklist,
@@ -127,12 +127,12 @@ impl Device {
         Ok(ptr)
     }
 
-    /// Scratch memory for `rows` quantized rows of `n_in` activations.
+    /// Scratch memory for `rows` converted rows of `n_in` activations.
     ///
     /// # Errors
     /// It does not fit.
     pub(crate) fn quantized(&mut self, rows: usize, n_in: usize) -> Result<Ptr> {
-        self.scratch(Scratch::Quantized, Kernels::scratch_size(rows, n_in))
+        self.scratch(Scratch::Quantized, Kernels::converted_size(rows, n_in))
     }
 
     /// Scratch memory for grouping the routed tokens by expert.

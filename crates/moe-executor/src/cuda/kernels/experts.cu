@@ -1,5 +1,5 @@
 // Kernels before and after the products of selected experts: quantization, sorting by expert, and the weighted sum.
-#include "activations.cuh"
+#include "weights.cuh"
 
 // Quantizes `n` activations, a multiple of 32. `codes` and `groups`: see `Activations`.
 KERNEL quantize(const float* x, size_t n, int4* codes, Group* groups, Start start) {
@@ -9,6 +9,24 @@ KERNEL quantize(const float* x, size_t n, int4* codes, Group* groups, Start star
     if (i >= n / 16) return;
     codes[i] = {half.codes[0], half.codes[1], half.codes[2], half.codes[3]};
     store_group(half, i, groups);
+}
+
+// Converts `n` activations to 16-bit elements; `n` is a multiple of 8.
+template <class E>
+__device__ inline void convert(const float4* x, size_t n, uint4* out) {
+    const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i >= n / 8) return;
+    const auto pair = [](float low, float high) { return E::bits(low) | E::bits(high) << 16; };
+    const float4 a = x[2 * i], b = x[2 * i + 1];
+    out[i] = {pair(a.x, a.y), pair(a.z, a.w), pair(b.x, b.y), pair(b.z, b.w)};
+}
+KERNEL convert_f16(const float4* x, size_t n, uint4* out, Start start) {
+    follow_previous(start);
+    convert<Half>(x, n, out);
+}
+KERNEL convert_bf16(const float4* x, size_t n, uint4* out, Start start) {
+    follow_previous(start);
+    convert<Brain>(x, n, out);
 }
 
 enum : unsigned { GROUP_WARPS = 8 };

@@ -26,11 +26,14 @@ __device__ inline float half_to_float(unsigned bits) {
     return x;
 }
 
-__device__ inline float round_to_half(float x) {
+// The bits of a number in half precision.
+__device__ inline unsigned half_of(float x) {
     unsigned short bits;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
-    return half_to_float(bits);
+    return bits;
 }
+
+__device__ inline float round_to_half(float x) { return half_to_float(half_of(x)); }
 
 #if __CUDA_ARCH__ >= 800
 // c (16 x 8) += a (16 x 32) * b (32 x 8), signed bytes. With `group` = lane / 4 and `in_group` = lane % 4, a lane has

@@ -1,132 +1,22 @@
-// Matrix-matrix products in tiles of 64 rows of weights and 64 rows of activations. Block (x, y, z) computes rows 64 x ..+ 64 of
-// matrix y with every gridDim.z-th tile of its entries, starting with tile z.
+// Matrix-matrix products without tensor cores, in tiles of 64 rows of weights and 64 rows of activations. Block (x, y, z) computes
+// rows 64 x ..+ 64 of matrix y with every gridDim.z-th tile of its entries, starting with tile z.
 #pragma once
-#include "entries.cuh"
-#include "weights.cuh"
+#include "quantized_tile.cuh"
+#include "tile_entries.cuh"
 
 enum : unsigned { TILE = 64, MUL_THREADS = 256 };
 
-// The entries of a tile and the rows that they read. After the end, the last entry is repeated.
-struct TileEntries {
-    unsigned entry[TILE], row[TILE];
-
-    __device__ void fill(const Entries& entries, unsigned first, unsigned end) {
-        const unsigned i = threadIdx.x;
-        if (i < TILE) {
-            entry[i] = entries.at(min(first + i, end - 1));
-            row[i] = entries.row(entry[i]);
-        }
-    }
-};
-
-// A tile of quantized weights and activations: 128 elements of each row.
-template <class F>
-struct QuantizedTile {
-    static constexpr unsigned STEP = 128;
-    // Words per row of codes, with four words of padding so that eight rows are in different banks.
-    static constexpr unsigned STRIDE = STEP / 4 + 4;
-    // Number of weights with the same scale, and number of such parts per row.
-    static constexpr unsigned PART = F::SCALES == Scales::Quarters ? 16 : 32;
-    static constexpr unsigned PARTS = STEP / PART;
-
-    alignas(16) unsigned weights[TILE * STRIDE];
-    alignas(16) int inputs[TILE * STRIDE];
-    float scales[PARTS][TILE];
-    float mins[F::MIN ? PARTS : 1][TILE];
-    alignas(8) float input_scales[STEP / 32][TILE];
-    alignas(8) float input_sums[F::MIN ? PARTS : 1][TILE];  // scaled
-
-    // Stores the decoded unit `u` of the step for row `r`, with codes as signed bytes.
-    __device__ void put_weights(unsigned r, unsigned u, const Unit& unit) {
-        const unsigned a = F::first(u) % STEP, b = a + F::STRIDE;
-#pragma unroll
-        for (unsigned i = 0; i < 8; i++) {
-            // Bytes do not borrow from each other: each is at least 128 before the subtraction.
-            const unsigned code = F::OFFSET == 0
-                ? unit.codes[i]
-                : ((unit.codes[i] | 0x80808080) - F::OFFSET * 0x01010101) ^ 0x80808080;
-            weights[r * STRIDE + (i < 4 ? a : b) / 4 + i % 4] = code;
-        }
-        // With one scale per 32 weights, two units of K-quants contain the same two scales. The first unit stores them.
-        if (a % PART != 0) return;
-#pragma unroll
-        for (unsigned half = 0; half < (F::SCALES == Scales::One ? 1 : 2); half++) {
-            const unsigned part = (half ? b : a) / PART;
-            scales[part][r] = unit.scale[half];
-            if (F::MIN) mins[part][r] = unit.min[half];
-        }
-    }
-
-    __device__ void put_group(unsigned t, unsigned g, const Group& group) {
-        input_scales[g][t] = group.scale;
-        if (F::MIN && PART == 32) input_sums[g][t] = group.scale * (group.sum(0) + group.sum(1));
-        if (F::MIN && PART == 16) {
-            input_sums[2 * g % PARTS][t] = group.scale * group.sum(0);
-            input_sums[(2 * g + 1) % PARTS][t] = group.scale * group.sum(1);
-        }
-    }
-};
-
-// The part of a tile that a thread accumulates. With tensor cores: their layout for 16 rows of weights and 32 rows of activations
-// per warp. Without: 4 x 4.
+// The 4 x 4 sums of a thread.
 struct Products {
     float sums[4][4];
 
-#if __CUDA_ARCH__ >= 800
-    // Row of weights and row of activations of sums[i][j].
-    __device__ static unsigned weight(unsigned, unsigned j) {
-        const unsigned warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-        return warp % 4 * 16 + lane / 4 + j / 2 * 8;
-    }
-    __device__ static unsigned token(unsigned i, unsigned j) {
-        const unsigned warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-        return warp / 4 * 32 + i * 8 + lane % 4 * 2 + j % 2;
-    }
-
-    template <class F>
-    __device__ void add(const QuantizedTile<F>& tile) {
-        using Tile = QuantizedTile<F>;
-        const unsigned lane = threadIdx.x % WARP, in_group = lane % 4;
-        const unsigned row = weight(0, 0), first = token(0, 0) - in_group * 2 + lane / 4;
-#pragma unroll 1
-        for (unsigned g = 0; g < Tile::STEP / 32; g++) {
-            const unsigned* w = tile.weights + row * Tile::STRIDE + 8 * g + in_group;
-            const int a[4] = {int(w[0]), int(w[8 * Tile::STRIDE]), int(w[4]), int(w[8 * Tile::STRIDE + 4])};
-#pragma unroll
-            for (unsigned i = 0; i < 4; i++) {
-                const int* x = tile.inputs + (first + 8 * i) * Tile::STRIDE + 8 * g + in_group;
-                const int b[2] = {x[0], x[4]};
-                const float2 scale = *(const float2*)&tile.input_scales[g][token(i, 0)];
-#pragma unroll
-                for (unsigned half = 0; half < 32 / Tile::PART; half++) {
-                    const unsigned part = g * (32 / Tile::PART) + half;
-                    int c[4] = {};
-                    if (Tile::PART == 32) mma_32(c, a, b);
-                    else mma_16(c, a[2 * half], a[2 * half + 1], b[half]);
-                    const float low = tile.scales[part][row], high = tile.scales[part][row + 8];
-                    sums[i][0] += low * scale.x * c[0];
-                    sums[i][1] += low * scale.y * c[1];
-                    sums[i][2] += high * scale.x * c[2];
-                    sums[i][3] += high * scale.y * c[3];
-                    if (F::MIN) {
-                        const float2 sum = *(const float2*)&tile.input_sums[part][token(i, 0)];
-                        const float low_min = tile.mins[part][row], high_min = tile.mins[part][row + 8];
-                        sums[i][0] -= low_min * sum.x;
-                        sums[i][1] -= low_min * sum.y;
-                        sums[i][2] -= high_min * sum.x;
-                        sums[i][3] -= high_min * sum.y;
-                    }
-                }
-            }
-        }
-    }
-#else
     __device__ static unsigned weight(unsigned, unsigned j) { return threadIdx.x % 16 + 16 * j; }
     __device__ static unsigned token(unsigned i, unsigned) { return threadIdx.x / 16 + 16 * i; }
 
     template <class F>
-    __device__ void add(const QuantizedTile<F>& tile) {
-        using Tile = QuantizedTile<F>;
+    __device__ void add(const QuantizedTile<F, TILE, TILE>& tile) {
+        using Tile = QuantizedTile<F, TILE, TILE>;
+        const int *weights = (const int*)tile.weights, *inputs = (const int*)tile.inputs;
 #pragma unroll 1
         for (unsigned part = 0; part < Tile::PARTS; part++) {
             int products[4][4] = {};
@@ -135,8 +25,8 @@ struct Products {
                 int w[4], x[4];
 #pragma unroll
                 for (unsigned i = 0; i < 4; i++) {
-                    w[i] = tile.weights[weight(0, i) * Tile::STRIDE + part * (Tile::PART / 4) + at];
-                    x[i] = tile.inputs[token(i, 0) * Tile::STRIDE + part * (Tile::PART / 4) + at];
+                    w[i] = weights[weight(0, i) * (Tile::ROW / 4) + part * (Tile::PART / 4) + at];
+                    x[i] = inputs[token(i, 0) * (Tile::ROW / 4) + part * (Tile::PART / 4) + at];
                 }
 #pragma unroll
                 for (unsigned i = 0; i < 4; i++)
@@ -154,11 +44,10 @@ struct Products {
             }
         }
     }
-#endif
 
     // `first_row`, `first`: first row of weights and first entry of the tile.
     __device__ void put(
-        const TileEntries& tile, unsigned first_row, unsigned n_out, unsigned first, unsigned end, const float* bias, unsigned glu,
+        const TileEntries<TILE>& tile, unsigned first_row, unsigned n_out, unsigned first, unsigned end, const float* bias, unsigned glu,
         float* out
     ) const {
 #pragma unroll
@@ -180,9 +69,9 @@ __device__ inline void mat_mul_quantized(
     const Entries& entries, unsigned n_in, unsigned n_out, unsigned glu, float* out
 ) {
     using F = typename W::Format;
-    using Tile = QuantizedTile<F>;
+    using Tile = QuantizedTile<F, TILE, TILE>;
     __shared__ Tile tile;
-    __shared__ TileEntries chosen;
+    __shared__ TileEntries<TILE> chosen;
     const Activations activations(quantized, n_source, n_in);
     const unsigned expert = blockIdx.y, first_row = blockIdx.x * TILE;
     const unsigned begin = entries.begin(expert), end = entries.end(expert);
@@ -212,8 +101,8 @@ __device__ inline void mat_mul_quantized(
                 group = groups[u];
             }
             tile.put_weights(mine, u, unit);
-            *(int4*)(tile.inputs + mine * Tile::STRIDE + 8 * quarter) = inputs[0];
-            *(int4*)(tile.inputs + mine * Tile::STRIDE + 8 * quarter + 4) = inputs[1];
+            tile.inputs[mine * (Tile::ROW / 16) + 2 * quarter] = inputs[0];
+            tile.inputs[mine * (Tile::ROW / 16) + 2 * quarter + 1] = inputs[1];
             tile.put_group(mine, quarter, group);
             __syncthreads();
             products.add(tile);
@@ -232,7 +121,7 @@ __device__ inline void mat_mul_floating(
     using E = typename W::Element;
     constexpr unsigned STEP = 16, STRIDE = TILE + 4;
     __shared__ float w[STEP][STRIDE], in[STEP][STRIDE];
-    __shared__ TileEntries chosen;
+    __shared__ TileEntries<TILE> chosen;
     const unsigned expert = blockIdx.y, first_row = blockIdx.x * TILE;
     const unsigned begin = entries.begin(expert), end = entries.end(expert);
     weights += expert * expert_size;

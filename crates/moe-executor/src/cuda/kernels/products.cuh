@@ -1,4 +1,4 @@
-// All products with one type of weights. Each type has its own file, so that the driver only compiles the types of a model.
+// Products with one type of weights. Each type has its own file, so that the driver only compiles the types of a model.
 #pragma once
 #include "mat_mul.cuh"
 #include "mat_vec.cuh"
@@ -17,8 +17,9 @@
         unsigned n_2, float *out_0, float *out_1, float *out_2, Start start
 #define OF_THREE(name) (blockIdx.y == 0 ? name##_0 : blockIdx.y == 1 ? name##_1 : name##_2)
 
+// `converted`: the rows of `x` in the format that the product reads, if it is not f32.
 #define MANY_PARAMETERS                                                                                                  \
-    const byte *weights, size_t expert_size, unsigned row_size, const float *bias, const float *x, const void *quantized, \
+    const byte *weights, size_t expert_size, unsigned row_size, const float *bias, const float *x, const void *converted, \
         unsigned n_source, const void *list, const unsigned *bounds, bool wide, unsigned k, unsigned rows_per,           \
         unsigned n_rows, unsigned n_in, unsigned n_out, unsigned glu, float *out, Start start
 #define MANY_ENTRIES {list, bounds, wide, k, rows_per, n_rows}
@@ -40,18 +41,21 @@
     BOUNDED(VEC_THREADS) mat_vec_few(MANY_PARAMETERS) {                                                           \
         wait_for_previous(start);                                                                                      \
         mat_vec_several<W, 4>(                                                                                        \
-            weights, expert_size, row_size, bias, x, quantized, n_source, MANY_ENTRIES, n_in, n_out, glu, out     \
+            weights, expert_size, row_size, bias, x, converted, n_source, MANY_ENTRIES, n_in, n_out, glu, out     \
         );                                                                                                        \
-    }                                                                                                             \
-    BOUNDED(MUL_THREADS) mat_mul(MANY_PARAMETERS) {                                                               \
-        wait_for_previous(start);                                                                                      \
-        if constexpr (W::QUANTIZED) {                                                                             \
-            mat_mul_quantized<W>(                                                                                 \
-                weights, expert_size, row_size, bias, quantized, n_source, MANY_ENTRIES, n_in, n_out, glu, out    \
-            );                                                                                                    \
-        } else {                                                                                                  \
-            mat_mul_floating<W>(                                                                                  \
-                weights, expert_size, row_size, bias, x, MANY_ENTRIES, n_in, n_out, glu, out                      \
-            );                                                                                                    \
-        }                                                                                                         \
+    }
+
+// Products of many rows on any GPU.
+#define MAT_MUL                                                                                                  \
+    BOUNDED(MUL_THREADS) mat_mul(MANY_PARAMETERS) {                                                              \
+        wait_for_previous(start);                                                                                \
+        if constexpr (W::QUANTIZED) {                                                                            \
+            mat_mul_quantized<W>(                                                                                \
+                weights, expert_size, row_size, bias, converted, n_source, MANY_ENTRIES, n_in, n_out, glu, out   \
+            );                                                                                                   \
+        } else {                                                                                                 \
+            mat_mul_floating<W>(                                                                                 \
+                weights, expert_size, row_size, bias, x, MANY_ENTRIES, n_in, n_out, glu, out                     \
+            );                                                                                                   \
+        }                                                                                                        \
     }

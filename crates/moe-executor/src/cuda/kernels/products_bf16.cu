@@ -1,3 +1,3 @@
-#include "products.cuh"
+#include "products_16_bit.cuh"
 
-PRODUCTS(BF16)
+PRODUCTS_16_BIT(BF16)

@@ -1,3 +1,4 @@
 #include "products.cuh"
 
 PRODUCTS(F32)
+MAT_MUL

@@ -1,3 +1,3 @@
-#include "products.cuh"
+#include "products_quantized.cuh"
 
-PRODUCTS(Quantized<IQ4_NL>)
+QUANTIZED_PRODUCTS(IQ4_NL)

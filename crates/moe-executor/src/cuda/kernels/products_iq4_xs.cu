@@ -1,3 +1,3 @@
-#include "products.cuh"
+#include "products_quantized.cuh"
 
-PRODUCTS(Quantized<IQ4_XS>)
+QUANTIZED_PRODUCTS(IQ4_XS)

@@ -1,3 +1,3 @@
-#include "products.cuh"
+#include "products_quantized.cuh"
 
-PRODUCTS(Quantized<MXFP4>)
+QUANTIZED_PRODUCTS(MXFP4)

@@ -1,3 +1,3 @@
-#include "products.cuh"
+#include "products_quantized.cuh"
 
-PRODUCTS(Quantized<Q4_1>)
+QUANTIZED_PRODUCTS(Q4_1)

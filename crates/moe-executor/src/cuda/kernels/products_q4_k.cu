@@ -1,3 +1,3 @@
-#include "products.cuh"
+#include "products_quantized.cuh"
 
-PRODUCTS(Quantized<Q4_K>)
+QUANTIZED_PRODUCTS(Q4_K)

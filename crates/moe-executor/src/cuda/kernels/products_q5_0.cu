@@ -1,3 +1,3 @@
-#include "products.cuh"
+#include "products_quantized.cuh"
 
-PRODUCTS(Quantized<Q5_0>)
+QUANTIZED_PRODUCTS(Q5_0)

@@ -1,3 +1,3 @@
-#include "products.cuh"
+#include "products_quantized.cuh"
 
-PRODUCTS(Quantized<Q5_1>)
+QUANTIZED_PRODUCTS(Q5_1)

@@ -1,3 +1,3 @@
-#include "products.cuh"
+#include "products_quantized.cuh"
 
-PRODUCTS(Quantized<Q6_K>)
+QUANTIZED_PRODUCTS(Q6_K)

@@ -1,3 +1,3 @@
-#include "products.cuh"
+#include "products_quantized.cuh"
 
-PRODUCTS(Quantized<Q8_0>)
+QUANTIZED_PRODUCTS(Q8_0)

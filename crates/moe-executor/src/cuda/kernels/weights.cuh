@@ -78,21 +78,22 @@ struct Quantized {
     }
 };
 
-// Floating-point elements: size in bytes, conversion to f32, and rounding.
+// Floating-point elements: size in bytes, conversion to f32, conversion from f32, and rounding.
 struct Half {
     static constexpr unsigned SIZE = 2;
     __device__ static float value(unsigned bits) { return half_to_float(bits); }
+    __device__ static unsigned bits(float x) { return half_of(x); }
     __device__ static float round(float x) { return round_to_half(x); }
 };
 
 struct Brain {
     static constexpr unsigned SIZE = 2;
     __device__ static float value(unsigned bits) { return __uint_as_float(bits << 16); }
-    __device__ static float round(float x) {
+    __device__ static unsigned bits(float x) {
         const unsigned bits = __float_as_uint(x);
-        if (x != x) return __uint_as_float((bits | 0x00400000) & 0xffff0000);
-        return __uint_as_float((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000);
+        return (x != x ? bits | 0x00400000 : bits + 0x7fff + (bits >> 16 & 1)) >> 16;
     }
+    __device__ static float round(float x) { return value(bits(x)); }
 };
 
 struct Single {

@@ -6,7 +6,8 @@
 use cudarc::driver::CudaStream;
 use moe_gguf::GgmlType;
 
-use super::products::{Grouped, Many, One, code, ends_products};
+use super::mat_mul::{Grouped, Many};
+use super::products::{One, code, ends_products};
 use super::{Kernels, Rows, Weights, grid};
 use crate::cpu::glu::Glu;
 use crate::cuda::kernel::kernels;
@@ -16,6 +17,7 @@ use crate::cuda::{Ptr, Result};
 kernels! {
     GROUP_ENTRIES = "group_entries" => (ids: Ptr, n: U32, k: U32, wide: Bool, bounds: Ptr, list: Ptr);
     QUANTIZE = "quantize" => (x: Ptr, n: U64, codes: Ptr, groups: Ptr);
+    CONVERT_F16 = "convert_f16", CONVERT_BF16 = "convert_bf16" => (x: Ptr, n: U64, to: Ptr);
     FIND_SLOTS = "find_slots" => (
         ids: Ptr, table: Ptr, k: U32, dummy: U32, number: U32, slots: Ptr, mail: Ptr, mailed: Ptr, go: Ptr,
     );
@@ -44,7 +46,7 @@ pub struct MulMatId {
     pub n_expert: usize,
     /// f32 `(tokens, k, n_out)`.
     pub out: Ptr,
-    /// [`Kernels::scratch_size`] bytes.
+    /// [`Kernels::converted_size`] bytes.
     pub scratch: Ptr,
     /// [`Kernels::work_size`] bytes.
     pub work: Ptr,
@@ -80,7 +82,7 @@ pub struct GateUp {
     /// Destination of the quantized results, [`Kernels::scratch_size`] bytes for `k` rows of `n_ff`, or null. It is only written
     /// for one token, if `n_ff` is a multiple of 32.
     pub quantized: Ptr,
-    /// [`Kernels::scratch_size`] bytes.
+    /// [`Kernels::converted_size`] bytes.
     pub scratch: Ptr,
     /// [`Kernels::work_size`] bytes.
     pub work: Ptr,

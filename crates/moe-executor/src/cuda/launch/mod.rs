@@ -6,6 +6,8 @@
 mod attention;
 mod experts;
 pub(super) mod fusion;
+mod mat_mul;
+mod product_tiles;
 mod products;
 mod recurrent;
 mod router;

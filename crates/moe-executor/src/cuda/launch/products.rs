@@ -1,11 +1,13 @@
 //! Products of weights and rows of activations.
 //!
 //! Quantized weights are multiplied with 8-bit activations in integer arithmetic. The kernel that computes a single row quantizes
-//! it, or else the product kernel does. Several rows are quantized into `scratch` by a separate kernel before the product.
+//! it, or else the product kernel does. Several rows are quantized into `scratch` by a separate kernel before the product
+//! (`mat_mul.rs`).
 
 use cudarc::driver::{CudaStream, LaunchConfig};
 use moe_gguf::GgmlType;
 
+use super::mat_mul::{Grouped, Many};
 use super::{Kernels, Rows, of_type};
 use crate::cpu::glu::Glu;
 use crate::cuda::kernel::kernels;
@@ -16,10 +18,6 @@ kernels! {
     MAT_VEC_1 = "mat_vec_1", MAT_VEC_2 = "mat_vec_2", MAT_VEC_GLU = "mat_vec_glu" => (
         weights: Ptr, up: Ptr, table: Ptr, ids: Ptr, expert_size: U64, row_size: U32, bias: Ptr, up_bias: Ptr, x: Ptr,
         quantized: Ptr, n_source: U32, rows_per: U32, n_in: U32, n_out: U32, glu: U32, out: Ptr,
-    );
-    MAT_VEC_FEW = "mat_vec_few", MAT_MUL = "mat_mul" => (
-        weights: Ptr, expert_size: U64, row_size: U32, bias: Ptr, x: Ptr, quantized: Ptr, n_source: U32, list: Ptr,
-        bounds: Ptr, wide: Bool, k: U32, rows_per: U32, n_rows: U32, n_in: U32, n_out: U32, glu: U32, out: Ptr,
     );
     MAT_VEC_THREE = "mat_vec_three" => (
         w_0: Ptr, w_1: Ptr, w_2: Ptr, row_size: U32, bias_0: Ptr, bias_1: Ptr, bias_2: Ptr, x: Ptr, quantized: Ptr, n_in: U32,
@@ -45,17 +43,9 @@ pub struct Weights {
     pub expert_size: usize,
 }
 
-/// Largest number of activation rows per matrix for matrix-vector kernels, and the largest one if tiles of 64 rows would leave
-/// multiprocessors idle.
-const FEW_ROWS: usize = 8;
-const FEW_ROWS_WITHOUT_TILES: usize = 32;
-/// Activation rows for which a warp decodes a row of weights once, as in the kernel.
-const ROWS_AT_A_TIME: usize = 4;
-/// Threads and warps per block of every kernel in this file.
-const THREADS: usize = 256;
-const WARPS: usize = THREADS / 32;
-/// Rows of weights and of activations per tile.
-const TILE: usize = 64;
+/// Threads and warps per block of the matrix-vector kernels, and of the tiled kernel for any GPU.
+pub(super) const THREADS: usize = 256;
+pub(super) const WARPS: usize = THREADS / 32;
 /// Resident blocks of a matrix-vector kernel per multiprocessor: VEC_BLOCKS in mat_vec.cuh.
 const BLOCKS: usize = 4;
 /// Largest number of matrix-vector products in a kernel that may start early.
@@ -80,31 +70,6 @@ pub(super) struct One<'a> {
     /// [`code`] of the activation.
     pub glu: u32,
     pub out: Ptr,
-}
-
-/// Operands of a product with several rows of activations per matrix.
-pub(super) struct Many<'a> {
-    pub weights: &'a Weights,
-    pub bias: Ptr,
-    pub x: Ptr,
-    /// Number of rows of `x`.
-    pub rows: usize,
-    pub scratch: Ptr,
-    pub grouped: Grouped,
-    pub glu: u32,
-    pub out: Ptr,
-}
-
-/// The entries of each matrix.
-pub(super) struct Grouped {
-    /// Entries sorted by expert. If null, the entries are the rows of a plain product.
-    pub list: Ptr,
-    pub bounds: Ptr,
-    pub wide: bool,
-    pub k: usize,
-    pub rows_per: usize,
-    pub entries: usize,
-    pub n_expert: usize,
 }
 
 /// The number of an activation in the kernels (`activate_any` in entries.cuh); 0 without an activation.
@@ -137,8 +102,13 @@ impl Kernels {
         n + n / 32 * 8
     }
 
+    /// Size in bytes of `rows` rows of `n_in` activations as a product with several rows reads them: quantized, or in 16 bits.
+    pub fn converted_size(rows: usize, n_in: usize) -> usize {
+        Kernels::scratch_size(rows, n_in).max(rows * n_in * 2)
+    }
+
     /// `out[i] = weights · x[i] + bias`. `x`: `(rows, n_in)`, `bias`: `(n_out)` or null, `out`: `(rows, n_out)`, `scratch`:
-    /// [`Kernels::scratch_size`] bytes.
+    /// [`Kernels::converted_size`] bytes.
     ///
     /// # Errors
     /// No kernel [supports](Kernels::supports) the type, or a driver error.
@@ -258,62 +228,8 @@ impl Kernels {
         }
     }
 
-    /// Products of several rows per matrix. The rows are already quantized.
-    pub(super) fn mat_mul(&self, stream: &CudaStream, many: &Many) -> Result<()> {
-        let (weights, grouped) = (many.weights, &many.grouped);
-        let n_out = weights.n_out;
-        let per_expert = grouped.entries.div_ceil(grouped.n_expert.max(1));
-        let tiles = n_out.div_ceil(TILE) * grouped.n_expert * per_expert.div_ceil(TILE);
-        let most = if tiles < self.multiprocessors {
-            FEW_ROWS_WITHOUT_TILES
-        } else {
-            FEW_ROWS
-        };
-        let (kernel, x, z) = if per_expert <= most {
-            let x = n_out.div_ceil(2).div_ceil(WARPS);
-            (MAT_VEC_FEW, x, per_expert.div_ceil(ROWS_AT_A_TIME))
-        } else {
-            // Up to four times the average, because experts differ in their number of entries. Blocks without a tile end at once.
-            let tiles = 4 * per_expert.div_ceil(TILE);
-            let most = grouped.entries.div_ceil(TILE);
-            (MAT_MUL, n_out.div_ceil(TILE), tiles.min(most).min(0xffff))
-        };
-        let grid = LaunchConfig {
-            grid_dim: (count(x), count(grouped.n_expert), count(z)),
-            block_dim: (THREADS as u32, 1, 1),
-            shared_mem_bytes: 0,
-        };
-        let grid = match grouped.entries {
-            0 => LaunchConfig {
-                grid_dim: (0, 0, 0),
-                ..grid
-            },
-            _ => grid,
-        };
-        let args = args![
-            weights.ptr,
-            weights.expert_size,
-            weights.row_size,
-            many.bias,
-            many.x,
-            many.scratch,
-            many.rows,
-            grouped.list,
-            grouped.bounds,
-            grouped.wide,
-            grouped.k,
-            grouped.rows_per,
-            grouped.entries,
-            weights.n_in,
-            n_out,
-            many.glu,
-            many.out,
-        ];
-        self.products(weights.ty)?
-            .launch_after(stream, kernel, grid, &args)
-    }
-
-    fn products(&self, ty: GgmlType) -> Result<&Module> {
+    /// The kernels for weights of a type.
+    pub(super) fn products(&self, ty: GgmlType) -> Result<&Module> {
         of_type(&self.products, ty).ok_or(Error::Unsupported {
             kernel: "mul_mat",
             what: format!("type {ty}"),
@@ -337,6 +253,6 @@ impl Weights {
 }
 
 /// A dimension of a grid. The driver rejects grids that are too large, so the number must not be truncated.
-fn count(n: usize) -> u32 {
+pub(super) fn count(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }

@@ -2,7 +2,11 @@
 
 use std::collections::HashMap;
 
-use super::{attention, experts, products, router, rows, store, tiles, token, wide};
+use moe_gguf::GgmlType;
+
+use super::{
+    attention, experts, mat_mul, product_tiles, products, router, rows, store, tiles, token, wide,
+};
 use crate::cuda::kernel::{Kernel, Kind};
 use crate::cuda::module::{self, Embedded};
 
@@ -66,22 +70,45 @@ fn declarations_match_the_ptx() {
     let recurrent = (vec![&module::RECURRENT], super::recurrent::KERNELS);
     for (modules, kernels) in files.into_iter().chain([recurrent]) {
         for (file, ptx) in modules.iter().flat_map(|module| module.sections()) {
-            let found = signatures(&ptx);
             // Other kernels on tensor cores replace those for F16.
-            let is_tiled = file.starts_with("attention_f16") && !file.ends_with("sm_75");
+            let is_tiled = file.starts_with("attention_f16") && has_tensor_cores(&file);
             let kernels = if is_tiled { tiles::KERNELS } else { kernels };
-            for kernel in kernels {
-                let params = kernel.params.iter();
-                let start = in_ptx(Kind::Ptr);
-                let declared = params.map(|param| in_ptx(param.kind)).chain([start]);
-                let declared: Vec<&str> = declared.collect();
-                let name = kernel.name;
-                let found = found.get(name);
-                let found = found.unwrap_or_else(|| panic!("{file} has no kernel {name}"));
-                assert_eq!(*found, declared, "{name} in {file}: PTX, declaration");
-                n += 1;
-            }
+            n += compare(&file, &ptx, kernels);
+        }
+    }
+    for (ty, module) in &module::PRODUCTS {
+        for (file, ptx) in module.sections() {
+            let is_tiled = *ty != GgmlType::F32 && has_tensor_cores(&file);
+            let is_in_module = |kernel: &&Kernel| match kernel.name {
+                "mat_vec_few" => true,
+                "mat_mul" => ty.block_size() == 1 || !is_tiled,
+                _ => is_tiled,
+            };
+            let kernels = mat_mul::KERNELS.iter().chain(product_tiles::KERNELS);
+            let kernels: Vec<Kernel> = kernels.filter(is_in_module).copied().collect();
+            n += compare(&file, &ptx, &kernels);
         }
     }
     assert!(n > 3 * 100, "{n} kernels");
+}
+
+/// Whether a section contains the kernels on tensor cores.
+fn has_tensor_cores(file: &str) -> bool {
+    !file.ends_with("sm_75")
+}
+
+/// Compares the declarations of `kernels` with the PTX, and returns their number.
+fn compare(file: &str, ptx: &str, kernels: &[Kernel]) -> usize {
+    let found = signatures(ptx);
+    for kernel in kernels {
+        let params = kernel.params.iter();
+        let start = in_ptx(Kind::Ptr);
+        let declared = params.map(|param| in_ptx(param.kind)).chain([start]);
+        let declared: Vec<&str> = declared.collect();
+        let name = kernel.name;
+        let found = found.get(name);
+        let found = found.unwrap_or_else(|| panic!("{file} has no kernel {name}"));
+        assert_eq!(*found, declared, "{name} in {file}: PTX, declaration");
+    }
+    kernels.len()
 }

@@ -92,7 +92,7 @@ pub fn wanted(
 /// `(n_in, n_out)`
 fn shape(ty: GgmlType) -> (usize, usize) {
     match ty.block_size() {
-        1 => (100, 66),
+        1 => (104, 66),
         32 => (416, 66),
         _ => (768, 66),
     }
@@ -110,7 +110,7 @@ pub fn product_of(
     let rows = x.len() / weights.n_in;
     let out = device.nan_output(routing.ids.len() * weights.n_out);
     let (x, ids) = (device.upload(x), device.upload(&routing.ids));
-    let scratch = device.upload(&vec![0xa5u8; Kernels::scratch_size(rows, weights.n_in)]);
+    let scratch = device.upload(&vec![0xa5u8; Kernels::converted_size(rows, weights.n_in)]);
     let product = MulMatId {
         weights,
         bias: bias.at(device),
@@ -244,7 +244,8 @@ fn gate_and_up() {
             let up_bias = Bias::new(device, with_bias, 7);
             let (dx, out) = (device.upload(&x), device.nan_output(entries * n_ff));
             let up_out = device.nan_output(entries * n_ff);
-            let scratch = device.upload(&vec![0xa5u8; Kernels::scratch_size(routing.tokens, n_in)]);
+            let bytes = Kernels::converted_size(routing.tokens, n_in);
+            let scratch = device.upload(&vec![0xa5u8; bytes]);
             let quantized = device.upload(&vec![0xa5u8; Kernels::scratch_size(routing.k, n_ff)]);
             let product = GateUp {
                 gate,

@@ -12,10 +12,13 @@ use moe_testkit::Report;
 /// Shapes `(n_in, n_out)` for a type: single blocks, sizes that are not a multiple of a warp, sizes of real layers.
 fn shapes(ty: GgmlType) -> Vec<(usize, usize)> {
     match ty.block_size() {
+        // On tensor cores, steps have 64 elements, and rows have a multiple of 8.
         1 => vec![
             (1, 1),
+            (8, 1),
             (33, 7),
             (64, 64),
+            (1000, 130),
             (1003, 66),
             (2048, 130),
             (5000, 3),
@@ -35,7 +38,7 @@ fn product(
 ) -> Result<Vec<f32>, String> {
     let rows = x.len() / weights.n_in;
     let dx = device.upload(x);
-    let scratch = device.upload(&vec![0xa5u8; Kernels::scratch_size(rows, weights.n_in)]);
+    let scratch = device.upload(&vec![0xa5u8; Kernels::converted_size(rows, weights.n_in)]);
     let done = device.kernels.mul_mat(
         &device.stream,
         weights,
@@ -72,6 +75,36 @@ fn products() {
                 let case = format!("mul_mat {ty} {n_out} × {n_in}, {rows} rows");
                 compare(&mut report, &case, got, &wanted, tolerance(n_in));
             }
+        }
+    }
+    report.finish();
+}
+
+/// A matrix with enough rows for the largest tiles. Every 13th result is compared.
+#[test]
+fn products_in_large_tiles() {
+    let Some(device) = Device::open() else { return };
+    let mut report = Report::default();
+    for ty in types() {
+        let n_in = if ty.block_size() == 256 { 512 } else { 416 };
+        let n_out = 10_000;
+        let matrix = Matrices::random(ty, 1, n_in, n_out, 1);
+        let (_memory, weights) = matrix.upload(device);
+        let bias = Bias::new(device, Some(n_out), 5);
+        for rows in [10, 40, 65, 150] {
+            let x = noise(rows * n_in, rows as u32);
+            let out = device.nan_output(rows * n_out);
+            let got = product(device, &weights, bias.at(device), &x, &out);
+            let got = got.map(|got| got.into_iter().step_by(13).collect());
+            let x: Vec<Vec<f32>> = x.chunks_exact(n_in).map(|x| rounded(ty, x)).collect();
+            let sampled = (0..rows * n_out).step_by(13);
+            let value = |i: usize| {
+                let (row, o) = (i / n_out, i % n_out);
+                Wanted::product(matrix.row(0, o), &x[row], bias.value(o))
+            };
+            let wanted: Vec<Wanted> = sampled.map(value).collect();
+            let case = format!("mul_mat {ty} {n_out} × {n_in}, {rows} rows");
+            compare(&mut report, &case, got, &wanted, tolerance(n_in));
         }
     }
     report.finish();
@@ -122,7 +155,7 @@ fn nan_propagates() {
         let (n_in, n_out) = (256, 2);
         let matrix = Matrices::random(ty, 1, n_in, n_out, 3);
         let (_memory, weights) = matrix.upload(device);
-        for rows in [1, 3, 20] {
+        for rows in [1, 3, 20, 40] {
             let mut x = noise(rows * n_in, 4);
             x.iter_mut().step_by(n_in).for_each(|x| *x = f32::NAN);
             let out = device.output(&vec![0.0; rows * n_out]);
