@@ -12,6 +12,7 @@ mod rows;
 mod store;
 mod tiles;
 mod token;
+mod token_rows;
 
 #[cfg(test)]
 mod tests;

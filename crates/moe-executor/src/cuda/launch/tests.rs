@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{attention, experts, products, router, rows, store, tiles, token};
+use super::{attention, experts, products, router, rows, store, tiles, token, token_rows};
 use crate::cuda::kernel::{Kernel, Kind};
 use crate::cuda::module::{self, Embedded};
 
@@ -52,7 +52,7 @@ fn declarations_match_the_ptx() {
     fn of_types<K>(all: &'static [(K, Embedded)]) -> Vec<&'static Embedded> {
         all.iter().map(|(_, it)| it).collect()
     }
-    let files: [(Vec<&Embedded>, &[Kernel]); 7] = [
+    let files: [(Vec<&Embedded>, &[Kernel]); 8] = [
         (vec![&module::ATTENTION], store::KERNELS),
         (of_types(&module::ATTENTION_OF), attention::KERNELS),
         (vec![&module::ROUTER], router::KERNELS),
@@ -60,6 +60,7 @@ fn declarations_match_the_ptx() {
         (vec![&module::EXPERTS], experts::KERNELS),
         (of_types(&module::PRODUCTS), products::KERNELS),
         (of_types(&module::TOKEN), token::KERNELS),
+        (of_types(&module::TOKEN), token_rows::KERNELS),
     ];
     let mut n = 0;
     for (modules, kernels) in files {
