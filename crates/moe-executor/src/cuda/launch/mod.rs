@@ -72,7 +72,7 @@ pub struct Kernels {
     experts: Module,
     /// Matrix products by type of the weights.
     products: Vec<(GgmlType, Module)>,
-    /// Fused kernels for the experts of one token by type of the weights.
+    /// Products of one token and fused kernels for its experts by type of the weights.
     token: Vec<(GgmlType, Module)>,
 }
 
