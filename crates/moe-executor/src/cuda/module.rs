@@ -125,7 +125,7 @@ pub(super) static PRODUCTS: [(GgmlType, Embedded); 16] = [
     ),
 ];
 
-/// Fused kernels for the experts of one token: a module for each type of weights.
+/// Products of one token and fused kernels for its experts: a module for each type of weights.
 pub(super) static TOKEN: [(GgmlType, Embedded); 10] = [
     (GgmlType::Q4_0, Embedded::new("token_q4_0", TOKEN_PTX)),
     (GgmlType::Q4_1, Embedded::new("token_q4_1", TOKEN_PTX)),

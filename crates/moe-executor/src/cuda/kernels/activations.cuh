@@ -97,22 +97,24 @@ __device__ inline void copy_row(const Activations& from, size_t row, int4* codes
     }
 }
 
-// Quantizes four activations per lane, a group per eight lanes. All lanes of the warp participate; `exists` is the same within a group.
-// `codes`: four codes of the lane.
-__device__ inline void quantize_four(const float4& x, bool exists, int* codes, Group* group) {
+// Four quantized activations; eight consecutive lanes have a group. Only the first of them has `group`.
+struct FourOfGroup {
+    int codes;
+    Group group;
+};
+
+// All lanes of the warp must participate.
+__device__ inline FourOfGroup quantize_four(const float4& x) {
     unsigned most = largest_magnitude(x);
 #pragma unroll
     for (unsigned step = 4; step > 0; step /= 2) most = max(most, __shfl_xor_sync(ALL_LANES, most, step));
     const float amax = __uint_as_float(most);
-    const float inverse = most == 0 ? 0 : __fdiv_rn(127, amax);
-    const int four = four_codes(x, inverse);
-    int sum = __dp4a(four, 0x01010101, 0);
+    const int codes = four_codes(x, most == 0 ? 0 : __fdiv_rn(127, amax));
+    int sum = __dp4a(codes, 0x01010101, 0);
     sum += __shfl_xor_sync(ALL_LANES, sum, 1);
     sum += __shfl_xor_sync(ALL_LANES, sum, 2);
     const int second = __shfl_xor_sync(ALL_LANES, sum, 4);
-    if (!exists) return;
-    *codes = four;
-    if (threadIdx.x % 8 == 0) *group = {round_to_half(__fdiv_rn(amax, 127)), (unsigned(sum) & 0xffff) | unsigned(second) << 16};
+    return {codes, {round_to_half(__fdiv_rn(amax, 127)), (unsigned(sum) & 0xffff) | unsigned(second) << 16}};
 }
 
 // Quantizes one activation per lane, a group per warp.

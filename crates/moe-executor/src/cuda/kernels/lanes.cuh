@@ -83,6 +83,24 @@ struct Codes {
             ((uint2*)to_groups)[i] = __ldcg((const uint2*)groups + i);
         }
     }
+    // Quantizes a row of `n` activations, a multiple of the unit, with the same result in shared memory.
+    __device__ static void quantize(const float* x, unsigned n, int4* shared) {
+        Group* groups = (Group*)((signed char*)shared + n);
+        for (unsigned i = threadIdx.x; i - threadIdx.x % WARP < n / 4; i += blockDim.x) {
+            FourOfGroup four = quantize_four(4 * i < n ? __ldcg((const float4*)x + i) : float4{});
+            unsigned chunk = i / 4, word = i % 4;
+            if (P::INTERLEAVED) {
+                const bool second = i & 4;
+                const unsigned other = __shfl_xor_sync(ALL_LANES, four.codes, 4);
+                four.codes = second ? permute(other, four.codes, 0x7362) : permute(four.codes, other, 0x5140);
+                chunk = i / 8 * 2 + word / 2;
+                word = word % 2 * 2 + second;
+            }
+            if (4 * i >= n) continue;
+            ((int*)(shared + P::place(chunk, n / UNIT)))[word] = four.codes;
+            if (i % 8 == 0) groups[i / 8] = four.group;
+        }
+    }
 };
 
 // Blocks of 32 weights.

@@ -52,7 +52,11 @@ __device__ void norm_row(
         y.w = y.w * scale * __uint_as_float(w[v].w);
         if (i < n) ((float4*)out)[i] = y;
         // The lanes of a warp quantize together.
-        if (codes && i - threadIdx.x % WARP < n) quantize_four(y, i < n, (int*)codes + i, groups + i / 8);
+        if (!codes || i - threadIdx.x % WARP >= n) continue;
+        const FourOfGroup four = quantize_four(y);
+        if (i >= n) continue;
+        ((int*)codes)[i] = four.codes;
+        if (i % 8 == 0) groups[i / 8] = four.group;
     }
 }
 

@@ -10,9 +10,10 @@
 
 use cudarc::driver::LaunchConfig;
 
-use super::products::MAT_VEC_THREE;
+use super::products::{MAT_VEC_1, MAT_VEC_THREE};
 use super::rows::ADD_RMS_NORM;
 use super::store::ATTENTION_INPUTS;
+use super::token_rows::{ROWS_OF_ONE, blocks};
 use crate::cuda::kernel::Kernel;
 use crate::cuda::launches::{Call, MAX_PARAMS};
 
@@ -100,12 +101,80 @@ fn add_and_norm(calls: &[&Call], at: usize) -> Option<Step> {
     })
 }
 
+/// A product of a matrix with one row of activations. Arguments as in the call.
+#[derive(Clone, Copy)]
+struct Product {
+    /// Index of the call.
+    at: usize,
+    weights: u64,
+    row_size: u64,
+    bias: u64,
+    x: u64,
+    quantized: u64,
+    n_in: u64,
+    n_out: u64,
+    /// Layout of shared memory, for `rows_of_one`.
+    layout: [u64; 2],
+    out: u64,
+}
+
+impl Product {
+    /// The product `calls[at]`; `None` if it is another call, or a product of selected experts.
+    fn of(calls: &[&Call], at: usize) -> Option<Product> {
+        let call = calls.get(at)?;
+        if let Some(&args) = call.args::<16>(MAT_VEC_1.name) {
+            let [
+                weights,
+                up,
+                table,
+                ids,
+                _,
+                row_size,
+                bias,
+                _,
+                x,
+                quantized,
+                ..,
+            ] = args;
+            let [.., n_in, n_out, glu, out] = args;
+            let is_plain = [up, table, ids, glu] == [0; 4] && call.grid.grid_dim.1 == 1;
+            return is_plain.then_some(Product {
+                at,
+                weights,
+                row_size,
+                bias,
+                x,
+                quantized,
+                n_in,
+                n_out,
+                layout: [0; 2],
+                out,
+            });
+        }
+        let args = *call.args::<18>(ROWS_OF_ONE.name)?;
+        let [weights, _, _, row_size, bias, _, _, x, quantized, n_in, ..] = args;
+        let [.., n_out, _, _, segment, staged, out, _, _] = args;
+        Some(Product {
+            at,
+            weights,
+            row_size,
+            bias,
+            x,
+            quantized,
+            n_in,
+            n_out,
+            layout: [segment, staged],
+            out,
+        })
+    }
+}
+
 /// The launches that compute the inputs of attention, by their indices.
 struct Inputs {
     /// The first product in the order of the calls.
     first: usize,
     /// Products of queries, keys and values.
-    products: [usize; 3],
+    products: [Product; 3],
     /// Norms of queries and keys.
     norms: Option<[usize; 2]>,
     /// Rotary embedding of queries and keys.
@@ -116,21 +185,18 @@ struct Inputs {
     end: usize,
 }
 
-const MAT_VEC: &str = "mat_vec_1";
-
 impl Inputs {
     /// The inputs that start with the product `calls[at]`.
     fn find(calls: &[&Call], at: usize) -> Option<Inputs> {
         let (mut products, mut norms, mut ropes, mut stores) = (vec![], vec![], vec![], vec![]);
-        calls.get(at).filter(|call| call.kernel == MAT_VEC)?;
+        Product::of(calls, at)?;
         let mut end = at;
         while stores.len() < 2 {
             match calls.get(end)?.kernel {
-                MAT_VEC => products.push(end),
                 "rms_norm" => norms.push(end),
                 "rope_halves" | "rope_neighbours" => ropes.push(end),
                 "store_rows_f32" | "store_rows_f16" | "store_rows_q8_0" => stores.push(end),
-                _ => return None,
+                _ => products.push(Product::of(calls, end)?),
             }
             end += 1;
         }
@@ -140,11 +206,11 @@ impl Inputs {
         let (k, v) = (calls[store_k].params[0], calls[store_v].params[0]);
         let norm_of_k = norms.iter().find(|&&norm| calls[norm].params[4] == k);
         let projected_k = norm_of_k.map_or(k, |&norm| calls[norm].params[0]);
-        let product = |out| products.iter().find(|&&it| calls[it].params[15] == out);
+        let product = |out| products.iter().find(|it| it.out == out);
         let (&product_k, &product_v) = (product(projected_k)?, product(v)?);
         let mut others = products.iter();
-        let &product_q = others.find(|&&it| it != product_k && it != product_v)?;
-        let mut q = calls[product_q].params[15];
+        let &product_q = others.find(|it| it.at != product_k.at && it.at != product_v.at)?;
+        let mut q = product_q.out;
         let norm_of_q = norms.iter().find(|&&norm| calls[norm].params[0] == q);
         if let Some(&norm) = norm_of_q {
             q = calls[norm].params[4];
@@ -182,16 +248,10 @@ impl Inputs {
         let is_single = store_k.grid.grid_dim.0 == 1 && store_v.grid.grid_dim.0 == 1;
         let same_stores =
             store_k.kernel == store_v.kernel && store_k.params[1..3] == store_v.params[1..3];
-        let products = self.products.map(|it| calls[it]);
-        let [q, k, v] = products.map(|product| product.params[15]);
-        let plain = |product: &Call| {
-            let p = &product.params;
-            (p[1], p[2], p[3], p[14]) == (0, 0, 0, 0) && product.grid.grid_dim.1 == 1
-        };
-        let row = |product: &Call| (product.params[8], product.params[9], product.params[12]);
-        let same_input = products
-            .iter()
-            .all(|it| plain(it) && row(it) == row(products[0]));
+        let products = &self.products;
+        let [q, k, v] = products.map(|product| product.out);
+        let row = |it: &Product| (it.x, it.quantized, it.n_in);
+        let same_input = products.iter().all(|it| row(it) == row(&products[0]));
         let mut written = vec![q, k, v];
         let mut same_width = true;
         if let Some(norms) = self.norms {
@@ -206,23 +266,24 @@ impl Inputs {
                 && a.params[1] == b.params[1]
                 && a.params[3..5] == b.params[3..5];
         }
-        let (n_q, n_kv) = (products[0].params[13], products[1].params[13]);
+        let (n_q, n_kv) = (products[0].n_out, products[1].n_out);
         let whole = n_q % head_dim == 0 && n_kv % head_dim == 0 && store_k.params[2] == n_kv;
         let fits = head_dim <= MAX_HEAD && head_dim % 32 == 0;
-        let independent = !written.contains(&products[0].params[8]);
+        let independent = !written.contains(&products[0].x);
         Some(is_single && same_stores && same_input && same_width && whole && fits && independent)
     }
 
     fn steps(&self, calls: &[&Call], steps: &mut Vec<Step>) {
         // The products with weights of the same type are one launch.
-        let mut left: Vec<usize> = self.products.to_vec();
-        left.sort_unstable();
+        let mut left = self.products.to_vec();
+        left.sort_unstable_by_key(|it| it.at);
         while let Some(&leader) = left.first() {
-            let is_same = |it: &usize| calls[*it].module == calls[leader].module;
-            let (together, others): (Vec<usize>, Vec<usize>) = left.into_iter().partition(is_same);
+            let is_same = |it: &Product| calls[it.at].module == calls[leader.at].module;
+            let (together, others): (Vec<Product>, Vec<Product>) =
+                left.into_iter().partition(is_same);
             left = others;
-            let start = if leader == self.first {
-                calls[leader].start()
+            let start = if leader.at == self.first {
+                calls[leader.at].start()
             } else {
                 0
             };
@@ -233,7 +294,7 @@ impl Inputs {
 
     /// Norms, rotary embedding and stores.
     fn heads(&self, calls: &[&Call]) -> Step {
-        let [q, k, v] = self.products.map(|it| calls[it].params[15]);
+        let [q, k, v] = self.products.map(|it| it.out);
         let [store_k, store_v] = self.stores.map(|it| calls[it]);
         let (mut q_out, mut k_out, mut weights, mut eps) = (q, k, [0; 2], 0);
         if let Some(norms) = self.norms {
@@ -248,7 +309,7 @@ impl Inputs {
             neighbours = u64::from(rope.kernel == "rope_neighbours");
         }
         let head_dim = self.head_dim(calls).unwrap_or(1);
-        let [n_head, n_head_kv] = [0, 1].map(|it| calls[self.products[it]].params[13] / head_dim);
+        let [n_head, n_head_kv] = [0, 1].map(|it| self.products[it].n_out / head_dim);
         let ty = match store_k.kernel {
             "store_rows_f32" => 0,
             "store_rows_f16" => 1,
@@ -298,197 +359,46 @@ impl Inputs {
 }
 
 /// Up to three products in one launch.
-fn products(calls: &[&Call], together: &[usize], start: u64) -> Step {
-    let of = together[0];
-    let first = calls[of];
-    let mut call = *first;
+fn products(calls: &[&Call], together: &[Product], start: u64) -> Step {
+    let leader = together[0];
+    let first = calls[leader.at];
     if together.len() == 1 {
-        call.set_start(start);
-        return Step {
-            call,
-            of,
-            is_fused: false,
-        };
+        let mut step = Step::single(calls, leader.at);
+        step.call.set_start(start);
+        return step;
     }
-    let param =
-        |index: usize, slot: usize| together.get(slot).map_or(0, |&it| calls[it].params[index]);
-    let three = |index| [0, 1, 2].map(|slot| param(index, slot));
+    let three =
+        |of: fn(&Product) -> u64| [0usize, 1, 2].map(|slot| together.get(slot).map_or(0, of));
+    let is_rows = first.kernel == ROWS_OF_ONE.name;
     let mut params = Vec::with_capacity(MAX_PARAMS);
-    params.extend(three(0));
-    params.push(first.params[5]);
-    params.extend(three(6));
-    params.extend([first.params[8], first.params[9], first.params[12]]);
-    params.extend(three(13));
-    params.extend(three(15));
+    params.extend(three(|it| it.weights));
+    params.push(leader.row_size);
+    params.extend(three(|it| it.bias));
+    params.extend([leader.x, leader.quantized, leader.n_in]);
+    params.extend(three(|it| it.n_out));
+    if is_rows {
+        params.extend(leader.layout);
+    }
+    params.extend(three(|it| it.out));
     params.push(start);
-    let blocks = together.iter().map(|&it| calls[it].grid.grid_dim.0).max();
-    let grid = LaunchConfig {
-        grid_dim: (blocks.unwrap_or(1), together.len() as u32, 1),
-        ..first.grid
+    // The largest of their blocks.
+    let grids = together.iter().map(|it| calls[it.at].grid);
+    let mut grid = grids.max_by_key(|it| it.block_dim.0).unwrap_or(first.grid);
+    grid.grid_dim = if is_rows {
+        let of_each = together.iter().map(|it| blocks(it.n_out as usize, &grid));
+        (of_each.sum::<u32>(), 1, 1)
+    } else {
+        let of_each = together.iter().map(|it| calls[it.at].grid.grid_dim.0);
+        (of_each.max().unwrap_or(1), together.len() as u32, 1)
     };
+    // `rows_of_one` itself is for up to three matrices.
+    let kernel = if is_rows { ROWS_OF_ONE } else { MAT_VEC_THREE };
     Step {
-        call: Call::new(
-            MAT_VEC_THREE.name,
-            first.module,
-            grid,
-            first.overlaps,
-            &params,
-        ),
-        of,
-        is_fused: true,
+        call: Call::new(kernel.name, first.module, grid, first.overlaps, &params),
+        of: leader.at,
+        is_fused: !is_rows,
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn call(kernel: &'static str, module: &'static str, blocks: u32, params: &[u64]) -> Call {
-        let grid = LaunchConfig {
-            grid_dim: (blocks, 1, 1),
-            block_dim: (256, 1, 1),
-            shared_mem_bytes: 0,
-        };
-        Call::new(kernel, module, grid, true, params)
-    }
-
-    fn product(module: &'static str, weights: u64, n_out: u64, out: u64, start: u64) -> Call {
-        let params = [
-            weights,
-            0,
-            0,
-            0,
-            9,
-            18,
-            weights + 1,
-            0,
-            700,
-            701,
-            1,
-            1,
-            64,
-            n_out,
-            0,
-            out,
-            start,
-        ];
-        call(MAT_VEC, module, n_out as u32 / 32, &params)
-    }
-
-    /// The inputs of attention with four heads and two KV heads of 32 elements.
-    fn inputs(module_of_v: &'static str) -> Vec<Call> {
-        let norm =
-            |x, weight, out, start| call("rms_norm", "rows", 4, &[x, weight, 5, 32, out, start]);
-        let rope =
-            |x, width, start| call("rope_halves", "rows", 1, &[x, 800, width, 32, 16, start]);
-        let store =
-            |x, out, start| call("store_rows_f16", "attention", 1, &[x, 900, 64, out, start]);
-        vec![
-            product("q4", 10, 128, 100, 1),
-            norm(100, 11, 101, 2),
-            rope(101, 128, 3),
-            product(module_of_v, 20, 64, 120, 4),
-            product("q4", 30, 64, 110, 5),
-            norm(110, 31, 111, 6),
-            rope(111, 64, 7),
-            store(111, 910, 8),
-            store(120, 920, 9),
-        ]
-    }
-
-    fn of(calls: &[Call]) -> Vec<Step> {
-        steps(&calls.iter().collect::<Vec<_>>())
-    }
-
-    fn names(steps: &[Step]) -> Vec<&'static str> {
-        steps.iter().map(|step| step.call.kernel).collect()
-    }
-
-    #[test]
-    fn attention_inputs_are_two_launches() {
-        let steps = of(&inputs("q4"));
-        assert_eq!(names(&steps), ["mat_vec_three", "attention_inputs"]);
-        let params = |step: &Step| step.call.params[..step.call.n_params].to_vec();
-        assert_eq!(
-            params(&steps[0]),
-            [
-                10, 20, 30, 18, 11, 21, 31, 700, 701, 64, 128, 64, 64, 100, 120, 110, 1
-            ]
-        );
-        assert_eq!(steps[0].call.grid.grid_dim, (4, 3, 1));
-        assert_eq!(
-            params(&steps[1]),
-            [
-                100, 110, 120, 101, 111, 11, 31, 5, 800, 4, 2, 32, 16, 0, 900, 910, 920, 1, 2, 3,
-                4, 5, 6, 7, 8, 9
-            ]
-        );
-        assert_eq!(steps[1].call.grid.grid_dim, (8, 1, 1));
-    }
-
-    #[test]
-    fn products_of_different_types_are_separate_launches() {
-        let steps = of(&inputs("q6"));
-        assert_eq!(
-            names(&steps),
-            ["mat_vec_three", MAT_VEC, "attention_inputs"]
-        );
-        assert_eq!(steps[0].call.params[10..13], [128, 64, 0]);
-        // The kernel after the products stores the start of values.
-        assert_eq!((steps[1].call.start(), steps[2].call.params[20]), (0, 4));
-    }
-
-    #[test]
-    fn other_launches_are_not_fused() {
-        let unchanged = |calls: &[Call]| {
-            let steps = of(calls);
-            steps.len() == calls.len() && steps.iter().all(|step| !step.is_fused)
-        };
-        let mut norm_of_values = inputs("q4");
-        norm_of_values[8].params[0] = 121;
-        assert!(unchanged(&norm_of_values));
-        let mut other_angles = inputs("q4");
-        other_angles[6].params[1] = 801;
-        assert!(unchanged(&other_angles));
-        let mut reads_result = inputs("q4");
-        reads_result
-            .iter_mut()
-            .filter(|call| call.kernel == MAT_VEC)
-            .for_each(|call| call.params[8] = 101);
-        assert!(unchanged(&reads_result));
-        assert!(unchanged(&inputs("q4")[..8]));
-        let mut large_head = inputs("q4");
-        large_head
-            .iter_mut()
-            .filter(|call| call.kernel == "rope_halves")
-            .for_each(|call| call.params[3] = 160);
-        assert!(unchanged(&large_head));
-    }
-
-    #[test]
-    fn a_sum_and_its_norm_are_one_launch() {
-        let add = call("add", "rows", 4, &[40, 41, 64, 42, 1]);
-        let norm = |x, width, out| {
-            call(
-                "rms_norm_row",
-                "rows",
-                1,
-                &[x, 43, 5, width, out, 45, 46, 2],
-            )
-        };
-        let of_groups = call("rms_norm", "rows", 2, &[42, 43, 5, 64, 44, 2]);
-        let steps = of(&[add, norm(42, 64, 44)]);
-        assert_eq!(names(&steps), ["add_rms_norm"]);
-        let call = &steps[0].call;
-        assert_eq!(
-            call.params[..call.n_params],
-            [40, 41, 42, 43, 5, 64, 44, 45, 46, 1, 2]
-        );
-        // Another input, another width, an output that is an operand, and norms of groups.
-        let separate = [norm(40, 64, 44), norm(42, 32, 44), norm(42, 64, 41)];
-        for norm in separate {
-            assert_eq!(names(&of(&[add, norm])), ["add", "rms_norm_row"]);
-        }
-        assert_eq!(names(&of(&[add, of_groups])), ["add", "rms_norm"]);
-    }
-}
+mod tests;

@@ -15,6 +15,7 @@ mod rows;
 mod store;
 mod tiles;
 mod token;
+mod token_rows;
 mod wide;
 
 #[cfg(test)]
@@ -79,7 +80,7 @@ pub struct Kernels {
     experts: Module,
     /// Matrix products by type of the weights.
     products: Vec<(GgmlType, Module)>,
-    /// Fused kernels for the experts of one token by type of the weights.
+    /// Products of one token and fused kernels for its experts by type of the weights.
     token: Vec<(GgmlType, Module)>,
     recurrent: Module,
 }

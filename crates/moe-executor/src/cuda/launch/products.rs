@@ -48,6 +48,8 @@ pub(super) const THREADS: usize = 256;
 pub(super) const WARPS: usize = THREADS / 32;
 /// Resident blocks of a matrix-vector kernel per multiprocessor: VEC_BLOCKS in mat_vec.cuh.
 const BLOCKS: usize = 4;
+/// Rows of weights per multiprocessor from which a warp computes two rows.
+pub(super) const MANY_ROWS: usize = 64;
 /// Largest number of matrix-vector products in a kernel that may start early.
 const FEW_ENTRIES: usize = 32;
 /// Shared memory per block on every GPU in bytes.
@@ -126,6 +128,9 @@ impl Kernels {
         if rows == 1 && Kernels::is_router(weights) {
             return self.logits(stream, weights, bias, x.x, out);
         }
+        if rows == 1 && self.rows_of_one(stream, weights, bias, x, out)? {
+            return Ok(());
+        }
         if rows == 1 && weights.shared() <= SHARED {
             let one = One {
                 weights,
@@ -187,7 +192,7 @@ impl Kernels {
         let n_out = weights.n_out;
         // A warp computes two rows and reads the activations once for both, unless that leaves too few warps.
         let fused = one.up != Ptr::NULL;
-        let pairs = n_out * one.entries >= self.multiprocessors * 64;
+        let pairs = n_out * one.entries >= self.multiprocessors * MANY_ROWS;
         let (kernel, sets) = match (fused, pairs) {
             (true, _) => (MAT_VEC_GLU, n_out),
             (false, true) => (MAT_VEC_2, n_out.div_ceil(2)),

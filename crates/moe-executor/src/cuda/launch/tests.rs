@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use moe_gguf::GgmlType;
 
 use super::{
-    attention, experts, mat_mul, product_tiles, products, router, rows, store, tiles, token, wide,
+    attention, experts, mat_mul, product_tiles, products, router, rows, store, tiles, token,
+    token_rows, wide,
 };
 use crate::cuda::kernel::{Kernel, Kind};
 use crate::cuda::module::{self, Embedded};
@@ -65,6 +66,7 @@ fn declarations_match_the_ptx() {
         (vec![&module::EXPERTS], experts::KERNELS),
         (of_types(&module::PRODUCTS), products::KERNELS),
         (of_types(&module::TOKEN), token::KERNELS),
+        (of_types(&module::TOKEN), token_rows::KERNELS),
     ];
     let mut n = 0;
     let recurrent = (vec![&module::RECURRENT], super::recurrent::KERNELS);

@@ -138,18 +138,18 @@ fn staged_rows(
 
 /// Shared memory of a kernel with whole rows: `segment` and `staged` in token_whole.cuh. Sizes are in bytes.
 #[derive(Clone, Copy)]
-struct WholeRows {
+pub(super) struct WholeRows {
     /// Size of a segment of consecutive rows, aligned.
-    segment: usize,
+    pub segment: usize,
     /// Size of the quantized activations.
-    staged: usize,
+    pub staged: usize,
     /// Total size per block.
-    shared: usize,
+    pub shared: usize,
 }
 
 /// The layout of `segments` segments of `rows` rows each, and `n` quantized activations. `None` if they do not fit into `limit`
 /// bytes.
-fn whole_rows(
+pub(super) fn whole_rows(
     weights: &Weights,
     (segments, rows): (usize, usize),
     n: usize,
@@ -323,7 +323,7 @@ impl Kernels {
     }
 
     /// Shared memory that a block may use: `bytes`, or less if the GPU has less.
-    fn shared_up_to(&self, bytes: usize) -> usize {
+    pub(super) fn shared_up_to(&self, bytes: usize) -> usize {
         bytes.min(self.shared.saturating_sub(STATIC))
     }
 
