@@ -254,9 +254,9 @@ static int launch(const char *function, void **args, struct stream *stream) {
     }
     if (strncmp(function, "route_", 6) == 0) {
         uint64_t tokens = *(uint32_t *)args[5], k = *(uint32_t *)args[7];
-        int32_t *ids = *(int32_t **)args[8];
-        float *weights = *(float **)args[9];
-        int32_t *log = *(int32_t **)args[10];
+        int32_t *ids = *(int32_t **)args[10];
+        float *weights = *(float **)args[11];
+        int32_t *log = *(int32_t **)args[12];
         for (uint64_t i = 0; i < tokens * k; i++) {
             ids[i] = (int32_t)(i % k);
             weights[i] = 1.0f / (float)k;
