@@ -57,7 +57,7 @@ fn declarations_match_the_ptx() {
     fn of_types<K>(all: &'static [(K, Embedded)]) -> Vec<&'static Embedded> {
         all.iter().map(|(_, it)| it).collect()
     }
-    let files: [(Vec<&Embedded>, &[Kernel]); 8] = [
+    let files: [(Vec<&Embedded>, &[Kernel]); 9] = [
         (vec![&module::ATTENTION], store::KERNELS),
         (of_types(&module::ATTENTION_OF), attention::KERNELS),
         (vec![&module::ATTENTION_WIDE], wide::KERNELS),
