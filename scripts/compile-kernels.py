@@ -6,7 +6,7 @@
 
 NAME is a file in crates/moe-executor/src/cuda/kernels without .cu (default: all files). A PTX file contains the modules of a family, such
 as those whose names start with `products_`, each with a section for each architecture. --check writes nothing; the exit code is 1 if a
-module does not match its source. `zstd -dc FILE` prints a PTX file, in which the numbers of registers are differences.
+module does not match its source. `zstd -dc FILE` prints a PTX file, in which the numbers of registers and labels are differences.
 """
 
 import argparse
@@ -101,17 +101,18 @@ def compile_kernel(library, path, architecture):
 
 
 def with_differences(ptx):
-    """Replaces the number of each register by the difference to the previous one of its kind, such as %r12 by %r+1. Unrolled loops
-    then repeat the same text, and the compressed files have half the size. The program restores the numbers."""
+    """Replaces the number of each register or label by the difference to the previous one of its kind, such as %r12 by %r+1 and $L__BB0_3
+    by $L__BB0_+1. Unrolled loops then repeat the same text, and the compressed files have half the size. The program restores the numbers."""
     last = {}
 
-    def difference(register):
-        kind, number = register[1], int(register[2])
+    def difference(name):
+        kind, number = name[1], int(name[2])
         change = number - last.get(kind, 0)
         last[kind] = number
-        return f"%{kind}{change:+}"
+        return f"{kind}{change:+}"
 
-    return re.sub(r"%([a-z]+)([0-9]+)", difference, ptx)
+    without_comments = re.sub(r"(?m)^\s*// (begin|end) inline asm\n", "", ptx)
+    return re.sub(r"(%[a-z]+|\$L__BB[0-9]+_)([0-9]+)", difference, without_comments)
 
 
 def read_family(path):

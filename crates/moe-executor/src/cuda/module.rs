@@ -315,32 +315,37 @@ fn decompress(ptx: &[u8]) -> io::Result<String> {
     String::from_utf8(text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-/// Restores the numbers of registers. In a PTX file, they are differences to the previous number of the same kind of register, such as
-/// `%r+1` or `%f-20`, because the file then compresses better.
+/// Restores the numbers of registers and labels. In a PTX file, they are differences to the previous number of the same kind, such as
+/// `%r+1`, `%f-20` or `$L__BB3_+1`, because the file then compresses better.
 fn with_numbers(ptx: &str) -> io::Result<String> {
     let mut last: HashMap<&str, i64> = HashMap::new();
-    let mut parts = ptx.split('%');
     let mut text = String::with_capacity(ptx.len());
-    text.push_str(parts.next().unwrap_or_default());
-    for part in parts {
-        let letters = part.find(|c: char| !c.is_ascii_lowercase());
-        let (kind, rest) = part.split_at(letters.unwrap_or(part.len()));
-        text.push('%');
-        text.push_str(kind);
-        if !rest.starts_with(['+', '-']) {
-            text.push_str(rest);
+    let mut rest = ptx;
+    while let Some(at) = rest.find(['%', '$']) {
+        let is_register = rest[at..].starts_with('%');
+        let is_in_kind = |c: char| {
+            c.is_ascii_lowercase() || !is_register && (c.is_ascii_alphanumeric() || c == '_')
+        };
+        let end = rest[at + 1..].find(|c| !is_in_kind(c));
+        let end = end.map_or(rest.len(), |n| at + 1 + n);
+        let kind = &rest[at..end];
+        text.push_str(&rest[..end]);
+        rest = &rest[end..];
+        let is_kind = is_register || kind.starts_with("$L__BB") && kind.ends_with('_');
+        if !is_kind || !rest.starts_with(['+', '-']) {
             continue;
         }
         let digits = rest[1..].find(|c: char| !c.is_ascii_digit());
-        let (difference, rest) = rest.split_at(digits.map_or(rest.len(), |at| at + 1));
+        let (difference, after) = rest.split_at(digits.map_or(rest.len(), |at| at + 1));
         let difference: i64 = difference
             .parse()
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         let number = last.entry(kind).or_default();
         *number += difference;
         text.push_str(&number.to_string());
-        text.push_str(rest);
+        rest = after;
     }
+    text.push_str(rest);
     Ok(text)
 }
 
@@ -410,15 +415,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn restores_the_numbers_of_registers() {
+    fn restores_the_numbers_of_registers_and_labels() {
         let restored = |ptx| with_numbers(ptx).unwrap();
         assert_eq!(
             restored(
                 ".reg .b32 %r<9>;\nmov.u32 %r+3, %tid.x;\nadd.s64 %rd+7, %rd-2, %rd+0;\nadd.s32 %r+1, %r-1, 5;\n\
-                 ld.global.f32 %f+1, [%rd+2+16];\n@%p+1 bra $L__BB0_2;"
+                 ld.global.f32 %f+1, [%rd+2+16];\n@%p+1 bra $L__BB0_+2;\n$L__BB0_-1:\nbra $L__BB1_+7;"
             ),
             ".reg .b32 %r<9>;\nmov.u32 %r3, %tid.x;\nadd.s64 %rd7, %rd5, %rd5;\nadd.s32 %r4, %r3, 5;\n\
-             ld.global.f32 %f1, [%rd7+16];\n@%p1 bra $L__BB0_2;"
+             ld.global.f32 %f1, [%rd7+16];\n@%p1 bra $L__BB0_2;\n$L__BB0_1:\nbra $L__BB1_7;"
         );
         assert_eq!(restored("ret; // 5 %"), "ret; // 5 %");
         assert!(with_numbers("mov.u32 %r+, 1;").is_err());

@@ -1,3 +1,4 @@
 #include "products_quantized.cuh"
 
 QUANTIZED_PRODUCTS(MXFP4)
+LARGE_TILES

@@ -14,7 +14,9 @@
     }
 #define QUANTIZED_PRODUCTS(...)      \
     PRODUCTS(Quantized<__VA_ARGS__>) \
-    MAT_MUL_TILES(64, 16, 4, 1, 6) MAT_MUL_TILES(64, 64, 2, 2, 4) MAT_MUL_TILES(128, 64, 4, 2, 2)
+    MAT_MUL_TILES(64, 16, 4, 1, 6) MAT_MUL_TILES(64, 64, 2, 2, 4)
+#define LARGE_TILES MAT_MUL_TILES(128, 64, 4, 2, 2)
 #else
 #define QUANTIZED_PRODUCTS(...) PRODUCTS(Quantized<__VA_ARGS__>) MAT_MUL
+#define LARGE_TILES
 #endif

@@ -100,6 +100,12 @@ impl Choice {
     }
 }
 
+/// Whether the modules for a type have tiles of 128 x 64. With Q4_K and Q8_0, they are at most 5 % faster than those of 64 x 64 on an H200,
+/// with MXFP4 10 %.
+pub(super) fn has_large_tiles(ty: GgmlType) -> bool {
+    ty.block_size() == 1 || ty == GgmlType::MXFP4
+}
+
 /// The tiles on tensor cores for a type of weights, in ascending order of their sizes.
 pub(super) fn on_tensor_cores(ty: GgmlType) -> [Tile; 3] {
     // 128 bytes of each row in each stage.
@@ -122,10 +128,14 @@ pub(super) fn on_tensor_cores(ty: GgmlType) -> [Tile; 3] {
             tile(MAT_MUL_64_64, 64, 64, 128, sixteen_bit(64, 64, 4)),
             tile(MAT_MUL_128_64, 128, 64, 128, sixteen_bit(128, 64, 3)),
         ],
-        _ => [
-            tile(MAT_MUL_64_16, 64, 16, 128, quantized(64, 16)),
-            tile(MAT_MUL_64_64, 64, 64, 128, quantized(64, 64)),
-            tile(MAT_MUL_128_64, 128, 64, 256, quantized(128, 64)),
-        ],
+        _ => {
+            let medium = tile(MAT_MUL_64_64, 64, 64, 128, quantized(64, 64));
+            let large = tile(MAT_MUL_128_64, 128, 64, 256, quantized(128, 64));
+            [
+                tile(MAT_MUL_64_16, 64, 16, 128, quantized(64, 16)),
+                medium,
+                if has_large_tiles(ty) { large } else { medium },
+            ]
+        }
     }
 }

@@ -84,6 +84,7 @@ fn declarations_match_the_ptx() {
             let is_in_module = |kernel: &&Kernel| match kernel.name {
                 "mat_vec_few" => true,
                 "mat_mul" => ty.block_size() == 1 || !is_tiled,
+                "mat_mul_128_64" => is_tiled && product_tiles::has_large_tiles(*ty),
                 _ => is_tiled,
             };
             let kernels = mat_mul::KERNELS.iter().chain(product_tiles::KERNELS);

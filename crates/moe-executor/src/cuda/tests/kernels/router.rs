@@ -32,8 +32,14 @@ impl Case {
 
     /// The values that experts are selected by: minus infinity outside the best groups.
     fn scores(&self, probs: &[f64]) -> Vec<f64> {
-        let bias = |i: usize| self.bias.as_ref().map_or(0.0, |b| f64::from(b[i]));
-        let mut scores: Vec<f64> = (0..probs.len()).map(|i| probs[i] + bias(i)).collect();
+        let mut scores = probs.to_vec();
+        // Without a bias, -0 remains less than 0, as in the kernel and on the CPU.
+        if let Some(bias) = &self.bias {
+            scores
+                .iter_mut()
+                .zip(bias)
+                .for_each(|(score, bias)| *score += f64::from(*bias));
+        }
         if let Some(groups) = self.groups {
             let size = scores.len() / groups.n;
             let sum = |group: &[f64]| {
