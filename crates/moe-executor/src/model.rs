@@ -57,12 +57,12 @@ impl<'g> Model<'g> {
         let decoder = arch::find(&loader)?(&loader, &keys)?;
         loader.refuse_extra_layers(decoder.hparams().n_layer)?;
         let (n_embd, n_vocab) = (decoder.hparams().n_embd, decoder.hparams().n_vocab);
-        let output = if loader.has("output.weight") {
+        let (hp, spec) = (decoder.hparams(), decoder.spec());
+        let output = if spec.requires_output || loader.has("output.weight") {
             "output"
         } else {
             "token_embd"
         };
-        let (hp, spec) = (decoder.hparams(), decoder.spec());
         let mut model = Model {
             gguf,
             converted_bytes: 0,

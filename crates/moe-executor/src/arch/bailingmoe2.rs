@@ -42,6 +42,7 @@ pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> 
         ffn_inp: "sa_out",
         n_dense,
         moe: MoeSpec::from_keys(keys, keys.gating()?, has_bias, Some(shared))?,
+        requires_output: true,
         ..DecoderSpec::PLAIN
     };
     Decoder::load(loader, hp, spec)

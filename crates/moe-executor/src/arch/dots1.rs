@@ -28,6 +28,7 @@ pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> 
         attention: ATTENTION,
         n_dense,
         moe,
+        requires_output: true,
         ..DecoderSpec::PLAIN
     };
     Decoder::load(loader, hp, spec)

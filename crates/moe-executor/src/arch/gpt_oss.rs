@@ -31,6 +31,7 @@ const SPEC: DecoderSpec = DecoderSpec {
         ..MoeSpec::PLAIN
     },
     output_rows: OutputRows::AfterLastLayer,
+    requires_output: true,
     ..DecoderSpec::PLAIN
 };
 

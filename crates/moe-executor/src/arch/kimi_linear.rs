@@ -75,6 +75,7 @@ pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> 
             shared: Some(shared),
             ..MoeSpec::PLAIN
         },
+        requires_output: true,
         ..DecoderSpec::PLAIN
     };
     Decoder::load(loader, hp, spec)

@@ -20,6 +20,7 @@ const SPEC: DecoderSpec = DecoderSpec {
         norm_weights: true,
         ..MoeSpec::PLAIN
     },
+    requires_output: true,
     ..DecoderSpec::PLAIN
 };
 

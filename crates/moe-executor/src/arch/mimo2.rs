@@ -44,6 +44,7 @@ pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> 
             norm_weights: true,
             ..MoeSpec::PLAIN
         },
+        requires_output: true,
         ..DecoderSpec::PLAIN
     };
     Decoder::load(loader, hp, spec)

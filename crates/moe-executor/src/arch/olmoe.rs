@@ -15,6 +15,7 @@ const SPEC: DecoderSpec = DecoderSpec {
         qk_norm: Some(QkNorm::Row),
         ..AttentionSpec::PLAIN
     },
+    requires_output: true,
     ..DecoderSpec::PLAIN
 };
 

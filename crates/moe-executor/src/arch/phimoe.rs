@@ -27,6 +27,7 @@ const SPEC: DecoderSpec = DecoderSpec {
     },
     residual_first: true,
     logits_bias: Bias::Required,
+    requires_output: true,
     ..DecoderSpec::PLAIN
 };
 

@@ -32,6 +32,7 @@ pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> 
             shared: Some(shared),
             ..MoeSpec::PLAIN
         },
+        requires_output: true,
         ..DecoderSpec::PLAIN
     };
     let hp = HParams::read(keys, Layout::all_moe(ExpertWidth::OwnOrShare))?;

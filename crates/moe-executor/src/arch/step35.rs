@@ -89,6 +89,7 @@ pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> 
         },
         stream_names: StreamNames::Input,
         output_rows: OutputRows::AfterLastLayer,
+        requires_output: true,
         ..DecoderSpec::PLAIN
     };
     Decoder::load(loader, hp, spec)

@@ -12,6 +12,8 @@ use moe_synth::model::{Description, Synth};
 use moe_synth::write;
 use moe_trace::Phase;
 
+use crate::records::described;
+
 const MODELS: [&str; 6] = ["dots1", "gpt-oss", "llama", "olmoe", "qwen2moe", "qwen3moe"];
 
 fn fixture(arch: &str) -> Gguf {
@@ -362,6 +364,34 @@ fn rejected_description(arch: &str, key: &str, value: serde_json::Value) -> Stri
     let synth = Synth::described(&description, GgmlType::F32, 5).unwrap();
     let gguf = Gguf::from_bytes(arch, synth.write(Vec::new()).unwrap()).unwrap();
     Model::load(&gguf).err().unwrap().to_string()
+}
+
+/// Like llama.cpp, which loads `output.weight` of these architectures without `TENSOR_NOT_REQUIRED`.
+#[test]
+fn requires_the_output_matrix_unless_embeddings_can_be_tied() {
+    for (arch, is_required) in [
+        ("bailingmoe2", true),
+        ("dbrx", true),
+        ("deepseek2", false),
+        ("exaone-moe", true),
+        ("glm4moe", false),
+        ("kimi-linear", true),
+        ("mellum", true),
+        ("mimo2", true),
+        ("minimax-m2", true),
+        ("phimoe", true),
+        ("step35", true),
+    ] {
+        let mut description = described::description(arch);
+        description.tensors.remove("output.weight").unwrap();
+        let gguf = described::model(&description, GgmlType::F16);
+        match Model::load(&gguf).err() {
+            Some(Error::MissingTensor { tensor, .. }) if is_required => {
+                assert_eq!(tensor, "output.weight", "{arch}");
+            }
+            error => assert!(error.is_none() && !is_required, "{arch}: {error:?}"),
+        }
+    }
 }
 
 #[test]

@@ -53,6 +53,8 @@ pub struct DecoderSpec {
     pub output_rows: OutputRows,
     /// Norm of the output.
     pub output_norm: LayerNorm,
+    /// Whether a file must have `output.weight`. Otherwise, the token embeddings replace a missing one (tied embeddings).
+    pub requires_output: bool,
     /// Bias of the logits (`output.bias`).
     pub logits_bias: Bias,
     /// Bound of the absolute values of the logits.
@@ -170,6 +172,7 @@ impl DecoderSpec {
             tensor: "output_norm",
             node: "result_norm",
         },
+        requires_output: false,
         logits_bias: Bias::None,
         logits_bound: None,
         embedding_rows: None,
