@@ -49,7 +49,7 @@ pub use ops::OpNumbers;
 #[cfg(feature = "llama-cpp")]
 pub use recording::{Batch, Recording};
 #[cfg(feature = "llama-cpp")]
-pub use session::Session;
+pub use session::{Session, positions_to_allocate};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -65,6 +65,25 @@ impl<'a> Session<'a> {
     }
 }
 
+/// Number of positions for [`Params::n_ctx`] of a session that uses `n_positions` of a context of `n_ctx` positions. Of the factors of
+/// longrope, llama.cpp uses the long ones in contexts of more than `rope.scaling.original_context_length` positions. It rounds the number
+/// of positions up to a multiple of 256 before.
+pub fn positions_to_allocate(gguf: &Gguf, n_positions: usize, n_ctx: usize) -> usize {
+    let has_factors = |t: &moe_gguf::Tensor| t.name.ends_with("rope_factors_long.weight");
+    let arch = gguf.metadata().str("general.architecture").ok().flatten();
+    let key = |suffix| format!("{}.{suffix}", arch.unwrap_or_default());
+    let number = |key: String| gguf.metadata().u64(&key).ok().flatten();
+    let original = number(key("rope.scaling.original_context_length"))
+        .or_else(|| number(key("context_length")))
+        .and_then(|n| usize::try_from(n).ok());
+    match original {
+        Some(original) if n_ctx > original && gguf.tensors().iter().any(has_factors) => {
+            n_positions.max(original + 1)
+        }
+        _ => n_positions,
+    }
+}
+
 /// Upper bound of the number of records of a pass.
 struct Bound {
     /// Number of nodes with one record, and of nodes with a record for each token: the maximum over the passes so far, or an

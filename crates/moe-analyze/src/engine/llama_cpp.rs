@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 use moe_engine::{Engine, EngineInfo, Error, Mode, SessionInfo, Setup};
 use moe_gguf::Gguf;
 use moe_gguf::kv_cache::{Cells, KvShape, LayerBytes};
-use moe_llama_cpp::{Model, OpNumbers, Params, Recording, Session};
+use moe_llama_cpp::{Model, OpNumbers, Params, Recording, Session, positions_to_allocate};
 use moe_trace::manifest;
 
 use super::kv_cache::{self, CacheArgs};
@@ -123,6 +123,7 @@ impl Engine for LlamaCpp<'_> {
         setup: Setup<'s>,
     ) -> moe_engine::Result<Box<dyn moe_engine::Session + 's>> {
         let n_positions = setup.n_positions.min(setup.n_ctx);
+        let n_positions = positions_to_allocate(self.gguf, n_positions, setup.n_ctx);
         let params = Params {
             n_ctx: n_positions as u32,
             n_seq: 1,

@@ -338,8 +338,13 @@ impl<'g> Header<'g> {
         }
     }
 
+    /// A number, or a list with the same number for each layer.
     fn number(&self, suffix: &str) -> Result<Option<u64>, KvError> {
-        Ok(self.metadata().u64(&self.key(suffix))?)
+        let values = self.values(suffix).ok().flatten();
+        match values.and_then(|values| values.uniform()) {
+            Some(number) => Ok(Some(number)),
+            None => Ok(self.metadata().u64(&self.key(suffix))?),
+        }
     }
 
     fn required(&self, suffix: &str) -> Result<u64, KvError> {

@@ -104,9 +104,16 @@ fn head_width_defaults_to_embedding_length_divided_by_heads() {
     let mut keys = Vec::from(TWO_LAYERS);
     keys.push(("attention.key_length", One(48)));
     keys.push(("attention.head_count_kv", One(1)));
+    let of_number = [(96, 64, 0); 2];
     assert_eq!(
         bytes(&header("llama", &keys), KvTypes::default(), 1),
-        [(96, 64, 0); 2]
+        of_number
+    );
+    keys.retain(|(key, _)| *key != "attention.key_length");
+    keys.push(("attention.key_length", List(&[48, 48])));
+    assert_eq!(
+        bytes(&header("llama", &keys), KvTypes::default(), 1),
+        of_number
     );
 }
 

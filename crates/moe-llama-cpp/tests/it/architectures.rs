@@ -2,7 +2,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use moe_gguf::{GgmlType, Value};
+use moe_gguf::{GgmlType, Gguf, Value};
+use moe_llama_cpp::positions_to_allocate;
 
 use crate::compare::Exact;
 use crate::models::{changed, described, fixture, make, small};
@@ -34,6 +35,18 @@ fn agree_on_headers_of_published_models() {
         exact.compare(like, &path);
     }
     exact.check_all();
+}
+
+#[test]
+fn contexts_have_room_for_the_factors_of_longrope() {
+    let dir = tempfile::tempdir().unwrap();
+    let positions = |arch| {
+        let gguf = Gguf::open(described(dir.path(), arch, GgmlType::F16)).unwrap();
+        [512, 1024].map(|n_ctx| positions_to_allocate(&gguf, 20, n_ctx))
+    };
+    // `rope.scaling.original_context_length` is 512.
+    assert_eq!(positions("phimoe"), [20, 513]);
+    assert_eq!(positions("dbrx"), [20, 20]);
 }
 
 /// Architectures with a description in `fixtures/architectures`.

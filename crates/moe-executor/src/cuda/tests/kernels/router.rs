@@ -125,7 +125,8 @@ impl Case {
             let best = remaining
                 .iter()
                 .map(|&i| scores[i])
-                .fold(f64::MIN, f64::max);
+                .fold(f64::NEG_INFINITY, f64::max);
+            // NaN if only experts outside the best groups remain.
             if best - scores[*id] > 2e-6 * best.abs().max(1e-30) + 1e-7 {
                 return Some(format!(
                     "slot {slot}: expert {id} has score {}, the best remaining one {best}",
