@@ -44,7 +44,7 @@ MODELS |= {f"{name}, {layers} layers": ["--like", name, "--quant", "Q4_K_M", "--
 PARTS = {
     "decode": (BOTH, [(0, 128, 0), (0, 128, 8192)], "gpu", 2),
     "prompt": (BOTH, [(128, 0, 0), (512, 0, 0), (2048, 0, 0), (8192, 0, 0)], "gpu", 2),
-    "float": (list(MODELS)[2:], [(512, 0, 0), (2048, 0, 0)], "gpu", 2),
+    "float": (list(MODELS)[2:3], [(512, 0, 0), (2048, 0, 0)], "gpu", 2),
     "host": (BOTH, [(512, 0, 0), (0, 32, 0)], "host", 1),
     "architectures": (list(MODELS)[3:], [(512, 0, 0), (0, 32, 0)], "gpu", 2),
     "architectures-cpu": (list(MODELS)[3:], [(128, 0, 0), (0, 32, 0)], "cpu", 1),
