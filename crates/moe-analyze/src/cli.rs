@@ -20,6 +20,7 @@ use crate::commands::{
     overlap, parquet, plan, record, relayout, replay, report, simulate, stability, synth,
 };
 use crate::context::Context;
+use crate::engine::lora::LoraArg;
 use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
 use crate::option_values;
@@ -192,7 +193,7 @@ impl Cli {
 
 /// Rejects outputs that would replace an input or another output.
 ///
-/// Arguments of type [`OutputPath`] are outputs; all other paths are inputs.
+/// Arguments of type [`OutputPath`] are outputs; those of types [`PathBuf`] and [`LoraArg`] are inputs.
 fn check_paths(command: &clap::Command, matches: &ArgMatches) -> anyhow::Result<()> {
     let Some((name, matches)) = matches.subcommand() else {
         return Ok(());
@@ -203,9 +204,9 @@ fn check_paths(command: &clap::Command, matches: &ArgMatches) -> anyhow::Result<
             .into_iter()
             .flat_map(clap::Command::get_arguments)
     };
-    let inputs: Vec<&Path> = values_of::<PathBuf>(args(), matches)
-        .map(PathBuf::as_path)
-        .collect();
+    let files = values_of::<PathBuf>(args(), matches).map(PathBuf::as_path);
+    let adapters = values_of::<LoraArg>(args(), matches).map(LoraArg::path);
+    let inputs: Vec<&Path> = files.chain(adapters).collect();
     let outputs: Vec<&OutputPath> = values_of::<OutputPath>(args(), matches).collect();
     files::check_command_line(&inputs, &outputs)
 }
@@ -264,6 +265,24 @@ fn only_command_with<'c>(command: &'c clap::Command, error: &clap::Error) -> Opt
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn refuses_to_replace_an_adapter() {
+        let dir = tempfile::tempdir().unwrap();
+        let adapter = dir.path().join("a.json");
+        std::fs::write(&adapter, "adapter").unwrap();
+        let adapter = adapter.to_str().unwrap();
+        for lora in [adapter.to_owned(), format!("{adapter}:2")] {
+            let command = Cli::command();
+            let args = ["moe-analyze", "record", "--lora", &lora];
+            let output = ["--expert-trace-output", adapter, "--force"];
+            let required = ["--model", "m.gguf", "--prompt", "hi", "--out", "run"];
+            let args = args.into_iter().chain(output).chain(required);
+            let matches = command.clone().try_get_matches_from(args).unwrap();
+            let error = check_paths(&command, &matches).unwrap_err();
+            assert!(error.to_string().contains("is an input"), "{error}");
+        }
+    }
 
     /// Every path argument is an input or an output. This is the list of outputs.
     #[test]

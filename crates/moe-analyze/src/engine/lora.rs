@@ -29,6 +29,13 @@ pub struct LoraArg {
     scale: f32,
 }
 
+impl LoraArg {
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
 /// Parses a file with an optional factor after the last colon.
 fn adapter(text: &str) -> Result<LoraArg, ValueError> {
     const EXPECTED: ValueError = ValueError::Expected("FILE or FILE:SCALE with a finite number");
