@@ -66,6 +66,10 @@ fn record_with_adapters_lists_them_in_the_manifest() {
         .collect();
     assert_eq!(files[1..], ["adapter.gguf"; 2]);
 
+    // The map of the model does not contain the adapters, that of the run does.
+    let accesses = run!["accesses", &adapted];
+    assert_eq!(run!["accesses", &adapted, "--model", tiny_qwen3moe()], accesses);
+
     let run = Run::open(&adapted).unwrap();
     assert_eq!(check::check(&run), []);
     assert_eq!(run.unresolved_warning(), None);

@@ -12,7 +12,7 @@ pub enum Error {
     Trace(#[from] moe_trace::Error),
     /// A result of the model is not finite.
     #[error(
-        "{node} at position {position} has values that are not finite; the weights or hyper-parameters of the model are damaged"
+        "{node} at position {position} has values that are not finite; the weights or hyper-parameters of the model or of an adapter are damaged"
     )]
     NotFinite {
         /// The first graph node with such a value.

@@ -22,6 +22,8 @@ pub const REST_FILE: &str = "trace-rest.bin.zst";
 
 /// Start of a skippable frame with 16 bytes (RFC 8878, section 3.1.2), and of those bytes.
 pub(crate) const HEADER: [u8; 16] = *b"\x50\x2a\x4d\x18\x10\0\0\0moetrace";
+/// Start of a compressed file without this header.
+const ZSTD_FRAME: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 pub(crate) const HEADER_SIZE: usize = HEADER.len() + size_of::<u64>();
 const BUFFER_SIZE: usize = 256 << 10;
 /// The part of a frame that is kept in memory. The frames of the recorder are smaller.
@@ -59,6 +61,13 @@ pub(crate) fn restore(trace: &Path) -> Result<Option<Restored>, Error> {
         Ok(Some(opened)) => opened,
         Ok(None) => return Ok(None),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            return Ok(Some(without_rest(
+                crate::bounded::open(trace)?,
+                &path,
+                DAMAGED,
+            )));
+        }
         Err(error) => return Err(Error::io("read", &path)(error)),
     };
     let first = crate::bounded::open(trace)?;
@@ -69,6 +78,18 @@ pub(crate) fn restore(trace: &Path) -> Result<Option<Restored>, Error> {
     })
 }
 
+const DAMAGED: &str = "its header is damaged";
+
+/// `trace.bin` alone.
+fn without_rest(file: File, path: &Path, reason: &str) -> Restored {
+    let note = format!(
+        "{}: {reason}; the records in it are not used",
+        path.display()
+    );
+    let note = Some(note);
+    Restored { file, note }
+}
+
 /// Returns the first `offset` bytes of a trace followed by the records of the rest at `path`.
 fn join(
     mut first: File,
@@ -76,22 +97,14 @@ fn join(
     mut rest: BufReader<File>,
     path: &Path,
 ) -> io::Result<Restored> {
-    let without_rest = |first: File, reason: &str| {
-        let note = format!(
-            "{}: {reason}; the records in it are not used",
-            path.display()
-        );
-        let note = Some(note);
-        Ok(Restored { file: first, note })
-    };
-    const DAMAGED: &str = "its header is damaged";
     let size = RECORD_SIZE as u64;
     if !offset.is_multiple_of(size) {
-        return without_rest(first, DAMAGED);
+        return Ok(without_rest(first, path, DAMAGED));
     }
     // A trace that was truncated by a power loss ends where the first record is missing.
     if offset > 0 && record_at(&mut first, offset - size)?.is_none() {
-        return without_rest(first, "trace.bin ends before the first of its records");
+        let reason = "trace.bin ends before the first of its records";
+        return Ok(without_rest(first, path, reason));
     }
     let next = record_at(&mut first, offset)?;
     first.seek(SeekFrom::Start(0))?;
@@ -100,7 +113,7 @@ fn join(
     let copied = copy_records(&mut rest, &mut file)?;
     // The recorder was killed while it appended the same records to the trace.
     if next.is_some() && copied.bytes > 0 && next != record_at(&mut file, offset)? {
-        return without_rest(first, DAMAGED);
+        return Ok(without_rest(first, path, DAMAGED));
     }
     let note = copied.damage.map(|error| {
         format!(
@@ -132,27 +145,29 @@ fn ends_trace(record: &[u8; RECORD_SIZE]) -> bool {
     TensorAccessLog::ref_from_bytes(record).is_ok_and(|record| record.timestamp_ns.get() == 0)
 }
 
-/// The number of bytes of `trace.bin` before the records of an open file, and a reader of its frames. `None` for a file that
-/// this crate did not write, such as one that a user has compressed.
+/// The number of bytes of `trace.bin` before the records of an open file, and a reader of its frames. `None` for an empty file, and
+/// for a trace that a user has compressed.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidData`] for a damaged header.
 pub(crate) fn open(path: &Path) -> io::Result<Option<(u64, BufReader<File>)>> {
     // Opening a FIFO would block.
     if !std::fs::metadata(path)?.is_file() {
         return Ok(None);
     }
     let mut file = File::open(path)?;
-    let mut header = [0; HEADER_SIZE];
-    match file.read_exact(&mut header) {
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-        read => read?,
+    let mut header = Vec::with_capacity(HEADER_SIZE);
+    (&mut file)
+        .take(HEADER_SIZE as u64)
+        .read_to_end(&mut header)?;
+    if header.is_empty() || header.starts_with(&ZSTD_FRAME) {
+        return Ok(None);
     }
-    let (start, offset) = header.split_at(HEADER.len());
-    let offset = offset.try_into().map(u64::from_le_bytes);
-    match offset {
-        Ok(offset) if start == HEADER => {
-            Ok(Some((offset, BufReader::with_capacity(BUFFER_SIZE, file))))
-        }
-        _ => Ok(None),
-    }
+    let offset = header.strip_prefix(&HEADER);
+    let offset = offset.and_then(|offset| offset.try_into().ok());
+    let offset = offset.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, DAMAGED))?;
+    let offset = u64::from_le_bytes(offset);
+    Ok(Some((offset, BufReader::with_capacity(BUFFER_SIZE, file))))
 }
 
 /// What [`copy_records`] has copied.

@@ -150,9 +150,11 @@ mod tests {
         let mut n_records = Vec::new();
         for len in 0..=bytes.len() {
             fs::write(&path, &bytes[..len]).unwrap();
-            let found = restored(dir.path());
-            assert_eq!(found.is_some(), len >= HEADER_SIZE);
-            let found = found.unwrap_or_else(|| expected[..2 * RECORD_SIZE].to_vec());
+            let found = restored_with_note(dir.path());
+            assert_eq!(found.is_some(), len > 0);
+            let first = || (expected[..2 * RECORD_SIZE].to_vec(), None);
+            let (found, note) = found.unwrap_or_else(first);
+            assert_eq!(note.is_some(), (1..HEADER_SIZE).contains(&len), "{len}");
             assert!(expected.starts_with(&found), "{len}");
             n_records.push(found.len() / RECORD_SIZE);
         }
@@ -247,13 +249,15 @@ mod tests {
     fn ignores_other_files() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(TRACE_FILE), block(2, 1)).unwrap();
-        for other in [
-            b"".as_slice(),
-            b"text",
-            &zstd::encode_all(&*block(2, 1), 1).unwrap(),
-        ] {
+        for other in [b"".as_slice(), &zstd::encode_all(&*block(2, 1), 1).unwrap()] {
             fs::write(dir.path().join(REST_FILE), other).unwrap();
             assert_eq!(restored(dir.path()), None);
+        }
+        for damaged in [b"text".as_slice(), &[0; HEADER_SIZE]] {
+            fs::write(dir.path().join(REST_FILE), damaged).unwrap();
+            let (found, note) = restored_with_note(dir.path()).unwrap();
+            assert_eq!(found, block(2, 1));
+            assert!(note.unwrap().contains("its header is damaged"));
         }
         fs::remove_file(dir.path().join(REST_FILE)).unwrap();
         fs::create_dir(dir.path().join(REST_FILE)).unwrap();

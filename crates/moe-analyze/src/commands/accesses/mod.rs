@@ -94,7 +94,8 @@ fn open(args: &Args, ctx: &Context) -> anyhow::Result<Run> {
         let gguf = Gguf::open(model)?;
         let named = ModelInfo::from_gguf(&model.to_string_lossy(), &gguf)?;
         traces::check_model(&run.path, run.manifest.as_ref(), &named)?;
-        run.map = Some(OffsetMap::new(&gguf));
+        // The map of the run also has the tensors of its adapters.
+        run.map.get_or_insert_with(|| OffsetMap::new(&gguf));
     }
     Ok(run)
 }

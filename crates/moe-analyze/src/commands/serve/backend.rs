@@ -106,6 +106,11 @@ impl Backend for ServedModel {
             }
         };
         check_learn_file(learn, self.engine.info()).map_err(HotCacheError::Invalid)?;
+        // The next start would refuse it.
+        if path.is_some() && learn.observations().is_ok_and(|layers| layers.is_empty()) {
+            let message = "the learn file contains no activations, so it is not saved";
+            return Err(HotCacheError::Invalid(message.to_owned()));
+        }
         let no_cache = "there is no hot cache; start the server with --policy hot-cache";
         let update = self
             .handle
@@ -146,6 +151,13 @@ fn check_learn_file(learn: &LearnFile, model: &EngineInfo) -> Result<(), String>
             "the learn file is invalid: {what} is out of range (0..={last}); send a learn file of this model"
         ))
     };
+    let n_expert = learn.n_expert().filter(|&n| n != model.n_expert as u64);
+    if let Some(n) = n_expert {
+        return Err(format!(
+            "the learn file has {n} experts in a layer, but the model has {}; send a learn file of this model",
+            model.n_expert
+        ));
+    }
     let mut previous = None;
     for observation in &observations {
         let layer = observation.layer;
@@ -253,6 +265,22 @@ mod tests {
             let error = check(layers).unwrap_err();
             assert!(error.contains(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn learn_file_with_another_number_of_experts_is_rejected() {
+        let model = EngineInfo {
+            n_layer: 4,
+            n_expert: 16,
+            ..EngineInfo::default()
+        };
+        let check = |n: u32| {
+            let schema = "llama.cpp.moe_layer_opt_perf.v1";
+            let text = format!(r#"{{"schema": "{schema}", "n_expert": {n}, "layers": []}}"#);
+            check_learn_file(&LearnFile::parse(&text).unwrap(), &model)
+        };
+        assert_eq!(check(16), Ok(()));
+        assert!(check(64).unwrap_err().contains("has 64 experts"));
     }
 
     #[test]
