@@ -111,7 +111,7 @@ def with_differences(ptx):
         last[kind] = number
         return f"{kind}{change:+}"
 
-    without_comments = re.sub(r"(?m)^\s*// (begin|end) inline asm\n", "", ptx)
+    without_comments = re.sub(r"(?m)^\s*// [a-z]+ inline asm\n", "", ptx)
     return re.sub(r"(%[a-z]+|\$L__BB[0-9]+_)([0-9]+)", difference, without_comments)
 
 

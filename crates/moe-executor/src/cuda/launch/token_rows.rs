@@ -31,7 +31,7 @@ pub(super) fn blocks(n_out: usize, grid: &LaunchConfig) -> u32 {
 
 impl Kernels {
     /// `out = weights · x + bias` for one row `x`. `bias`: `(n_out)` or null. Returns `false` if no kernel supports the type and the
-    /// shape, or if there are so many rows that other kernels saturate the memory bandwidth.
+    /// shape, or if the matrix has enough rows for other kernels to saturate the memory bandwidth.
     ///
     /// # Errors
     /// A driver error.

@@ -116,7 +116,7 @@ fn described_models_agree_with_the_cpu() {
                 }
             }
         }
-        // Tells how far a run came that did not end in time.
+        // Shows how far a run came that did not end in time.
         println!("{name} compared");
     }
     report.finish();
