@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::{fact, sound};
+use super::{fact, sound, unsound};
 use crate::support::{run, write_gguf};
 
 /// A header with hyperparameters of a hybrid model, in which they differ between layers (Nemotron-H Puzzle).
@@ -39,6 +39,14 @@ fn numbers(values: &[i32]) -> moe_gguf::Value {
     let values = values.iter().map(|&value| moe_gguf::Value::I32(value));
     let array = moe_gguf::Array::new(moe_gguf::ValueType::I32, values);
     moe_gguf::Value::Array(Box::new(array.unwrap()))
+}
+
+#[test]
+fn more_experts_for_a_token_than_a_layer_has_are_a_fault() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("puzzle.gguf");
+    puzzle(&model, moe_gguf::Value::U32(9));
+    unsound(&model, "9 experts for a token");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use moe_gguf::check::check;
 use moe_gguf::layers::layer_order;
 use moe_gguf::map::OffsetMap;
 use moe_gguf::{Gguf, Metadata, PerLayer};
+use moe_trace::{InvalidModel, ModelError, ModelInfo};
 use serde_json::{Value, json};
 
 use super::Findings;
@@ -62,6 +63,13 @@ pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
     findings.parts("tensor types", list(&types), counts(&types));
     findings.fact("layer order", layers(&layer_order(&gguf)));
     findings.fact("header hash", format!("{:016x}", gguf.header_xxh3()));
+    // A head without hidden layers has a note.
+    if let Err(ModelError::Invalid { source, .. }) =
+        ModelInfo::from_gguf(&path.to_string_lossy(), &gguf)
+        && !matches!(source, InvalidModel::NoHiddenLayer { .. })
+    {
+        findings.fault(source.to_string());
+    }
 
     let report = check(&gguf);
     let faults = report.overlaps.iter().map(|found| found.describe(&gguf));
