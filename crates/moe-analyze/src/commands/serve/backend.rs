@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use moe_engine::chat::RenderOptions;
 use moe_engine::{Engine as _, EngineInfo};
-use moe_placement::learn::LearnFile;
+use moe_placement::learn::{LearnFile, is_usable};
 use moe_placement::perf::{Counters, LaneIndex, PerfMode};
 use moe_server::generation::GenerationRequest;
 use moe_server::http::{
@@ -107,7 +107,7 @@ impl Backend for ServedModel {
         };
         check_learn_file(learn, self.engine.info()).map_err(HotCacheError::Invalid)?;
         // The next start would refuse it.
-        if path.is_some() && learn.observations().is_ok_and(|layers| layers.is_empty()) {
+        if path.is_some() && learn.observations().is_ok_and(|layers| !is_usable(&layers)) {
             let message = "the learn file contains no activations, so it is not saved";
             return Err(HotCacheError::Invalid(message.to_owned()));
         }
