@@ -5,6 +5,7 @@ use moe_gguf::GgmlType;
 use super::experts::{CONVERT_BF16, CONVERT_F16};
 use super::mat_mul::{Grouped, MAT_MUL};
 use super::products::{THREADS, Weights};
+use super::tiles::CAPABILITY;
 use crate::cuda::kernel::{Kernel, kernels};
 
 kernels! {
@@ -14,8 +15,6 @@ kernels! {
     );
 }
 
-/// Ten times the compute capability from which on modules have kernels on tensor cores.
-const CAPABILITY: u32 = 80;
 /// Rows of 16-bit weights that these kernels read have a multiple of this many elements: 16 bytes.
 const ELEMENTS: usize = 8;
 

@@ -21,7 +21,7 @@ kernels! {
     );
 }
 
-/// Ten times the compute capability from which on the module for F16 has these kernels.
+/// Ten times the compute capability from which on modules have kernels on tensor cores.
 pub(super) const CAPABILITY: u32 = 80;
 /// Heads have a multiple of this many elements: 16 bytes.
 pub(super) const ELEMENTS: usize = 8;

@@ -12,7 +12,7 @@ use crate::mirrored::Mirrored;
 use crate::weights::Vector;
 
 impl Device {
-    /// Applies the rotary embedding to every head of every row of `x`, in place. `angles`: `(rows, n_dims)`.
+    /// Applies the rotary embedding to the first elements of every head of every row of `x`, in place. `angles`: `(rows, n_dims)`.
     pub(crate) fn rope(
         &mut self,
         rope: &Rope,
@@ -20,9 +20,22 @@ impl Device {
         head_dim: usize,
         x: &mut Activation,
     ) -> Result<()> {
+        self.rope_from(0, rope, angles, head_dim, x)
+    }
+
+    /// Applies it to the elements of every head from `first` on.
+    pub(super) fn rope_from(
+        &mut self,
+        first: usize,
+        rope: &Rope,
+        angles: &mut Mirrored<f32>,
+        head_dim: usize,
+        x: &mut Activation,
+    ) -> Result<()> {
         let angles = angles.device(self.gpu())?;
+        let at = x.values.update_device(self.gpu())?;
         let rotation = Rotation {
-            x: x.values.update_device(self.gpu())?,
+            x: at.offset(first * size_of::<f32>()),
             angles,
             rows: x.rows,
             row_width: x.width,

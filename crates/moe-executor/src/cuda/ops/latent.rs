@@ -2,7 +2,7 @@
 
 use crate::activation::Activation;
 use crate::cpu::heads::Part;
-use crate::cuda::launch::{HeadPart, JoinHeads, Kernels, MulMatId, Rope as Rotation};
+use crate::cuda::launch::{HeadPart, JoinHeads, Kernels, MulMatId};
 use crate::cuda::{Device, Ptr, Result, Scratch};
 use crate::hparams::{Rope, RopeLayout};
 use crate::mirrored::Mirrored;
@@ -80,18 +80,7 @@ impl Device {
         head_dim: usize,
         x: &mut Activation,
     ) -> Result<()> {
-        let angles = angles.device(self.gpu())?;
-        let start = (head_dim - rope.n_dims) * size_of::<f32>();
-        let rotation = Rotation {
-            x: x.values.update_device(self.gpu())?.offset(start),
-            angles,
-            rows: x.rows,
-            row_width: x.width,
-            head_dim,
-            n_dims: rope.n_dims,
-            layout: rope.layout,
-        };
-        self.kernels().rope(self.stream(), &rotation)
+        self.rope_from(head_dim - rope.n_dims, rope, angles, head_dim, x)
     }
 
     /// Joins the starts and ends of heads, and rotates the ends.
